@@ -1,0 +1,212 @@
+"""Every job of this repository is one command: ``nox -s NAME``, and each installs what it needs.
+
+=============  ===========================================================================================
+demo           fetch a real model, certify the backends on its weights, generate, measure
+tests          the specification's own tests and doctests, then the suite on every backend
+conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
+bench          compare the speed of the backends
+docs           build the documentation into docs/_build/html
+types, lint    mypy --strict; ruff
+=============  ===========================================================================================
+
+What runs lowbit runs its *wheel*, so what is tested is what users get. Environments are kept, and nothing is
+installed again until pyproject.toml or a source file changes.
+"""
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.error_on_missing_interpreters = True
+
+HERE = Path(__file__).parent
+PROJECT = nox.project.load_toml("pyproject.toml")
+SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance"]
+TYPED = ["spec", "backends", "conformance", "bench", "docs/_ext"]
+BACKENDS = ["reference", "numpy", "cppyy"]
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """Fetch a real model, certify the backends on its weights, generate, measure."""
+    install(session, extras=["cppyy", "conformance"])
+    with session.chdir(session.invoked_from):  # so that `--model FILE` is read as the user typed it
+        session.run("lowbit", "demo", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the specification's own tests and doctests, then the suite on every backend.
+
+    Arguments go to pytest, and then the suite is left out: ``nox -s tests -- -k packing``.
+    """
+    install(session, extras=["cppyy", "conformance"], groups=["tests", "docs"])
+    session.run("pytest", "conformance/selftest", "--pyargs", "lowbit", *session.posargs)
+    if not session.posargs:
+        for backend in BACKENDS:
+            run_outside(session, "lowbit", "conformance", backend)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Run the suite on one backend: ``-- --backend NAME``; further arguments go to `lowbit conformance`."""
+    parser = argparse.ArgumentParser(prog="nox -s conformance --", add_help=False)
+    parser.add_argument("--backend", required=True, help="a name that `lowbit backends` lists")
+    options, rest = parser.parse_known_args(session.posargs)
+    install(session, extras=["cppyy", "conformance"])
+    run_outside(session, "lowbit", "conformance", options.backend, *rest)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Compare the speed of the backends; arguments go to pytest."""
+    install(session, extras=["cppyy", "conformance", "bench"])
+    session.run("pytest", "bench", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation; every warning is an error."""
+    install(session, groups=["docs"], wheel=False)
+    flags = ["--fail-on-warning", "--keep-going", "--nitpicky"]
+    session.run("sphinx-build", *flags, "-b", "html", "docs", "docs/_build/html", *session.posargs)
+    session.log(f"open {HERE / 'docs/_build/html/index.html'}")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types of everything, this file included."""
+    install(session, extras=["conformance", "bench"], groups=["types"], wheel=False)
+    session.run(
+        "mypy", *(session.posargs or existing("spec", "backends", "conformance", "bench", "docs/_ext"))
+    )
+    if not session.posargs:
+        session.run("mypy", "noxfile.py")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check the style and the formatting."""
+    install(session, groups=["lint"], own=False, wheel=False)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+# What the sessions share: outside packages, lowbit's own wheel, and a folder that is not the repository.
+
+
+def install(
+    session: nox.Session,
+    *,
+    extras: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    own: bool = True,
+    wheel: bool = True,
+) -> None:
+    """Install what lowbit depends on (`own`), some extras and groups of pyproject.toml, and lowbit's `wheel`.
+
+    What an environment holds already is not installed again.
+    """
+    project = PROJECT["project"]
+    wanted: list[str] = [*project["dependencies"]] if own else []
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
+    wanted += nox.project.dependency_groups(PROJECT, *groups)
+    if wheel:
+        wanted += PROJECT["build-system"]["requires"]
+    packages = digest(line.encode() for line in wanted)
+    if not marked(session, "packages", packages):
+        session.install(*wanted, *(cppyy_wheels(session) if "cppyy" in extras else ()))
+        mark(session, "packages", packages)
+    sources = digest(path.read_bytes() for path in shipped())
+    if wheel and not marked(session, "wheel", sources):
+        with tempfile.TemporaryDirectory() as folder:
+            session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
+            session.install("--no-deps", "--force-reinstall", *map(str, Path(folder).glob("*.whl")))
+        mark(session, "wheel", sources)
+
+
+def cppyy_wheels(session: nox.Session) -> list[str]:
+    """Build cppyy once into the user's cache folder, and answer with the flags by which pip finds it there.
+
+    The folder gets its name only when it is complete, so a broken build leaves nothing behind, and of two
+    sessions that build at the same time the second to finish uses what the first has made.
+    """
+    requirement = next(
+        line for line in PROJECT["project"]["optional-dependencies"]["cppyy"] if "cppyy" in line
+    )
+    need_compiler(session)
+    key = f"{requirement.replace('==', '-')}-{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
+    house = cache() / "wheelhouse" / key
+    if not house.is_dir():
+        house.parent.mkdir(parents=True, exist_ok=True)
+        session.log("building cppyy, once for this machine: one to three minutes")
+        with tempfile.TemporaryDirectory(prefix=f"{key}-", dir=house.parent) as folder:
+            built = Path(folder) / "wheels"
+            session.run("python", "-m", "pip", "wheel", "--wheel-dir", str(built), requirement)
+            try:
+                built.rename(house)
+            except OSError:
+                if not house.is_dir():
+                    raise
+    return ["--find-links", str(house)]
+
+
+def need_compiler(session: nox.Session) -> None:
+    """Say in one sentence what is missing, before a build says it in two hundred lines."""
+    if not any(map(shutil.which, filter(None, [os.environ.get("CXX"), "c++", "g++", "clang++"]))):
+        session.error("no C++ compiler was found: install g++ or clang++, or name yours in the variable CXX")
+    if not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        session.error("Python.h was not found: install Python's headers (Debian and Ubuntu: python3-dev)")
+
+
+def cache() -> Path:
+    """The folder where lowbit keeps what is slow to get: the same that `lowbit` itself uses."""
+    if own := os.environ.get("LOWBIT_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowbit"
+
+
+def run_outside(session: nox.Session, *command: str) -> None:
+    """Run a command where the repository's own folders cannot be imported by accident."""
+    with tempfile.TemporaryDirectory() as folder, session.chdir(folder):
+        session.run(*command)
+
+
+def shipped() -> Iterator[Path]:
+    """Every file that ends up in the wheel, and what decides how it gets there."""
+    yield HERE / "pyproject.toml"
+    for folder in SHIPPED:
+        yield from sorted(
+            path for path in (HERE / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"
+        )
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """One number for a list of byte strings; where one ends and the next begins counts too."""
+    total = hashlib.sha256()
+    for part in parts:
+        total.update(hashlib.sha256(part).digest())
+    return total.hexdigest()
+
+
+def marked(session: nox.Session, name: str, state: str) -> bool:
+    """Whether this environment was left in this state; a new environment carries no marks."""
+    file = Path(session.virtualenv.location, f"lowbit-{name}")
+    return file.is_file() and file.read_text() == state
+
+
+def mark(session: nox.Session, name: str, state: str) -> None:
+    Path(session.virtualenv.location, f"lowbit-{name}").write_text(state)
