@@ -1,0 +1,66 @@
+"""The numpy backend: what a Python user would write first.
+
+Packing works on whole columns of bits at a time, quantising on whole blocks of groups, and a matrix is dequantised
+once, when it is prepared; every product is then one call of BLAS on float32 weights. It reads 32 bits for each
+weight, whatever their width, and is the baseline that a low-bit kernel must beat.
+"""
+
+from importlib.metadata import version
+
+import numpy as np
+
+from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.bounds import Arithmetic, any_order
+from lowbit.packing import Codes, Words
+from lowbit_numpy.codes import pack_bits, unpack_bits
+from lowbit_numpy.groups import dequantize_groups, quantize_groups
+
+__all__ = ["NumpyBackend"]
+
+
+class NumpyLinear(PreparedLinear):
+    """Float32 weights, dequantised once; each call is one matrix product of BLAS."""
+
+    def __init__(self, matrix: QuantizedMatrix) -> None:
+        self._weights = dequantize_groups(matrix)
+        super().__init__("numpy", matrix.rows, matrix.columns, self._weights.nbytes)
+
+    def _qgemv(self, x: Floats, out: Floats) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.matmul(x, self._weights, out=out)
+
+    def _qgemm(self, x: Floats, out: Floats) -> None:
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.matmul(x, self._weights, out=out)
+
+
+class NumpyBackend(Backend):
+    """Vectorised numpy and BLAS: dequantise, then multiply."""
+
+    name = "numpy"
+
+    def capabilities(self) -> Capabilities:
+        exact = Declaration()
+        # BLAS sums in an order of its own and by its own fused operations; any order is what can be declared.
+        bounded = Declaration(arithmetic=Arithmetic("dequantised", "float32", any_order))
+        operations = dict.fromkeys(("packing.pack", "packing.unpack", "affine.quantize", "affine.dequantize"), exact)
+        operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)
+        return Capabilities(operations, concurrent=True, details={"numpy": version("numpy")})
+
+    def _pack(self, codes: Codes, bits: int) -> Words:
+        return pack_bits(codes, bits)
+
+    def _unpack(self, words: Words, bits: int) -> Codes:
+        return unpack_bits(words, bits)
+
+    def _quantize(
+        self, weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
+    ) -> QuantizedMatrix:
+        return quantize_groups(weights, bits, group_size, convention, scale_dtype)
+
+    def _dequantize(self, matrix: QuantizedMatrix) -> Floats:
+        return dequantize_groups(matrix)
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        return NumpyLinear(matrix)

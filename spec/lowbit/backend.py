@@ -1,0 +1,343 @@
+"""Backends: what a kernel author implements, and how lowbit finds it.
+
+A *backend* is a class with a name, a word on whether it can run here, a list of what it claims to do, and the
+operations themselves. Weights go through `prepare` once, where a backend may lay them out anew, specialise and
+compile; what comes back is called many times.
+
+Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
+What it declares and lacks is a failure. And it never answers by calling the reference or another backend.
+
+**Where arguments are checked.** The public methods here check every argument and then call the method of the same
+name with an underscore, the *hook*. A backend overrides hooks only, so it never sees a wrong bit width, a strided
+array or a read-only output, and every backend words such an error the same way. The smallest backend is one hook:
+
+>>> from lowbit.linear import qgemv
+>>> class Mine(Backend):
+...     name = "mine"
+...     def capabilities(self) -> Capabilities:
+...         return Capabilities({"linear.qgemv": Declaration(bits=(4,), arithmetic=Arithmetic("dequantised"))})
+...     def _prepare(self, matrix: QuantizedMatrix) -> "PreparedLinear":
+...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, dequantize(matrix))
+>>> class MyWeights(PreparedLinear):
+...     def __init__(self, backend, rows, columns, nbytes, weights):
+...         super().__init__(backend, rows, columns, nbytes)
+...         self.weights = weights
+...     def _qgemv(self, x, out):
+...         np.dot(x, self.weights, out=out)
+>>> from lowbit.affine import dequantize, quantize
+>>> eye = quantize(np.eye(8, dtype=np.float32) * 15, bits=4, group_size=8)
+>>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
+array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
+
+A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them.
+
+Source: lowbit's own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from lowbit import affine, packing
+from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.bounds import Arithmetic
+from lowbit.check import check_array, check_choice, spoken
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.packing import BITS, Codes, Words
+
+ENTRY_POINTS = "lowbit.backends"
+
+
+# **What a backend says of itself.**
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can run on this machine; if not, why, and what the user can do about it."""
+
+    usable: bool
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a backend claims for one operation.
+
+    Attributes:
+        bits: the widths it handles.
+        conventions: the conventions it handles.
+        group_sizes: the group sizes it handles; ``None`` stands for any.
+        scale_dtypes: the dtypes of scales it handles.
+        arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
+    """
+
+    bits: tuple[int, ...] = BITS
+    conventions: tuple[Convention, ...] = CONVENTIONS
+    group_sizes: tuple[int, ...] | None = None
+    scale_dtypes: tuple[ScaleDtype, ...] = SCALE_DTYPES
+    arithmetic: Arithmetic | None = None
+
+    def lacks(self, bits: int, convention: str, group_size: int, scale_dtype: str) -> str:
+        """What of this combination is not declared, in words; empty if all of it is."""
+        if bits not in self.bits:
+            return f"bits {bits}"
+        if convention not in self.conventions:
+            return f"convention {convention}"
+        if self.group_sizes is not None and group_size not in self.group_sizes:
+            return f"group_size {group_size}"
+        if scale_dtype not in self.scale_dtypes:
+            return f"{scale_dtype} scales"
+        return ""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """All that a backend claims.
+
+    Attributes:
+        operations: operation id to what is claimed of it.
+        concurrent: whether several threads may call it at once.
+        details: anything a report should state: version, instruction set, threads.
+    """
+
+    operations: Mapping[str, Declaration]
+    concurrent: bool = False
+    details: Mapping[str, str] | None = None
+
+
+# **Weights made ready.**
+
+
+class PreparedLinear(ABC):
+    """A quantised matrix as one backend keeps it, ready to be multiplied by.
+
+    Attributes:
+        backend: the name of the backend, for messages.
+        rows: K.
+        columns: N.
+        nbytes: bytes of weights, scales and zeros that one call reads.
+    """
+
+    def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
+        self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
+
+    def qgemv(self, x: Floats, out: Floats | None = None) -> Floats:
+        """``y = x W`` for one vector, operation `linear.qgemv`.
+
+        Args:
+            x: float32, K.
+            out: float32, N, written and returned; a new array if not given.
+
+        Raises:
+            ArgumentError: wrong dtype, shape or layout; `out` read-only or overlapping `x`.
+            NotDeclaredError: the backend does not declare the operation.
+        """
+        check_array("x", x, np.float32, (self.rows,))
+        out = _checked_out(out, (self.columns,), x)
+        self._qgemv(x, out)
+        return out
+
+    def qgemm(self, x: Floats, out: Floats | None = None) -> Floats:
+        """``Y = X W`` for T vectors, operation `linear.qgemm`.
+
+        Args:
+            x: float32, T × K.
+            out: float32, T × N, written and returned; a new array if not given.
+
+        Raises:
+            ArgumentError: wrong dtype, shape or layout; `out` read-only or overlapping `x`.
+            NotDeclaredError: the backend does not declare the operation.
+        """
+        check_array("x", x, np.float32, (None, self.rows))
+        out = _checked_out(out, (x.shape[0], self.columns), x)
+        self._qgemm(x, out)
+        return out
+
+    def _qgemv(self, x: Floats, out: Floats) -> None:
+        raise NotDeclaredError(self.backend, "linear.qgemv")
+
+    def _qgemm(self, x: Floats, out: Floats) -> None:
+        raise NotDeclaredError(self.backend, "linear.qgemm")
+
+
+def _checked_out(out: Floats | None, shape: tuple[int, ...], x: Floats) -> Floats:
+    """The array to write to: a new one, or the caller's if it can hold the result and is not the input."""
+    if out is None:
+        return np.empty(shape, np.float32)
+    check_array("out", out, np.float32, shape, writeable=True)
+    if np.may_share_memory(out, x):
+        raise ArgumentError("out", "overlapping x in memory", "an array of its own")
+    return out
+
+
+# **The backend itself.**
+
+
+class Backend(ABC):
+    """The class that a kernel author derives from; see the top of this chapter for the smallest example.
+
+    A backend is also a context manager: leaving it closes it.
+    """
+
+    name: str
+
+    def availability(self) -> Availability:
+        """Whether it can run here; answered quickly, without compiling or touching a device."""
+        return Availability(True)
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What it claims; the same answer every time."""
+
+    def close(self) -> None:  # noqa: B027 - most backends own nothing that must be given back
+        """Give back threads and memory; the backend is not used afterwards. Closing twice is harmless."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The operations: check, then hook.
+
+    def pack(self, codes: Codes, bits: int) -> Words:
+        """Operation `packing.pack`; arguments and errors as `lowbit.packing.pack`."""
+        check_choice("bits", bits, BITS)
+        check_array("codes", codes, np.uint8, (None, None))
+        packing.check_rows("rows of codes", codes.shape[0], bits)
+        packing.check_codes("codes", codes, bits)
+        self._check_declared("packing.pack", bits)
+        return self._pack(codes, bits)
+
+    def unpack(self, words: Words, bits: int) -> Codes:
+        """Operation `packing.unpack`; arguments and errors as `lowbit.packing.unpack`."""
+        check_choice("bits", bits, BITS)
+        check_array("words", words, np.uint32, (None, None))
+        packing.check_word_rows("rows of words", words.shape[0], bits)
+        self._check_declared("packing.unpack", bits)
+        return self._unpack(words, bits)
+
+    def quantize(
+        self,
+        weights: Floats,
+        *,
+        bits: int,
+        group_size: int,
+        convention: Convention = "minimum",
+        scale_dtype: ScaleDtype = "float32",
+    ) -> QuantizedMatrix:
+        """Operation `affine.quantize`; arguments and errors as `lowbit.affine.quantize`."""
+        affine.check_quantize(weights, bits, group_size, convention, scale_dtype)
+        self._check_declared("affine.quantize", bits, convention, group_size, scale_dtype)
+        return self._quantize(weights, bits, group_size, convention, scale_dtype)
+
+    def dequantize(self, matrix: QuantizedMatrix) -> Floats:
+        """Operation `affine.dequantize`; arguments and errors as `lowbit.affine.dequantize`."""
+        self._check_matrix("affine.dequantize", matrix)
+        return self._dequantize(matrix)
+
+    def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        """Make a matrix ready for `linear.qgemv` and `linear.qgemm`.
+
+        Raises:
+            ArgumentError: not a `QuantizedMatrix`.
+            NotDeclaredError: neither operation is declared for its bits, groups, convention and scales.
+        """
+        declared = self.capabilities().operations
+        self._check_matrix("linear.qgemm" if "linear.qgemv" not in declared else "linear.qgemv", matrix)
+        return self._prepare(matrix)
+
+    # The hooks: a backend overrides those of the operations that it declares.
+
+    def _pack(self, codes: Codes, bits: int) -> Words:
+        raise NotDeclaredError(self.name, "packing.pack")
+
+    def _unpack(self, words: Words, bits: int) -> Codes:
+        raise NotDeclaredError(self.name, "packing.unpack")
+
+    def _quantize(
+        self, weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
+    ) -> QuantizedMatrix:
+        raise NotDeclaredError(self.name, "affine.quantize")
+
+    def _dequantize(self, matrix: QuantizedMatrix) -> Floats:
+        raise NotDeclaredError(self.name, "affine.dequantize")
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        raise NotDeclaredError(self.name, "linear.qgemv")
+
+    def _check_matrix(self, operation: str, matrix: QuantizedMatrix) -> None:
+        if not isinstance(matrix, QuantizedMatrix):
+            raise ArgumentError("matrix", f"a {type(matrix).__name__}", "a QuantizedMatrix")
+        self._check_declared(operation, matrix.bits, matrix.convention, matrix.group_size, str(matrix.scales.dtype))
+
+    def _check_declared(
+        self, operation: str, bits: int, convention: str | None = None, group_size: int = 1, scale_dtype: str = ""
+    ) -> None:
+        """Refuse what is not declared; packing has bits only."""
+        declaration = self.capabilities().operations.get(operation)
+        if declaration is None:
+            raise NotDeclaredError(self.name, operation)
+        if convention is None:
+            missing = "" if bits in declaration.bits else f"bits {bits}"
+        else:
+            missing = declaration.lacks(bits, convention, group_size, scale_dtype)
+        if missing:
+            raise NotDeclaredError(self.name, operation, missing)
+
+
+# **Discovery.**
+
+
+def names() -> list[str]:
+    """The names of all installed backends, sorted."""
+    return sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+
+
+def find(name: str) -> Backend:
+    """The backend of this name, whether or not it can run here.
+
+    Raises:
+        ArgumentError: no installed package offers it.
+        UnavailableError: its package cannot be imported.
+    """
+    found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name]
+    if not found:
+        raise ArgumentError("backend", repr(name), spoken(names()))
+    try:
+        backend = found[0].load()()
+    except Exception as error:
+        reason = f"{found[0].value} fails with {type(error).__name__}: {error}"
+        raise UnavailableError(f"backend {name}", reason, "repair or reinstall its package") from error
+    if not isinstance(backend, Backend):
+        reason = f"{found[0].value} is not a lowbit.backend.Backend"
+        raise UnavailableError(f"backend {name}", reason, "derive it from that class")
+    return backend
+
+
+def load(name: str) -> Backend:
+    """The backend of this name, ready to run.
+
+    >>> load("reference").name
+    'reference'
+    >>> load("abacus")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: backend is 'abacus'; allowed: ...
+
+    Raises:
+        ArgumentError: no installed package offers it.
+        UnavailableError: it cannot run here; the message says why and what to do.
+    """
+    backend = find(name)
+    state = backend.availability()
+    if not state.usable:
+        raise UnavailableError(f"backend {name}", state.reason, state.remedy)
+    return backend

@@ -1,0 +1,246 @@
+r"""Bounds: how far a correct result may lie from the exact one.
+
+A kernel adds thousands of float32 products in an order of its own, so its result is not equal to the reference's,
+nor should it be. A tolerance picked by hand either lets a wrong kernel pass or fails a right one. The remedy is to
+*derive* how far rounding alone can carry a result, from the inputs and from what the backend declares of its
+arithmetic. Everything farther away is a mistake, not rounding.
+
+**One operation.** In a format with unit roundoff :math:`u` (:math:`2^{-24}` for float32),
+
+.. math:: \mathrm{fl}(a \circ b) = (a \circ b)(1 + \delta) + \eta, \qquad |\delta| \le u,
+
+where :math:`\eta` is zero except in a product that underflows, and then at most half the least subnormal number
+(:math:`2^{-150}`). A fused multiply-add rounds once where two operations round twice.
+
+**A chain of operations.** If a term passes through at most :math:`D` roundings on its way into the result, it
+arrives multiplied by :math:`1 + \theta` with
+
+.. math:: |\theta| \le \gamma_D = \frac{D u}{1 - D u}.
+
+This holds for *any* order of the sum; the order only decides :math:`D`. A loop over :math:`K` products has
+:math:`D = K`; eight partial sums that are combined at the end have :math:`D = K/8 + 3`. A backend declares its
+:math:`D` as a function of the shape, its `roundings`.
+
+**The whole result.** If a result is the sum of terms :math:`t_k` that it really forms, then
+
+.. math:: |\hat y - y| \;\le\; \gamma_D \sum_k |t_k| \;+\; \text{underflow}.
+
+The sum :math:`\sum |t_k|` is the *gauge*, and it depends on the *form* of the computation, because different forms
+sum different terms:
+
+============= ============================================ ==================================================
+form          what is summed                               gauge
+============= ============================================ ==================================================
+dequantised   :math:`x_k w_k`                              :math:`\sum |x_k||w_k|`
+factored      :math:`s x_k q_k` and :math:`o\,x_k`         :math:`\sum |x_k|\,(s q_k + |o|)`, where
+                                                           :math:`o = -s z`, so :math:`s|x_k|(q_k + |z|)`
+offset        :math:`s x_k (q_k - c)` and                  :math:`\sum |x_k|\,(s|q_k - c| + |o + s c|)`,
+              :math:`(o + s c)\,x_k`                       with :math:`c = 2^{b-1}`
+============= ============================================ ==================================================
+
+The dequantised form has one more source of error: its weights are float32 numbers already rounded, by at most
+:math:`u|w|` under ``zero_point`` and :math:`u(1+u) s q + u|w|` under ``minimum`` (the chapter `affine` fixes these
+roundings), so it adds :math:`\sum |x_k||\hat w_k - w_k|`. An accumulator that is finer than the float32 result adds
+the final rounding, :math:`u|y|`. And the reference itself, summing in float64, adds its own :math:`\gamma`, some
+:math:`2^{-29}` of the whole.
+
+**A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused: within a tenth of the gauge
+almost anything would pass. And even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so
+that one dropped product among thousands can hide inside it. That is why every random case of the suite stands beside
+a *lattice* case, whose inputs make every partial sum exact and leave no room at all.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §2.2, §3.1, Lemma 3.1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.check import check_choice
+from lowbit.errors import ArgumentError
+from lowbit.linear import Doubles, group_offsets
+from lowbit.packing import Codes, unpack
+
+Form = Literal["dequantised", "factored", "offset"]
+Accumulator = Literal["float32", "float64"]
+FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset")
+
+UNIT_ROUNDOFF: dict[Accumulator, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
+HALF_LEAST_SUBNORMAL = 2.0**-150
+LARGEST_GAMMA = 0.1
+
+Roundings = Callable[[int, int], int]
+"""``roundings(rows, group_size)``: the most roundings that any one term meets on its way into the result."""
+
+
+def any_order(rows: int, group_size: int) -> int:
+    """The roundings of a dot product in whatever order a library chooses: one product and ``rows`` additions."""
+    return rows + 1
+
+
+def one_loop(rows: int, group_size: int) -> int:
+    """The roundings of equation 2 as a plain loop.
+
+    A product and at most ``group_size`` additions inside the group (the product of activation and code, or none if
+    fused); the offset's own product; the scale's product; then two additions for each group.
+    """
+    groups = -(-rows // group_size)
+    return min(rows, group_size) + 1 + 2 + 2 * groups
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a backend declares of the way it computes a bounded operation.
+
+    Attributes:
+        form: which terms it sums: ``dequantised``, ``factored`` or ``offset``.
+        accumulator: the format of its running sums, ``float32`` or ``float64``.
+        roundings: the most roundings on the way of any term, as a function of (rows, group_size).
+
+    Raises:
+        ArgumentError: a form or accumulator that has no derivation here.
+    """
+
+    form: Form
+    accumulator: Accumulator = "float32"
+    roundings: Roundings = any_order
+
+    def __post_init__(self) -> None:
+        check_choice("form", self.form, FORMS)
+        check_choice("accumulator", self.accumulator, tuple(UNIT_ROUNDOFF))
+
+
+# **The pieces.**
+
+
+def gamma(roundings: int, unit_roundoff: float) -> float:
+    r""":math:`\gamma_D = D u / (1 - D u)`, or infinity where :math:`D u \ge 1`.
+
+    >>> gamma(1, 2.0**-24) > 2.0**-24
+    True
+    >>> gamma(2**24, 2.0**-24)
+    inf
+
+    Source: Higham, Lemma 3.1.
+    """
+    product = roundings * unit_roundoff
+    return product / (1 - product) if product < 1 else float("inf")
+
+
+def gauge(x: Floats, codes: Codes, matrix: QuantizedMatrix, form: Form) -> Doubles:
+    r"""The gauge :math:`\sum_k |t_k|` of each column, for the terms that the form sums.
+
+    Args:
+        x: float32, K.
+        codes: uint8, K × N, the codes of `matrix`.
+        matrix: K × N.
+        form: ``dequantised``, ``factored`` or ``offset``.
+
+    Returns:
+        float64, N.
+    """
+    total = np.zeros(matrix.columns)
+    offsets = group_offsets(matrix)
+    center = 2 ** (matrix.bits - 1)
+    for group in range(matrix.groups):
+        rows = matrix.group_rows(group)
+        s, o = matrix.scales[group].astype(np.float64), offsets[group]
+        for x_k, q in zip(np.abs(x[rows].astype(np.float64)), codes[rows].astype(np.float64), strict=True):
+            if form == "dequantised":
+                total += x_k * np.abs(s * q + o)
+            elif form == "factored":
+                total += x_k * (s * q + np.abs(o))
+            else:
+                total += x_k * (s * np.abs(q - center) + np.abs(o + s * center))
+    return total
+
+
+def conversion_error(x: Floats, codes: Codes, matrix: QuantizedMatrix) -> Doubles:
+    r""":math:`\sum_k |x_k||\hat w_k - w_k|`: what rounding the weights to float32 may add, for each column.
+
+    Args and returns: as `gauge`.
+    """
+    u = UNIT_ROUNDOFF["float32"]
+    rounding = u * gauge(x, codes, matrix, "dequantised")
+    if matrix.convention == "minimum":
+        products = np.zeros(matrix.columns)
+        for group in range(matrix.groups):
+            rows = matrix.group_rows(group)
+            for x_k, q in zip(np.abs(x[rows].astype(np.float64)), codes[rows], strict=True):
+                products += x_k * matrix.scales[group] * q
+        rounding += u * (1 + u) * products
+    return rounding + 2 * HALF_LEAST_SUBNORMAL * float(np.sum(np.abs(x.astype(np.float64))))
+
+
+# **The bound** puts the pieces together.
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound with its derivation, so that a failing report can show where it comes from.
+
+    Attributes:
+        limit: float64, N: how far each element of the result may lie from the exact value.
+        gauge: float64, N: the gauge of the declared form.
+        derivation: one line a reader can check.
+    """
+
+    limit: Doubles
+    gauge: Doubles
+    derivation: str
+
+
+def linear_bound(x: Floats, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+    """The bound of `linear.qgemv/C2` for one vector of activations.
+
+    Args:
+        x: float32, K, finite.
+        matrix: K × N.
+        arithmetic: what the backend declares.
+        exact: float64, N: ``linear.qgemv(x, matrix)``.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
+    """
+    depth, u = arithmetic.roundings(matrix.rows, matrix.group_size), UNIT_ROUNDOFF[arithmetic.accumulator]
+    relative = checked_gamma(arithmetic, matrix.rows, matrix.group_size)
+    codes = unpack(matrix.words, matrix.bits)
+    terms = gauge(x, codes, matrix, arithmetic.form)
+    limit = relative * terms
+    derivation = f"γ_{depth}({arithmetic.accumulator}) = {relative:.3g} times the {arithmetic.form} gauge"
+    if arithmetic.form == "dequantised":
+        limit += (1 + relative) * conversion_error(x, codes, matrix)
+        derivation += " + rounding of the weights"
+    if u < UNIT_ROUNDOFF["float32"]:
+        limit += UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
+        derivation += " + rounding of the result"
+    # Products may underflow: at most two a row and two a group, plus the offset's own times the sum of |x|.
+    x_sum = float(np.sum(np.abs(x.astype(np.float64))))
+    limit += HALF_LEAST_SUBNORMAL * (1 + relative) * (2 * matrix.rows + 2 * matrix.groups + x_sum + 1)
+    # The reference sums the factored form in float64, by one loop.
+    reference = gamma(one_loop(matrix.rows, matrix.group_size), UNIT_ROUNDOFF["float64"])
+    factored = terms if arithmetic.form == "factored" else gauge(x, codes, matrix, "factored")
+    return Bound(limit + reference * factored, terms, derivation)
+
+
+def checked_gamma(arithmetic: Arithmetic, rows: int, group_size: int) -> float:
+    """The relative bound of a declaration, refused where it is too wide to mean anything.
+
+    >>> checked_gamma(Arithmetic("factored", "float32", lambda rows, group_size: 4_000_000), 4096, 128)
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: declared roundings is 4000000 in float32 (γ = 0.313); allowed: γ of at most 0.1
+
+    Raises:
+        ArgumentError: fewer than one rounding, or γ above a tenth.
+    """
+    depth = arithmetic.roundings(rows, group_size)
+    if depth < 1:
+        raise ArgumentError("declared roundings", depth, "at least 1: a product or its rounding to float32")
+    relative = gamma(depth, UNIT_ROUNDOFF[arithmetic.accumulator])
+    if relative > LARGEST_GAMMA:
+        given = f"{depth} in {arithmetic.accumulator} (γ = {relative:.3g})"
+        raise ArgumentError("declared roundings", given, f"γ of at most {LARGEST_GAMMA}")
+    return relative

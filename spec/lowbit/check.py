@@ -1,0 +1,79 @@
+"""Checks at the door: one function for each kind of mistake, so that every chapter words it the same way.
+
+Each raises `ArgumentError` with the name of the argument, what it was and what is allowed, and returns nothing.
+They run before an operation reads or writes an array.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import ArgumentError
+
+
+def spoken(choices: Sequence[object]) -> str:
+    """A list as one says it.
+
+    >>> spoken([2, 3, 4, 8])
+    '2, 3, 4 or 8'
+    """
+    words = [str(choice) for choice in choices]
+    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+
+
+def check_choice(argument: str, given: object, allowed: Sequence[object]) -> None:
+    """Refuse anything but one of the `allowed` values (`True` is not 1 and `4.0` is not 4)."""
+    if not any(given == choice and type(given) is type(choice) for choice in allowed):
+        raise ArgumentError(argument, repr(given), spoken(allowed))
+
+
+def check_integer(argument: str, given: object, least: int, most: int | None = None) -> None:
+    """Refuse anything but a Python integer from `least` to `most`."""
+    in_range = (
+        isinstance(given, int) and not isinstance(given, bool) and given >= least and (most is None or given <= most)
+    )
+    if not in_range:
+        limit = f"an integer of at least {least}" if most is None else f"an integer from {least} to {most}"
+        raise ArgumentError(argument, repr(given), limit)
+
+
+def check_array(
+    argument: str,
+    array: object,
+    dtype: npt.DTypeLike,
+    shape: Sequence[int | None],
+    *,
+    writeable: bool = False,
+) -> None:
+    """Refuse anything but a C-contiguous, aligned, native-endian array of this dtype and shape.
+
+    `None` in `shape` stands for any size of at least 1: an operation on nothing is a mistake of the caller's.
+    A read-only array is welcome unless `writeable` is asked for.
+    """
+    expected = np.dtype(dtype)
+    sizes = " x ".join("any" if size is None else str(size) for size in shape)
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(argument, f"a {type(array).__name__}", f"a numpy array of {expected}, {sizes}")
+    if array.dtype != expected:
+        raise ArgumentError(f"dtype of {argument}", array.dtype, str(expected))
+    if array.ndim != len(shape):
+        raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {sizes}")
+    for given, wanted in zip(array.shape, shape, strict=True):
+        if given < 1 or (wanted is not None and given != wanted):
+            raise ArgumentError(f"shape of {argument}", array.shape, f"{sizes}, each at least 1")
+    if not array.flags.c_contiguous:
+        raise ArgumentError(argument, "not contiguous", "a C-contiguous array (numpy.ascontiguousarray)")
+    if not array.flags.aligned:
+        raise ArgumentError(argument, "not aligned to its dtype", "an aligned array (numpy.require)")
+    if writeable and not array.flags.writeable:
+        raise ArgumentError(argument, "read-only", "a writeable array")
+
+
+def check_finite(argument: str, array: npt.NDArray[Any]) -> None:
+    """Refuse NaN and infinity, and say where the first one is."""
+    finite = np.isfinite(array)
+    if not finite.all():
+        where = tuple(int(i) for i in np.unravel_index(int(np.argmin(finite)), array.shape))
+        raise ArgumentError(f"{argument}{list(where)}", array[where], "finite numbers")

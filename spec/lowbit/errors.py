@@ -1,0 +1,74 @@
+"""The errors that lowbit raises on purpose.
+
+Every one of them is a `LowbitError`, fits on one line, and says three things: what was wrong by its name,
+what it was, and what is allowed. Anything else that escapes from lowbit is a defect in lowbit.
+"""
+
+
+class LowbitError(Exception):
+    """The common ancestor: catch this to catch every error that lowbit raises on purpose."""
+
+
+class ArgumentError(LowbitError, ValueError):
+    """An argument that the operation does not allow; raised before any memory is touched.
+
+    >>> raise ArgumentError("bits", 5, "2, 3, 4 or 8")
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: bits is 5; allowed: 2, 3, 4 or 8
+    """
+
+    def __init__(self, argument: str, given: object, allowed: str) -> None:
+        super().__init__(argument, given, allowed)
+        self.argument, self.given, self.allowed = argument, given, allowed
+
+    def __str__(self) -> str:
+        return f"{self.argument} is {self.given}; allowed: {self.allowed}"
+
+
+class FormatError(LowbitError, ValueError):
+    """A file that is not what it claims to be: truncated, corrupted or of another kind.
+
+    >>> raise FormatError("model.gguf", "tensor count", 2**60, "at most 100000")
+    Traceback (most recent call last):
+    lowbit.errors.FormatError: model.gguf: tensor count is 1152921504606846976; allowed: at most 100000
+    """
+
+    def __init__(self, file: str, field: str, given: object, allowed: str) -> None:
+        super().__init__(file, field, given, allowed)
+        self.file, self.field, self.given, self.allowed = file, field, given, allowed
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.field} is {self.given}; allowed: {self.allowed}"
+
+
+class UnavailableError(LowbitError, RuntimeError):
+    """Something that this machine lacks, with the reason and what to do about it.
+
+    >>> raise UnavailableError("backend cppyy", "no C++ compiler was found", "install g++ or clang++")
+    Traceback (most recent call last):
+    lowbit.errors.UnavailableError: backend cppyy is unavailable: no C++ compiler was found; install g++ or clang++
+    """
+
+    def __init__(self, what: str, reason: str, remedy: str) -> None:
+        super().__init__(what, reason, remedy)
+        self.what, self.reason, self.remedy = what, reason, remedy
+
+    def __str__(self) -> str:
+        return f"{self.what} is unavailable: {self.reason}; {self.remedy}"
+
+
+class NotDeclaredError(LowbitError, NotImplementedError):
+    """A call for something that the backend does not declare; never answered by another backend instead.
+
+    >>> raise NotDeclaredError("numpy", "linear.qgemv", "bits 8")
+    Traceback (most recent call last):
+    lowbit.errors.NotDeclaredError: backend numpy does not declare linear.qgemv for bits 8
+    """
+
+    def __init__(self, backend: str, operation: str, detail: str = "") -> None:
+        super().__init__(backend, operation, detail)
+        self.backend, self.operation, self.detail = backend, operation, detail
+
+    def __str__(self) -> str:
+        suffix = f" for {self.detail}" if self.detail else ""
+        return f"backend {self.backend} does not declare {self.operation}{suffix}"
