@@ -12,14 +12,21 @@ maps :math:`x` to codes :math:`x_q`, and :math:`D(x_q)` maps them back. As print
 in the other, and *z* is at times a real number and at times a code (errata Q1, Q2). Here the scale always multiplies
 codes, and there are two *conventions*, each one expression:
 
-================ =============================================== ==================================== ============
-convention       scale :math:`s` and zero                        code                                 value
-================ =============================================== ==================================== ============
-``minimum``      :math:`s = (\max - \min)/(2^b - 1)`,            :math:`q = \mathrm{rint}((x-\min)/s)` :math:`s q + \min`
-                 :math:`\min` as it is
-``zero_point``   range extended to contain 0, same :math:`s`,    :math:`q = \mathrm{rint}(x/s) + z`    :math:`s (q - z)`
-                 :math:`z = \mathrm{rint}(-\min/s)`
-================ =============================================== ==================================== ============
+.. list-table::
+   :header-rows: 1
+
+   * - convention
+     - scale :math:`s` and zero
+     - code
+     - value
+   * - ``minimum``
+     - :math:`s = (\max - \min)/(2^b - 1)`; :math:`\min` as it is
+     - :math:`q = \mathrm{rint}((x - \min)/s)`
+     - :math:`s q + \min`
+   * - ``zero_point``
+     - range extended to contain 0, same :math:`s`; :math:`z = \mathrm{rint}(-\min/s)`
+     - :math:`q = \mathrm{rint}(x/s) + z`
+     - :math:`s (q - z)`
 
 All codes and zero-points are clamped to :math:`0 \dots 2^b - 1`; ``rint`` rounds half to even. A zero-point is itself a
 code of *b* bits: this is the paper's remark that *z* can be quantised too. Everything is float32 arithmetic in the

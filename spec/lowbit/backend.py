@@ -114,7 +114,7 @@ class Capabilities:
 # **Weights made ready.**
 
 
-class PreparedLinear(ABC):
+class PreparedLinear:
     """A quantised matrix as one backend keeps it, ready to be multiplied by.
 
     Attributes:
