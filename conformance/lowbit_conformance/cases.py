@@ -1,0 +1,130 @@
+"""Which cases there are: shapes, widths, groups and conventions, each with an id that stays the same.
+
+Three tiers. *Lattice* cases walk systematically over shapes that end inside a word, a register, a panel or a group,
+and their inputs make every partial sum exact. *Edge* cases take the values that arithmetic treats specially.
+*Random* cases draw a shape and inputs from a seed, and beside each of them stands a lattice case of the same shape.
+
+A case is a value; everything about it, its arrays included, follows from its id.
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, ScaleDtype
+from lowbit.packing import BITS, CODES_PER_UNIT
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case of one clause.
+
+    Attributes:
+        clause: ``linear.qgemv/C1``.
+        tier: ``lattice``, ``edge``, ``random`` or ``model``.
+        variant: a word for what is special about it.
+        bits: width of a code.
+        rows: K.
+        columns: N.
+        group_size: rows of a group; 0 for packing, which has none.
+        convention: of the quantisation.
+        scale_dtype: of the scales.
+        vectors: T, the rows of x; 0 for a single vector.
+        seed: what random draws follow from, besides the rest of the id.
+    """
+
+    clause: str
+    tier: str
+    variant: str
+    bits: int
+    rows: int
+    columns: int
+    group_size: int = 0
+    convention: Convention = "minimum"
+    scale_dtype: ScaleDtype = "float32"
+    vectors: int = 0
+    seed: int = 0
+
+    @property
+    def operation(self) -> str:
+        """``linear.qgemv``."""
+        return self.clause.partition("/")[0]
+
+    @property
+    def id(self) -> str:
+        """The whole case on one line, for example ``linear.qgemv/C1/lattice/b4-64x33-g16-minimum-float32-s0``."""
+        parts = [self.variant] if self.variant else []
+        parts += [f"b{self.bits}", f"{self.rows}x{self.columns}"]
+        if self.group_size:
+            parts += [f"g{self.group_size}", self.convention, self.scale_dtype]
+        if self.vectors:
+            parts.append(f"t{self.vectors}")
+        return f"{self.clause}/{self.tier}/{'-'.join(parts)}-s{self.seed}"
+
+    def generator(self) -> np.random.Generator:
+        """A source of random numbers that follows from the id alone, on every host."""
+        return np.random.Generator(np.random.PCG64(zlib.crc32(self.id.encode())))
+
+    def of(self, clause: str) -> "Case":
+        """The same case for another clause."""
+        return replace(self, clause=clause)
+
+
+# **Shapes.** A tile of a kernel is a word deep and a register or a panel wide; these numbers lie on and about both.
+
+COLUMNS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100)
+UNITS = (1, 2, 3, 5, 8, 9)
+# Deep, wide and model-like shapes; 11008 and 4096 are those of a 7-billion-parameter Llama.
+LARGE = ((576, 192, 64), (1536, 40, 128), (4096, 24, 128), (11008, 9, 128), (4096, 9, 4096), (96, 1500, 32))
+
+
+def group_sizes(rows: int, unit: int) -> list[int]:
+    """Group sizes worth trying: one row, inside a word, a word, the paper's, a short last group, the whole column."""
+    candidates = (1, 3, unit, unit + 1, 16, 32, 64, 128, rows // 2 + 1, rows - 1, rows)
+    return sorted({size for size in candidates if 1 <= size <= rows})
+
+
+def systematic(clause: str) -> Iterator[Case]:
+    """Small shapes, walked so that every depth meets every group size and every width meets every bit width."""
+    for bits in BITS:
+        unit = CODES_PER_UNIT[bits]
+        for convention in CONVENTIONS:
+            turn = 0
+            for units in UNITS:
+                for group_size in group_sizes(units * unit, unit):
+                    columns, scale_dtype = COLUMNS[turn % len(COLUMNS)], SCALE_DTYPES[turn % 2]
+                    yield Case(
+                        clause, "lattice", "", bits, units * unit, columns, group_size, convention, scale_dtype
+                    )
+                    turn += 1
+            for columns in COLUMNS:
+                yield Case(clause, "lattice", "wide", bits, 2 * unit, columns, unit, convention)
+        for rows, columns, group_size in LARGE:
+            yield Case(clause, "lattice", "large", bits, rows, columns, group_size, "zero_point")
+
+
+def drawn(clause: str, tier: str, seed: int) -> Iterator[Case]:
+    """For each width and convention, one shape drawn from the seed; the same for every clause and tier."""
+    for bits in BITS:
+        for convention in CONVENTIONS:
+            rng = np.random.Generator(np.random.PCG64(zlib.crc32(f"{bits}/{convention}/{seed}".encode())))
+            unit = CODES_PER_UNIT[bits]
+            rows = unit * int(rng.integers(1, 1 + 512 // unit))
+            columns = int(rng.integers(1, 101))
+            group_size = int(rng.choice(group_sizes(rows, unit)))
+            scale_dtype = SCALE_DTYPES[int(rng.integers(2))]
+            vectors = int(rng.integers(1, 10)) if clause.startswith("linear.qgemm") else 0
+            yield Case(
+                clause, tier, "drawn", bits, rows, columns, group_size, convention, scale_dtype, vectors, seed
+            )
+
+
+def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[Case]:
+    """Each special input at one small shape with a tail in every direction, for each width and convention."""
+    for variant in variants:
+        for bits in BITS:
+            rows = 3 * CODES_PER_UNIT[bits]
+            for convention in CONVENTIONS:
+                yield Case(clause, "edge", variant, bits, rows, 19, rows // 2 + 1, convention, "float32", vectors)

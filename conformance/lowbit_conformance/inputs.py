@@ -1,0 +1,124 @@
+r"""What the cases are run on: lattice, edge and random matrices and activations.
+
+**Lattice.** Scales are powers of two, zeros and activations are small integers. Then every product and every partial
+sum of every form (dequantised, factored, offset), in any order, is a multiple of the least scale; and it stays below
+:math:`2^{24}` times that scale, so that float32 holds it exactly. A correct kernel has no freedom left: the result is
+equal, and one wrong index, one dropped product or one swapped code shows.
+
+A product that is zero could be dropped unseen, so the *dense* lattice keeps every activation, every code and every
+difference of code and zero away from zero; the *full* lattice uses all codes.
+"""
+
+import numpy as np
+
+from lowbit.affine import Floats, QuantizedMatrix, Scales
+from lowbit.errors import ArgumentError
+from lowbit.packing import Codes, pack
+from lowbit_conformance.cases import Case
+
+FLOAT32_INTEGERS = 2**24
+
+
+def build(case: Case, codes: Codes, scales: Scales, zero_codes: Codes) -> QuantizedMatrix:
+    """A matrix in the convention of the case whose value is ``scale * (code - zero_code)`` either way."""
+    scales = scales.astype(case.scale_dtype)
+    if case.convention == "minimum":
+        zeros = (-scales.astype(np.float32) * zero_codes).astype(case.scale_dtype)
+    else:
+        zeros = zero_codes
+    words = pack(codes, case.bits)
+    return QuantizedMatrix(words, scales, zeros, case.bits, case.rows, case.group_size, case.convention)
+
+
+def lattice(case: Case, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
+    """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32."""
+    rng = case.generator()
+    top = 2**case.bits - 1
+    # The largest sum of magnitudes is K times twice the top code, in units of the least scale and activation.
+    room = FLOAT32_INTEGERS // (case.rows * 2 * top)
+    if room < 1:
+        raise ArgumentError("rows", case.rows, f"at most {FLOAT32_INTEGERS // (2 * top)} for an exact lattice")
+    amplitude, octaves = (3, 2) if room >= 12 else (1, 1) if room >= 2 else (1, 0)
+    shape = (-(-case.rows // case.group_size), case.columns)
+    scales = np.exp2(-rng.integers(0, octaves + 1, shape))
+    zeros = rng.integers(0, top + 1, shape).astype(np.uint8)
+    x = rng.integers(1, amplitude + 1, (max(1, case.vectors), case.rows)) * rng.choice((-1, 1), case.rows)
+    if dense:
+        zero = np.repeat(zeros, case.group_size, axis=0)[: case.rows]
+        codes = rng.integers(1, top, zero.shape)  # one value fewer than 1 … top, then step over the zero
+        codes += (codes >= zero) & (zero >= 1)
+    else:
+        codes = rng.integers(0, top + 1, (case.rows, case.columns))
+        x *= rng.integers(0, 2, x.shape)
+    return x.astype(np.float32), build(case, codes.astype(np.uint8), scales, zeros)
+
+
+def random(case: Case) -> tuple[Floats, QuantizedMatrix]:
+    """Activations (max(1, T) × K) and a matrix as they occur: normal activations, scales over several octaves."""
+    rng = case.generator()
+    shape = (-(-case.rows // case.group_size), case.columns)
+    codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
+    zeros = rng.integers(0, 2**case.bits, shape).astype(np.uint8)
+    scales = np.exp(rng.normal(-4, 1, shape))
+    x = rng.normal(size=(max(1, case.vectors), case.rows)) * np.exp(rng.normal(0, 1, case.rows))
+    return x.astype(np.float32), build(case, codes, scales, zeros)
+
+
+EDGES = (
+    "zero-x",
+    "one-hot-first",
+    "one-hot-last",
+    "one-hot-group",
+    "cancelling",
+    "huge",
+    "subnormal-x",
+    "subnormal-result",
+    "top-codes",
+    "zero-weights",
+)
+
+
+def edge(case: Case) -> tuple[Floats, QuantizedMatrix]:
+    """The inputs that arithmetic treats specially, by the variant of the case; x is max(1, T) × K."""
+    x, matrix = random(case)
+    boundary = case.group_size % case.rows
+    if case.variant == "zero-x":
+        x[:] = 0
+    elif case.variant.startswith("one-hot"):
+        row = {"one-hot-first": 0, "one-hot-last": case.rows - 1, "one-hot-group": boundary}[case.variant]
+        x[:] = np.where(np.arange(case.rows) == row, x[:, row : row + 1], 0)
+    elif case.variant == "cancelling":
+        x[:] = 1 + np.abs(x[:, :1])
+        x[:, 1::2] *= -1
+    elif case.variant == "huge":
+        x *= np.float32(2.0**90)
+    elif case.variant == "subnormal-x":
+        x *= np.float32(2.0**-140)
+    elif case.variant == "subnormal-result":
+        x *= np.float32(2.0**-70)
+        matrix = _with(case, matrix, scales=matrix.scales * np.float32(2.0**-70))
+    elif case.variant == "top-codes":
+        matrix = _with(case, matrix, codes=np.full((case.rows, case.columns), 2**case.bits - 1, np.uint8))
+    elif case.variant == "zero-weights":
+        zeros = np.full(matrix.scales.shape, 1, np.uint8)
+        matrix = _with(case, matrix, codes=np.ones((case.rows, case.columns), np.uint8), zeros=zeros)
+    return x, matrix
+
+
+def _with(
+    case: Case,
+    matrix: QuantizedMatrix,
+    codes: Codes | None = None,
+    scales: Scales | None = None,
+    zeros: Codes | None = None,
+) -> QuantizedMatrix:
+    """The matrix of a case with some of its parts replaced."""
+    rng = case.generator()
+    if codes is None:
+        codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
+    if zeros is None:
+        zeros = rng.integers(0, 2**case.bits, matrix.scales.shape).astype(np.uint8)
+    return build(case, codes, matrix.scales if scales is None else scales, zeros)
+
+
+NON_FINITE = {"nan": np.nan, "infinity": np.inf, "minus-infinity": -np.inf}

@@ -1,0 +1,190 @@
+"""The pytest plugin: ``pytest -p lowbit_conformance.plugin --pyargs lowbit_conformance --backend NAME``.
+
+It is loaded by ``-p`` and by nothing else, so that installing lowbit does not slow every other use of pytest.
+
+A case that the backend does not declare is not run and is counted as *not declared*. A backend that is unavailable is
+an error, and so is a run in which no case was executed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lowbit import backend as backends
+from lowbit.affine import QuantizedMatrix
+from lowbit.backend import Backend, Declaration
+from lowbit.errors import LowbitError
+from lowbit_conformance.cases import Case
+from lowbit_conformance.marking import Settings
+from lowbit_conformance.model import model_cases, model_matrices_of
+from lowbit_conformance.tally import EventPipe, Tally, Verdict
+
+NOT_DECLARED = "not declared: "
+DEFAULT_SEEDS = 5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("lowbit", "conformance with the lowbit specification")
+    group.addoption("--backend", help="name of the backend under test (see: lowbit backends)")
+    group.addoption("--op", action="append", default=[], help="only this operation, e.g. linear.qgemv; repeatable")
+    group.addoption("--seeds", type=int, default=DEFAULT_SEEDS, help="seeds of the random tier (default %(default)s)")
+    group.addoption("--first-seed", type=int, default=0, help="the first of them (default 0)")
+    group.addoption("--case", help="only the case of this id")
+    group.addoption("--model", help="a GGUF file whose own shapes and weights are tested too")
+    group.addoption("--lowbit-events", type=int, help="file descriptor to write events to, one JSON object a line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.backend and not config.option.collectonly:
+        config.pluginmanager.register(Run(config), "lowbit-run")
+
+
+class Run:
+    """One run of the suite against one backend."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        option = config.option
+        try:
+            self.backend = backends.load(option.backend)
+            self.capabilities = self.backend.capabilities()
+            self.model = model_matrices_of(option.model) if option.model else {}
+        except LowbitError as error:
+            raise pytest.UsageError(str(error)) from None
+        self._check_operations(option.op)
+        self.case_id: str | None = option.case
+        self.operations: list[str] = option.op
+        self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
+        self.tally = Tally(option.backend, dict(self.capabilities.details or {}))
+        self.events = EventPipe(option.lowbit_events) if option.lowbit_events is not None else None
+
+    def _check_operations(self, wanted: list[str]) -> None:
+        import lowbit.reference  # noqa: F401 - declares every operation
+        from lowbit.contract import OPERATIONS
+
+        for operation in wanted:
+            if operation not in OPERATIONS:
+                raise pytest.UsageError(f"--op is {operation}; allowed: {', '.join(sorted(OPERATIONS))}")
+
+    # Cases.
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        marked = getattr(metafunc.function, "lowbit_checks", None)
+        if marked is None:
+            return
+        clause, generator = marked
+        cases = {case.id: case for case in generator(clause, self.settings) if self._wanted(case)}
+        metafunc.parametrize("case", list(cases.values()), ids=list(cases))
+
+    def _wanted(self, case: Case) -> bool:
+        if self.case_id is not None:
+            return case.id == self.case_id
+        return not self.operations or case.operation in self.operations
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if case_of(item) is not None]
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self.events:
+            self.events.send("collected", total=len(session.items), details=self.tally.details)
+
+    # Running.
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        case = case_of(item)
+        assert case is not None
+        if self.events:
+            self.events.send("start", id=case.id)
+        missing = not_declared(self.capabilities.operations.get(case.operation), case)
+        if missing:
+            pytest.skip(NOT_DECLARED + missing)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+        report = yield
+        case = case_of(item)
+        verdict = verdict_of(case.id, report) if case else None
+        if verdict:
+            self.tally.verdicts.append(verdict)
+            if self.events:
+                self.events.send("verdict", **vars(verdict))
+        return report
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.backend.close()
+        if self.tally.verdict != "passed" and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        write = terminalreporter.write_line
+        terminalreporter.section(f"lowbit conformance of {self.tally.backend}: {self.tally.verdict}")
+        for row in self.tally.rows():
+            share = "" if row.worst_share is None else f", at most {row.worst_share:.1%} of the error bound used"
+            counts = f"{row.passed} passed / {row.declared} declared / {row.specified} specified"
+            write(f"{row.operation}: {counts}{share}")
+        for failure in self.tally.failures[:20]:
+            write(f"reproduce: lowbit conformance {self.tally.backend} --case {failure.id}")
+
+
+def _seeds(option: Any) -> range:
+    """The seeds of the random tier; a single case brings its own."""
+    if option.case:
+        seed = option.case.rpartition("-s")[2]
+        if not seed.isdigit():
+            raise pytest.UsageError(f"--case is {option.case}; allowed: the id of a case, which ends in -sNUMBER")
+        return range(int(seed), int(seed) + 1)
+    if option.seeds < 0 or option.first_seed < 0:
+        raise pytest.UsageError("--seeds and --first-seed: allowed are numbers of at least 0")
+    return range(option.first_seed, option.first_seed + option.seeds)
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """The case that a collected test runs; none for a test of another suite."""
+    callspec = getattr(item, "callspec", None)
+    case = callspec.params.get("case") if callspec else None
+    return case if isinstance(case, Case) else None
+
+
+def not_declared(declaration: Declaration | None, case: Case) -> str:
+    """What of the case the backend does not declare; empty if it declares all of it."""
+    if declaration is None:
+        return case.operation
+    if not case.group_size:  # packing has bits only
+        return "" if case.bits in declaration.bits else f"{case.operation} with bits {case.bits}"
+    missing = declaration.lacks(case.bits, case.convention, case.group_size, case.scale_dtype)
+    return f"{case.operation} with {missing}" if missing else ""
+
+
+def verdict_of(case_id: str, report: pytest.TestReport) -> Verdict | None:
+    """The verdict that a report of pytest carries; none for phases that decide nothing."""
+    if report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        message = crash.message.partition("\nassert ")[0] if crash else str(report.longrepr)
+        return Verdict(case_id, "failed", message.removeprefix("AssertionError: "))
+    if report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason.removeprefix("Skipped: ")
+        if reason.startswith(NOT_DECLARED):
+            return Verdict(case_id, "not declared", reason.removeprefix(NOT_DECLARED))
+        return Verdict(case_id, "failed", f"skipped: {reason}")  # a skip is not a pass
+    if report.when == "call":
+        shares = [float(str(value)) for name, value in report.user_properties if name == "share"]
+        return Verdict(case_id, "passed", share=max(shares, default=None))
+    return None
+
+
+# Fixtures of the tests.
+
+
+@pytest.fixture(scope="session")
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """The backend under test."""
+    run: Run = request.config.pluginmanager.get_plugin("lowbit-run")
+    return run.backend
+
+
+@pytest.fixture(scope="session")
+def model_matrices(request: pytest.FixtureRequest) -> dict[str, QuantizedMatrix]:
+    """The matrices of ``--model`` by the variant of their case; empty without."""
+    run: Run = request.config.pluginmanager.get_plugin("lowbit-run")
+    return run.model

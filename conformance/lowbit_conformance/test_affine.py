@@ -1,0 +1,210 @@
+"""Checks of `affine.quantize` and `affine.dequantize`, all of them exact."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit import affine
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Backend
+from lowbit.errors import ArgumentError
+from lowbit.packing import BITS, CODES_PER_UNIT, unpack
+from lowbit_conformance import inputs
+from lowbit_conformance.calls import freeze, frozen
+from lowbit_conformance.cases import Case, drawn, edges, systematic
+from lowbit_conformance.compare import assert_exact
+from lowbit_conformance.marking import Settings, checks
+
+
+def quantize(backend: Backend, weights: Floats, case: Case) -> QuantizedMatrix:
+    frozen(weights)
+    return backend.quantize(
+        weights,
+        bits=case.bits,
+        group_size=case.group_size,
+        convention=case.convention,
+        scale_dtype=case.scale_dtype,
+    )
+
+
+def expected(weights: Floats, case: Case) -> QuantizedMatrix:
+    return affine.quantize(
+        weights,
+        bits=case.bits,
+        group_size=case.group_size,
+        convention=case.convention,
+        scale_dtype=case.scale_dtype,
+    )
+
+
+def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix) -> None:
+    """Scales, zeros and codes are equal to the bit; scales first, since wrong scales explain wrong codes."""
+    __tracebackhide__ = True
+    assert_exact("scales", given.scales, wanted.scales)
+    assert_exact("zeros", given.zeros, wanted.zeros)
+    assert_exact("codes", unpack(given.words, given.bits), unpack(wanted.words, wanted.bits))
+    fields = ("bits", "rows", "group_size", "convention")
+    assert [getattr(given, name) for name in fields] == [getattr(wanted, name) for name in fields], "WRONG: fields"
+
+
+def lattice_and_random(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from systematic(clause)
+    for seed in settings.seeds:
+        yield from drawn(clause, "random", seed)
+    yield from (case.of(clause) for case in settings.model if not case.vectors)
+
+
+@checks("affine.quantize/C1", lattice_and_random)
+def test_quantize_equals_the_reference(
+    backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]
+) -> None:
+    """Normal weights of very different columns, and a model's own, give the reference's scales, zeros and codes."""
+    rng = case.generator()
+    weights = rng.normal(size=(case.rows, case.columns)) * np.exp(rng.normal(-3, 1, case.columns))
+    given = weights.astype(np.float32)
+    if case.tier == "model":
+        given = affine.dequantize(model_matrices[case.variant])
+    assert_same_matrix(quantize(backend, given, case), expected(given, case))
+
+
+SPECIAL = ("ties", "positive", "negative", "tiny", "one-outlier", "signed-zeros")
+
+
+@checks("affine.quantize/C2", lambda clause, settings: edges(clause, SPECIAL))
+def test_quantize_special_weights(backend: Backend, case: Case) -> None:
+    """Ties between two codes, ranges on one side of zero, subnormal ranges and outliers give the reference's codes."""
+    weights = special_weights(case)
+    assert_same_matrix(quantize(backend, weights, case), expected(weights, case))
+
+
+def special_weights(case: Case) -> Floats:
+    """Weights of one kind, K × N."""
+    rng = case.generator()
+    shape = (case.rows, case.columns)
+    if case.variant == "ties":  # range 2^b − 1, so the scale is 1 and every half is a tie
+        weights = rng.integers(0, 2 ** (case.bits + 1) - 1, shape) / 2
+        weights[:: case.group_size], weights[1 :: case.group_size] = 0, 2**case.bits - 1
+    elif case.variant == "positive":
+        weights = rng.uniform(1, 2, shape)
+    elif case.variant == "negative":
+        weights = rng.uniform(-2, -1, shape)
+    elif case.variant == "tiny":
+        weights = rng.normal(size=shape) * 2.0**-140
+    elif case.variant == "one-outlier":
+        weights = np.where(np.arange(case.rows)[:, None] == 1, 1e6, rng.normal(size=shape))
+    else:
+        weights = np.where(rng.integers(0, 2, shape) == 0, -0.0, rng.integers(-1, 2, shape) * 1.0)
+    return np.ascontiguousarray(weights, np.float32)
+
+
+@checks("affine.quantize/C3", lambda clause, settings: edges(clause, ("constant", "zero")))
+def test_quantize_constant_groups(backend: Backend, case: Case) -> None:
+    """A constant column comes back exactly under minimum; zeros come back as zeros under both conventions."""
+    row = np.arange(case.columns) - 7 if case.variant == "constant" else np.zeros(case.columns)
+    weights = np.ascontiguousarray(np.broadcast_to(row, (case.rows, case.columns)), np.float32)
+    given = quantize(backend, weights, case)
+    assert_same_matrix(given, expected(weights, case))
+    if case.variant == "zero" or case.convention == "minimum":
+        assert_exact("weights", affine.dequantize(given), weights)
+        assert_exact("scales", given.scales, np.ones_like(given.scales))
+
+
+@checks("affine.quantize/C4", lambda clause, settings: systematic(clause))
+def test_quantize_groups_are_runs_of_rows(backend: Backend, case: Case) -> None:
+    """Weights that lie on the points of a lattice of powers of two come back exactly, group by group.
+
+    This needs no reference: the first two rows of a group span its range, so the scale is known beforehand.
+    """
+    rng = case.generator()
+    scales = np.exp2(rng.integers(-3, 4, (-(-case.rows // case.group_size), case.columns)))
+    each = np.repeat(scales, case.group_size, axis=0)[: case.rows]
+    codes = rng.integers(0, 2**case.bits, each.shape)
+    within = np.arange(case.rows) % case.group_size
+    codes[within == 0], codes[within == 1] = 0, 2**case.bits - 1
+    weights = (each * codes).astype(np.float32)
+    given = quantize(backend, weights, case)
+    assert_exact("weights", affine.dequantize(given), weights)
+    ranged = np.array([case.rows - start > 1 for start in range(0, case.rows, case.group_size)]) & (case.group_size > 1)
+    assert_exact("scales of groups with a range", given.scales[ranged], scales.astype(case.scale_dtype)[ranged])
+
+
+MISTAKES: dict[str, dict[str, object]] = {
+    "bits-5": {"bits": 5},
+    "bits-true": {"bits": True},
+    "group-0": {"group_size": 0},
+    "group-negative": {"group_size": -1},
+    "group-beyond": {"group_size": 1000},
+    "group-float": {"group_size": 16.0},
+    "convention": {"convention": "symmetric"},
+    "scale-dtype": {"scale_dtype": "bfloat16"},
+}
+WRONG_WEIGHTS: dict[str, Callable[[Floats], Any]] = {
+    "nan": lambda weights: np.where(np.arange(weights.size).reshape(weights.shape) == 5, np.float32(np.nan), weights),
+    "infinity": lambda weights: np.where(weights == weights.max(), np.float32(np.inf), weights),
+    "rows": lambda weights: weights[:-1].copy(),
+    "no-rows": lambda weights: weights[:0].copy(),
+    "no-columns": lambda weights: weights[:, :0].copy(),
+    "float64": lambda weights: weights.astype(np.float64),
+    "strided": np.asfortranarray,
+    "overflow": lambda weights: np.where(weights > 0, np.float32(3e38), np.float32(-3e38)),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[Case]:
+    for variant in (*MISTAKES, *WRONG_WEIGHTS):
+        for bits in BITS:
+            yield Case(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3, 3)
+
+
+@checks("affine.quantize/C5", mistakes)
+def test_quantize_refuses(backend: Backend, case: Case) -> None:
+    """Each mistake raises ArgumentError."""
+    weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
+    arguments: dict[str, Any] = {"bits": case.bits, "group_size": case.group_size}
+    arguments |= MISTAKES.get(case.variant, {})
+    if case.variant in WRONG_WEIGHTS:
+        weights = WRONG_WEIGHTS[case.variant](weights)
+    with pytest.raises(ArgumentError):
+        backend.quantize(weights, **arguments)
+
+
+def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[Case]]:
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        yield from (case for case in lattice_and_random(clause, settings) if case.convention == wanted)
+
+    return generator
+
+
+@checks("affine.dequantize/C1", of_convention("minimum"))
+def test_dequantize_minimum(backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]) -> None:
+    """Random codes, scales and minima, and a model's own, give the reference's float32 weights."""
+    assert_dequantizes(backend, case, model_matrices)
+
+
+@checks("affine.dequantize/C2", of_convention("zero_point"))
+def test_dequantize_zero_point(backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]) -> None:
+    """Random codes, scales and zero-points, and a model's own, give the reference's float32 weights."""
+    assert_dequantizes(backend, case, model_matrices)
+
+
+def widened(clause: str, settings: Settings) -> Iterator[Case]:
+    for bits in BITS:
+        rows = 2 * CODES_PER_UNIT[bits]
+        yield Case(clause, "edge", "float16-limits", bits, rows, 9, rows - 1, "minimum", "float16")
+
+
+@checks("affine.dequantize/C3", widened)
+def test_dequantize_widens_first(backend: Backend, case: Case) -> None:
+    """Scales and minima at the ends of float16, subnormal ones too, are widened before they are multiplied."""
+    _, matrix = inputs.random(case)
+    matrix.scales[...] = np.resize(np.array([65504, 2**-24, 2**-14], np.float16), matrix.scales.shape)
+    matrix.zeros[...] = np.resize(np.array([-65504, 2**-24, 0, -(2**-14)], np.float16), matrix.zeros.shape)
+    assert_exact("weights", backend.dequantize(freeze(matrix)), affine.dequantize(matrix))
+
+
+def assert_dequantizes(backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]) -> None:
+    __tracebackhide__ = True
+    matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
+    assert_exact("weights", backend.dequantize(freeze(matrix)), affine.dequantize(matrix))

@@ -1,0 +1,251 @@
+"""Checks of `linear.qgemv` and `linear.qgemm`: equal on the lattice, within the derived bound elsewhere."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lowbit import linear
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Backend
+from lowbit.bounds import Arithmetic, linear_bound
+from lowbit.errors import ArgumentError
+from lowbit.packing import CODES_PER_UNIT
+from lowbit_conformance import inputs
+from lowbit_conformance.calls import freeze, multiply
+from lowbit_conformance.cases import Case, drawn, edges, systematic
+from lowbit_conformance.compare import assert_equal_values, assert_same_bits, assert_within
+from lowbit_conformance.marking import Settings, checks
+
+Record = Callable[[str, object], None]
+VECTORS = (1, 2, 3, 4, 5, 8, 17)
+
+
+def lattice_cases(clause: str, settings: Settings) -> Iterator[Case]:
+    """The systematic shapes, the shape of every random case and those of the model, each dense and full."""
+    shapes = [*with_vectors(systematic(clause)), *model_cases(clause, settings)]
+    for seed in settings.seeds:
+        shapes += drawn(clause, "lattice", seed)
+    for case in shapes:
+        for density in ("dense", "full"):
+            yield replace(case, tier="lattice", variant=f"{case.variant}-{density}".lstrip("-"))
+
+
+def random_cases(clause: str, settings: Settings) -> Iterator[Case]:
+    """Every special input, shapes and inputs from the seeds, and the model's own weights."""
+    yield from with_vectors(edges(clause, inputs.EDGES))
+    for seed in settings.seeds:
+        yield from drawn(clause, "random", seed)
+    yield from model_cases(clause, settings)
+
+
+def model_cases(clause: str, settings: Settings) -> Iterator[Case]:
+    wide = clause.startswith("linear.qgemm")
+    yield from (case.of(clause) for case in settings.model if bool(case.vectors) == wide)
+
+
+def with_vectors(cases: Iterator[Case]) -> Iterator[Case]:
+    """Give the cases of qgemm several vectors, each case another number of them; leave those of qgemv alone."""
+    for turn, case in enumerate(cases):
+        wide = case.operation == "linear.qgemm"
+        yield replace(case, vectors=VECTORS[turn % len(VECTORS)]) if wide else case
+
+
+def arithmetic(backend: Backend, case: Case) -> Arithmetic:
+    declared = backend.capabilities().operations[case.operation].arithmetic
+    if declared is None:
+        raise AssertionError(f"WRONG: {case.operation} is bounded, and the backend declares no arithmetic for it")
+    return declared
+
+
+def run(backend: Backend, x: Floats, matrix: QuantizedMatrix, case: Case) -> Floats:
+    """One guarded call, as T × N."""
+    prepared = backend.prepare(freeze(matrix))
+    return np.atleast_2d(multiply(prepared, x, case.vectors))
+
+
+@checks("linear.qgemv/C1", lattice_cases)
+def test_qgemv_on_the_lattice(backend: Backend, case: Case) -> None:
+    """With every partial sum exact, the result equals the reference's."""
+    assert_lattice(backend, case)
+
+
+@checks("linear.qgemm/C1", lattice_cases)
+def test_qgemm_on_the_lattice(backend: Backend, case: Case) -> None:
+    """With every partial sum exact, each row of the result equals the reference's."""
+    assert_lattice(backend, case)
+
+
+def assert_lattice(backend: Backend, case: Case) -> None:
+    __tracebackhide__ = True
+    x, matrix = inputs.lattice(case, dense=case.variant.endswith("dense"))
+    assert_equal_values(run(backend, x, matrix, case), linear.qgemm(x, matrix))
+
+
+@checks("linear.qgemv/C2", random_cases)
+def test_qgemv_within_the_bound(
+    backend: Backend, case: Case, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+) -> None:
+    """Random and special inputs stay within the bound derived from the declared arithmetic."""
+    assert_bounded(backend, case, record_property, model_matrices)
+
+
+@checks("linear.qgemm/C2", random_cases)
+def test_qgemm_within_the_bound(
+    backend: Backend, case: Case, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+) -> None:
+    """Random and special inputs stay within the bound derived from the declared arithmetic, row by row."""
+    assert_bounded(backend, case, record_property, model_matrices)
+
+
+def assert_bounded(
+    backend: Backend, case: Case, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+) -> None:
+    __tracebackhide__ = True
+    x, matrix = inputs.edge(case) if case.tier == "edge" else inputs.random(case)
+    if case.tier == "model":
+        matrix = model_matrices[case.variant]
+    declared = arithmetic(backend, case)
+    given, shares = run(backend, x, matrix, case), []
+    for row, result in zip(x, given, strict=True):
+        exact = linear.qgemv(row, matrix)
+        try:
+            bound = linear_bound(row, matrix, declared, exact)
+        except ArgumentError as refusal:
+            raise AssertionError(f"DECLARATION_REFUSED: {refusal}") from None
+        shares.append(assert_within(result, exact, bound))
+    record_property("share", max(shares))
+
+
+def few_cases(clause: str, settings: Settings) -> Iterator[Case]:
+    """One drawn shape for each width and convention."""
+    yield from drawn(clause, "random", 0)
+
+
+@checks("linear.qgemv/C3", few_cases)
+def test_qgemv_repeats_itself(backend: Backend, case: Case) -> None:
+    """The same call gives the same bits: again, after other calls, and from weights prepared anew."""
+    assert_repeats(backend, case)
+
+
+@checks("linear.qgemm/C3", few_cases)
+def test_qgemm_repeats_itself(backend: Backend, case: Case) -> None:
+    """The same call gives the same bits, and a row does not depend on its neighbours."""
+    assert_repeats(backend, case)
+    x, matrix = inputs.random(case)
+    prepared = backend.prepare(freeze(matrix))
+    together = multiply(prepared, x, case.vectors)
+    changed = x.copy()
+    changed[1:] += 1
+    alone = multiply(prepared, changed, case.vectors)
+    assert_same_bits(together[:1], alone[:1], "row 0 changed when the other rows of x did")
+
+
+def assert_repeats(backend: Backend, case: Case) -> None:
+    __tracebackhide__ = True
+    x, matrix = inputs.random(case)
+    prepared = backend.prepare(freeze(matrix))
+    first = multiply(prepared, x, case.vectors)
+    assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call again")
+    for factor in (2, -1, 0):
+        multiply(prepared, x * np.float32(factor), case.vectors)
+    assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call after others")
+    assert_same_bits(first, multiply(backend.prepare(matrix), x, case.vectors), "weights prepared anew")
+
+
+def exact_edges(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from edges(clause, ("zero-x", "one-hot-first", "one-hot-last", "one-hot-group"))
+
+
+@checks("linear.qgemv/C4", exact_edges)
+def test_qgemv_zero_and_one_hot(backend: Backend, case: Case, record_property: Record) -> None:
+    """All-zero activations give zeros; a single 1 gives a row of the dequantised matrix within the bound."""
+    x, matrix = inputs.edge(case)
+    x = np.sign(x)
+    given = run(backend, x, matrix, case)
+    if case.variant == "zero-x":
+        assert_equal_values(given, np.zeros(given.shape))
+        return
+    exact = linear.qgemv(x[0], matrix)
+    bound = linear_bound(x[0], matrix, arithmetic(backend, case), exact)
+    record_property("share", assert_within(given[0], exact, bound))
+
+
+@checks("linear.qgemv/C5", lambda clause, settings: edges(clause, tuple(inputs.NON_FINITE)))
+def test_qgemv_passes_non_finite_on(backend: Backend, case: Case) -> None:
+    """A NaN or an infinity in any row of x reaches every column."""
+    for row in (0, case.rows // 2, case.rows - 1):
+        x, matrix = inputs.random(case)
+        x[0, row] = inputs.NON_FINITE[case.variant]
+        given = run(backend, x, matrix, case)
+        finite = np.flatnonzero(np.isfinite(given[0]))
+        assert len(finite) == 0, f"WRONG: x[{row}] is {x[0, row]}, and y is finite at columns {finite[:6].tolist()}"
+
+
+@checks("linear.qgemm/C4", lambda clause, settings: edges(clause, tuple(inputs.NON_FINITE), vectors=5))
+def test_qgemm_keeps_non_finite_to_its_row(backend: Backend, case: Case) -> None:
+    """A NaN or an infinity in one row of X reaches every column of that row of Y, and no other row."""
+    x, matrix = inputs.random(case)
+    x[2, case.rows - 1] = inputs.NON_FINITE[case.variant]
+    finite = np.isfinite(run(backend, x, matrix, case))
+    assert not finite[2].any(), "WRONG: row 2 of X is not finite, and row 2 of Y has finite elements"
+    assert finite[[0, 1, 3, 4]].all(), "WRONG: a finite row of X gave a row of Y that is not finite"
+
+
+Call = tuple[object, object]  # x and out
+MISTAKES: dict[str, Callable[[Floats, Floats], Call]] = {
+    "x-short": lambda x, out: (x[..., :-1].copy(), out),
+    "x-long": lambda x, out: (np.concatenate([x, x], axis=-1), out),
+    "x-dimensions": lambda x, out: (x[None], out),
+    "x-float64": lambda x, out: (x.astype(np.float64), out),
+    "x-list": lambda x, out: (x.tolist(), out),
+    "x-strided": lambda x, out: (np.repeat(x, 2, axis=-1)[..., ::2], out),
+    "x-foreign-order": lambda x, out: (x.astype(x.dtype.newbyteorder()), out),
+    "out-short": lambda x, out: (x, out[..., :-1].copy()),
+    "out-float64": lambda x, out: (x, out.astype(np.float64)),
+    "out-read-only": lambda x, out: (x, _read_only(out)),
+    "out-strided": lambda x, out: (x, np.repeat(out, 2, axis=-1)[..., ::2]),
+    "out-overlapping": lambda x, out: _overlapping(x, out),
+}
+
+
+def _read_only(out: Floats) -> Floats:
+    out.setflags(write=False)
+    return out
+
+
+def _overlapping(x: Floats, out: Floats) -> Call:
+    both = np.zeros(x.size + out.size - 1, np.float32)
+    return both[: x.size].reshape(x.shape), both[x.size - 1 :].reshape(out.shape)
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[Case]:
+    for variant in MISTAKES:
+        rows = 2 * CODES_PER_UNIT[4]
+        yield Case(clause, "edge", variant, 4, rows, 5, 8, vectors=3 * clause.startswith("linear.qgemm"))
+
+
+@checks("linear.qgemv/C6", mistakes)
+def test_qgemv_refuses(backend: Backend, case: Case) -> None:
+    """Each mistake raises ArgumentError, and out is left as it was."""
+    assert_refuses(backend, case)
+
+
+@checks("linear.qgemm/C5", mistakes)
+def test_qgemm_refuses(backend: Backend, case: Case) -> None:
+    """Each mistake raises ArgumentError, and out is left as it was."""
+    assert_refuses(backend, case)
+
+
+def assert_refuses(backend: Backend, case: Case) -> None:
+    __tracebackhide__ = True
+    x, matrix = inputs.random(case)
+    out = np.full((len(x), case.columns), 7, np.float32)
+    given = MISTAKES[case.variant](x, out) if case.vectors else MISTAKES[case.variant](x[0], out[0])
+    prepared = backend.prepare(freeze(matrix))
+    call = prepared.qgemm if case.vectors else prepared.qgemv
+    before = np.array(given[1], copy=True)
+    with pytest.raises(ArgumentError):
+        call(*given)  # type: ignore[arg-type]  # wrong on purpose
+    assert np.array_equal(before, np.asarray(given[1])), "WRONG: out was written although the call was refused"

@@ -1,0 +1,45 @@
+"""The command line ``lowbit``.
+
+Each command that answers something takes ``--json`` and then prints one JSON object on standard output; progress goes
+to standard error. Exit status: 0 done, 1 a check failed, 2 a wrong argument or something unavailable, 130 interrupted.
+
+Other packages add commands by an entry point in the group ``lowbit.commands``; the conformance suite comes in that
+way, since the specification knows nothing of the suite.
+"""
+
+import sys
+from importlib.metadata import entry_points
+
+import click
+import typer
+
+from lowbit.cli.backends import backends
+from lowbit.cli.demo import demo
+from lowbit.cli.model import generate, logits, perplexity
+from lowbit.errors import LowbitError
+
+COMMANDS = "lowbit.commands"
+USAGE_ERROR, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    help="The executable specification of low-bit LLM inference.", no_args_is_help=True, add_completion=False
+)
+for command in (backends, demo, generate, logits, perplexity):
+    app.command()(command)
+for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
+    app.command(entry.name)(entry.load())
+
+
+def main() -> None:
+    """Run the command line and leave with a status that means something."""
+    try:
+        sys.exit(app(standalone_mode=False))
+    except LowbitError as error:
+        print(f"lowbit: {error}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        print("lowbit: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,5 @@
+"""``python -m lowbit.cli`` is ``lowbit``."""
+
+from lowbit.cli import main
+
+main()
