@@ -19,7 +19,7 @@ PAD = 16  # floats on either side: one register of 512 bits
 CANARY = np.float32(-1.2345e-30)
 
 
-class BrokenPromise(AssertionError):
+class BrokenPromiseError(AssertionError):
     """A verdict on the way a call was made rather than on its result; the first word of its text is the verdict."""
 
 
@@ -48,7 +48,7 @@ def multiply(linear: PreparedLinear, x: Floats, vectors: int) -> Floats:
     """``qgemv`` of ``x[0]``, or ``qgemm`` of x if the case has several vectors; checks what the call left behind.
 
     Raises:
-        BrokenPromise: ``INPUT_MUTATED``, ``OOB_WRITE`` or ``STALE_OUTPUT``.
+        BrokenPromiseError: ``INPUT_MUTATED``, ``OOB_WRITE`` or ``STALE_OUTPUT``.
     """
     given = guarded(x if vectors else x[0])
     shape = (len(x), linear.columns) if vectors else (linear.columns,)
@@ -60,13 +60,15 @@ def multiply(linear: PreparedLinear, x: Floats, vectors: int) -> Floats:
     call: Callable[..., Floats] = linear.qgemm if vectors else linear.qgemv
     result = call(given, out)
     if result is not out:
-        raise BrokenPromise("STALE_OUTPUT: the call did not return the array it was given as out")
+        raise BrokenPromiseError("STALE_OUTPUT: the call did not return the array it was given as out")
     if not np.array_equal(given.reshape(x.shape if vectors else (-1,)), x if vectors else x[0], equal_nan=True):
-        raise BrokenPromise("INPUT_MUTATED: x was changed by the call")
+        raise BrokenPromiseError("INPUT_MUTATED: x was changed by the call")
     outside = np.concatenate([buffer[:PAD], buffer[PAD + size :]])
     if not (outside == CANARY).all():
-        raise BrokenPromise("OOB_WRITE: the call wrote outside out")
+        raise BrokenPromiseError("OOB_WRITE: the call wrote outside out")
     unwritten = np.flatnonzero(out.view(np.uint32) == poison)
     if len(unwritten):
-        raise BrokenPromise(f"STALE_OUTPUT: {len(unwritten)} elements of out were never written, first {unwritten[0]}")
+        raise BrokenPromiseError(
+            f"STALE_OUTPUT: {len(unwritten)} elements of out were never written, first {unwritten[0]}"
+        )
     return result

@@ -95,9 +95,7 @@ def systematic(clause: str) -> Iterator[Case]:
             for units in UNITS:
                 for group_size in group_sizes(units * unit, unit):
                     columns, scale_dtype = COLUMNS[turn % len(COLUMNS)], SCALE_DTYPES[turn % 2]
-                    yield Case(
-                        clause, "lattice", "", bits, units * unit, columns, group_size, convention, scale_dtype
-                    )
+                    yield Case(clause, "lattice", "", bits, units * unit, columns, group_size, convention, scale_dtype)
                     turn += 1
             for columns in COLUMNS:
                 yield Case(clause, "lattice", "wide", bits, 2 * unit, columns, unit, convention)
@@ -116,9 +114,7 @@ def drawn(clause: str, tier: str, seed: int) -> Iterator[Case]:
             group_size = int(rng.choice(group_sizes(rows, unit)))
             scale_dtype = SCALE_DTYPES[int(rng.integers(2))]
             vectors = int(rng.integers(1, 10)) if clause.startswith("linear.qgemm") else 0
-            yield Case(
-                clause, tier, "drawn", bits, rows, columns, group_size, convention, scale_dtype, vectors, seed
-            )
+            yield Case(clause, tier, "drawn", bits, rows, columns, group_size, convention, scale_dtype, vectors, seed)
 
 
 def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[Case]:

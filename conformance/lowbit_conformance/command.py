@@ -32,6 +32,7 @@ def conformance(
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
+    exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Test a backend against the specification, clause by clause."""
@@ -39,6 +40,7 @@ def conformance(
     arguments += [argument for operation in op or [] for argument in ("--op", operation)]
     arguments += ["--case", case] if case else []
     arguments += ["--model", model] if model else []
+    arguments += ["--exitfirst"] if exitfirst else []
     tally = run_suite(name, arguments)
     if as_json:
         print(json.dumps(tally.as_json()))

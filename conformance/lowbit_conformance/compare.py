@@ -39,7 +39,7 @@ def assert_equal_values(given: Floats, expected: Doubles) -> None:
     exact = expected.astype(np.float32)
     if not (exact == expected).all():
         raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
-    different = ~(given == exact)
+    different = np.not_equal(given, exact)
     if different.any():
         raise AssertionError(f"WRONG on the lattice: {_where(different)}; {_values(different, given, exact)}")
 

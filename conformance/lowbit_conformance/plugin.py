@@ -6,7 +6,7 @@ A case that the backend does not declare is not run and is counted as *not decla
 an error, and so is a run in which no case was executed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -100,10 +100,12 @@ class Run:
             pytest.skip(NOT_DECLARED + missing)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         case = case_of(item)
-        verdict = verdict_of(case.id, report) if case else None
+        verdict = verdict_of(case.id, report, call.excinfo) if case else None
         if verdict:
             self.tally.verdicts.append(verdict)
             if self.events:
@@ -112,7 +114,10 @@ class Run:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         self.backend.close()
-        if self.tally.verdict != "passed" and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if self.tally.verdict != "passed" and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -155,12 +160,15 @@ def not_declared(declaration: Declaration | None, case: Case) -> str:
     return f"{case.operation} with {missing}" if missing else ""
 
 
-def verdict_of(case_id: str, report: pytest.TestReport) -> Verdict | None:
+def verdict_of(
+    case_id: str, report: pytest.TestReport, raised: pytest.ExceptionInfo[BaseException] | None
+) -> Verdict | None:
     """The verdict that a report of pytest carries; none for phases that decide nothing."""
-    if report.failed:
-        crash = getattr(report.longrepr, "reprcrash", None)
-        message = crash.message.partition("\nassert ")[0] if crash else str(report.longrepr)
-        return Verdict(case_id, "failed", message.removeprefix("AssertionError: "))
+    if report.failed and raised is not None:
+        message = str(raised.value).partition("\nassert ")[0]  # pytest appends the expression to a message of its own
+        if not isinstance(raised.value, AssertionError):
+            message = f"RAISED: {raised.typename}: {message}"
+        return Verdict(case_id, "failed", message)
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = reason.removeprefix("Skipped: ")
@@ -179,12 +187,17 @@ def verdict_of(case_id: str, report: pytest.TestReport) -> Verdict | None:
 @pytest.fixture(scope="session")
 def backend(request: pytest.FixtureRequest) -> Backend:
     """The backend under test."""
-    run: Run = request.config.pluginmanager.get_plugin("lowbit-run")
-    return run.backend
+    return _run(request).backend
 
 
 @pytest.fixture(scope="session")
 def model_matrices(request: pytest.FixtureRequest) -> dict[str, QuantizedMatrix]:
     """The matrices of ``--model`` by the variant of their case; empty without."""
-    run: Run = request.config.pluginmanager.get_plugin("lowbit-run")
-    return run.model
+    return _run(request).model
+
+
+def _run(request: pytest.FixtureRequest) -> Run:
+    run = request.config.pluginmanager.get_plugin("lowbit-run")
+    if not isinstance(run, Run):
+        raise pytest.UsageError("--backend is missing; allowed: a name that `lowbit backends` lists")
+    return run

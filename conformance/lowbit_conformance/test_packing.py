@@ -53,9 +53,7 @@ def test_one_code_sets_its_own_bits(backend: Backend, case: Case) -> None:
     """Each code alone sets bits b·k … b·k + b − 1 of its column and no other bit, by arithmetic on big integers."""
     words = backend.pack(one_code_a_column(case.bits), case.bits)
     top = 2**case.bits - 1
-    streams = [
-        (column % top + 1) << (case.bits * (column // top)) for column in range(CODES_PER_UNIT[case.bits] * top)
-    ]
+    streams = [(column % top + 1) << (case.bits * (column // top)) for column in range(CODES_PER_UNIT[case.bits] * top)]
     expected = [[stream >> (32 * word) & 0xFFFFFFFF for stream in streams] for word in range(WORDS_PER_UNIT[case.bits])]
     assert_exact("words", words, np.array(expected, np.uint32))
 

@@ -37,7 +37,7 @@ Source: lowbit's own.
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
 from typing import Self
 
@@ -305,13 +305,17 @@ def names() -> list[str]:
 def find(name: str) -> Backend:
     """The backend of this name, whether or not it can run here.
 
+    A class that no package has registered yet is named as ``module:Class``, as one does while writing it.
+
     Raises:
         ArgumentError: no installed package offers it.
         UnavailableError: its package cannot be imported.
     """
     found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name]
+    if ":" in name:
+        found = [EntryPoint(name, name, ENTRY_POINTS)]
     if not found:
-        raise ArgumentError("backend", repr(name), spoken(names()))
+        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class")
     try:
         backend = found[0].load()()
     except Exception as error:

@@ -1,0 +1,96 @@
+"""The suite finds what it must find, and finds nothing in what is right."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selftest import broken_backends
+from selftest.broken_backends import FOUND_BY_RESULT, FOUND_BY_VERDICT
+
+HERE = Path(__file__).parent
+
+
+def conformance(backend: type | str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run ``lowbit conformance`` on a class of `broken_backends`; exit status, JSON answer, standard error."""
+    name = backend if isinstance(backend, str) else f"selftest.broken_backends:{backend.__name__}"
+    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json", *arguments]
+    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def test_the_control_passes() -> None:
+    """A correct backend passes all that it declares; what it does not declare is counted apart."""
+    status, answer, _ = conformance(broken_backends.Correct, "--op", "linear.qgemv", "--op", "packing.pack")
+    assert (status, answer["verdict"]) == (0, "passed")
+    rows = {row["operation"]: row for row in answer["operations"]}
+    assert rows["packing.pack"]["declared"] == 0 < rows["packing.pack"]["specified"]
+    assert 0 < rows["linear.qgemv"]["passed"] == rows["linear.qgemv"]["declared"]
+    assert 0 < rows["linear.qgemv"]["worst_share"] < 1
+
+
+@pytest.mark.parametrize("defect", FOUND_BY_RESULT, ids=lambda defect: defect.__name__)
+def test_a_wrong_result_fails(defect: type) -> None:
+    """Each wrong kernel is found by its result, without any random seed: by the lattice or an edge."""
+    status, answer, _ = conformance(defect, "--op", "linear.qgemv", "--seeds", "0", "-x")
+    assert (status, answer["verdict"]) == (1, "failed")
+    assert "WRONG" in answer["failures"][0]["message"]
+
+
+@pytest.mark.parametrize("defect", FOUND_BY_VERDICT, ids=lambda defect: defect.__name__)
+def test_a_bad_habit_gets_its_verdict(defect: type[broken_backends.Correct]) -> None:
+    """Each habit that no single result shows gets the verdict that names it."""
+    _, answer, _ = conformance(defect, "--op", "linear.qgemv", "--seeds", "1", "-x")
+    assert FOUND_BY_VERDICT[defect] in {failure["message"].partition(":")[0] for failure in answer["failures"]}
+
+
+def test_a_failure_is_reproduced_alone() -> None:
+    """The line that a report prints runs that case, and it fails again."""
+    _, answer, _ = conformance(broken_backends.DroppedProduct, "--op", "linear.qgemv", "-x")
+    case = answer["failures"][-1]["id"]
+    status, again, _ = conformance(broken_backends.DroppedProduct, "--case", case)
+    assert status == 1
+    assert [failure["id"] for failure in again["failures"]] == [case]
+    assert sum(row["specified"] for row in again["operations"]) == 1
+
+
+def test_a_crash_is_the_verdict_of_its_case() -> None:
+    """A backend that ends the process fails, and the case that was running is named with the signal."""
+    status, answer, _ = conformance(broken_backends.Crashes, "--op", "linear.qgemv", "-x")
+    assert status == 1
+    assert answer["failures"][-1]["message"] == "CRASHED(SIGSEGV)"
+    assert answer["failures"][-1]["id"].startswith("linear.qgemv/")
+
+
+def test_an_unavailable_backend_is_an_error() -> None:
+    """A backend that was named and cannot run is a usage error that says why, never a pass."""
+    status, answer, error = conformance(broken_backends.Unavailable)
+    assert (status, answer) == (2, {})
+    assert "it needs an abacus; buy one" in error
+
+
+def test_an_unknown_backend_is_an_error() -> None:
+    """A name that nobody offers is a usage error that lists the names there are."""
+    status, _, error = conformance("abacus")
+    assert status == 2
+    assert "'abacus'; allowed: cppyy, numpy or reference" in " ".join(error.split()).replace(", or", " or")
+
+
+def test_nothing_executed_is_no_pass() -> None:
+    """A backend that declares nothing has not passed."""
+    status, answer, _ = conformance(broken_backends.DeclaresNothing)
+    assert (status, answer["verdict"]) == (1, "nothing executed")
+
+
+def test_declared_and_lacking_is_a_failure() -> None:
+    """What a backend declares and has no code for fails; no other backend answers in its place."""
+    status, answer, _ = conformance(broken_backends.DeclaresWhatItLacks, "--op", "packing.pack", "--seeds", "0")
+    assert status == 1
+    assert "does not declare packing.pack" in answer["failures"][0]["message"]
