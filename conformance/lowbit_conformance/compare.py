@@ -69,7 +69,7 @@ def _where(wrong: npt.NDArray[np.bool_]) -> str:
     count, total = int(wrong.sum()), wrong.size
     text = f"{count} of {total} elements differ"
     if wrong.ndim == 2 and count < total:
-        rows, columns = wrong.any(axis=1), wrong.any(axis=0)
+        rows, columns = np.logical_or.reduce(wrong, axis=1), np.logical_or.reduce(wrong, axis=0)
         if (wrong == rows[:, None]).all():
             text += f", whole rows {_few(np.flatnonzero(rows))}"
         elif (wrong == columns[None, :]).all():

@@ -1,0 +1,102 @@
+"""The interface of a backend: what it refuses before a kernel sees it, and how backends are found."""
+
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+
+from lowbit import backend as registry
+from lowbit.affine import QuantizedMatrix, quantize
+from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.bounds import Arithmetic
+from lowbit.errors import ArgumentError, LowbitError, NotDeclaredError, UnavailableError
+
+
+class FourBits(Backend):
+    """Declares a corner of one operation and notes whether a hook was reached."""
+
+    name = "four"
+    reached = False
+
+    def capabilities(self) -> Capabilities:
+        declared = Declaration((4,), ("minimum",), (16,), ("float32",), Arithmetic("dequantised"))
+        return Capabilities({"linear.qgemv": declared, "packing.pack": Declaration(bits=(4,))})
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        self.reached = True
+        return PreparedLinear(self.name, matrix.rows, matrix.columns, matrix.nbytes)
+
+
+def matrix(**change: object) -> QuantizedMatrix:
+    arguments = {"bits": 4, "group_size": 16, "convention": "minimum", "scale_dtype": "float32"} | change
+    return quantize(np.ones((32, 3), np.float32), **arguments)  # type: ignore[arg-type]  # valid by construction
+
+
+@pytest.mark.parametrize(
+    "change", [{"bits": 2}, {"group_size": 8}, {"convention": "zero_point"}, {"scale_dtype": "float16"}], ids=str
+)
+def test_what_is_not_declared_is_refused(change: dict[str, object]) -> None:
+    """The refusal names the backend, the operation and the part that is missing, and no hook runs."""
+    backend = FourBits()
+    with pytest.raises(NotDeclaredError, match=r"backend four does not declare linear.qgemv for"):
+        backend.prepare(matrix(**change))
+    assert not backend.reached
+
+
+def test_operations_that_are_not_declared_are_refused() -> None:
+    """No other backend answers for it: not the reference, not numpy."""
+    backend, ones = FourBits(), np.ones((32, 3), np.uint8)
+    with pytest.raises(NotDeclaredError):
+        backend.dequantize(matrix())
+    with pytest.raises(NotDeclaredError, match="bits 2"):
+        backend.pack(ones, 2)
+    with pytest.raises(NotDeclaredError):
+        backend.unpack(np.ones((4, 3), np.uint32), 4)
+    with pytest.raises(NotDeclaredError):
+        backend.prepare(matrix()).qgemm(np.ones((2, 32), np.float32))
+
+
+def test_wrong_arguments_come_before_anything_else() -> None:
+    """An argument is checked first, whether or not the operation is declared."""
+    with pytest.raises(ArgumentError, match="bits is 5"):
+        FourBits().unpack(np.ones((4, 3), np.uint32), 5)
+    with pytest.raises(ArgumentError, match="matrix is a ndarray; allowed: a QuantizedMatrix"):
+        FourBits().prepare(np.ones((32, 3)))  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_the_backends_of_this_distribution_are_found() -> None:
+    """Entry points make them known; nothing lists them."""
+    assert {"cppyy", "numpy", "reference"} <= set(registry.names())
+    assert registry.find("lowbit_numpy:NumpyBackend").name == "numpy"
+
+
+def test_a_broken_package_is_unavailable_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that cannot be imported, or that offers something else, is an error in words, not a traceback."""
+    entries = [EntryPoint("gone", "no_such_module:Thing", "lowbit.backends")]
+    entries += [EntryPoint("other", "fractions:Fraction", "lowbit.backends")]
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    with pytest.raises(UnavailableError, match="ModuleNotFoundError"):
+        registry.find("gone")
+    with pytest.raises(UnavailableError, match=r"is not a lowbit.backend.Backend"):
+        registry.find("other")
+    with pytest.raises(ArgumentError, match="'third'; allowed: gone or other"):
+        registry.find("third")
+
+
+def test_an_unusable_backend_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """load refuses with the backend's own reason and remedy; find still gives it, for a listing."""
+    monkeypatch.setattr(FourBits, "availability", lambda self: Availability(False, "no such CPU", "buy one"))
+    name = f"{FourBits.__module__}:FourBits"
+    assert registry.find(name).name == "four"
+    with pytest.raises(UnavailableError, match="is unavailable: no such CPU; buy one"):
+        registry.load(name)
+
+
+def test_every_error_is_one_line() -> None:
+    """Each error lowbit raises on purpose fits on a line and is a LowbitError."""
+    errors = (
+        ArgumentError("bits", 5, "2 or 4"),
+        UnavailableError("backend x", "no compiler", "install one"),
+        NotDeclaredError("x", "linear.qgemv"),
+    )
+    assert all(isinstance(error, LowbitError) and "\n" not in str(error) for error in errors)
