@@ -1,0 +1,158 @@
+r"""Grouped-query attention, with a key-value cache in full precision.
+
+Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and
+the comparison decides how much of each one's *value* it takes over. Keys and values of past tokens never change, so
+they are kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention
+makes it smaller: several query heads share one key head and one value head.
+
+**The mathematics.** There are :math:`H` query heads and :math:`G` key-value heads, each of :math:`d_h` channels, and
+:math:`r = H / G` query heads in a group. Key-value head :math:`j` serves the query heads
+:math:`j r, \dots, (j + 1) r - 1`, neighbours (errata G1). For query head :math:`h` of group :math:`j` and the token at
+position :math:`t`,
+
+.. math::
+
+    \mathrm{score}_u = \frac{q_{t,h} \cdot k_{u,j}}{\sqrt{d_h}}, \qquad
+    o_{t,h} = \sum_{u \le t} \mathrm{softmax}(\mathrm{score})_u \; v_{u,j}.
+
+The sum stops at :math:`t`: a token does not see what comes after it. One function covers the family: with
+:math:`G = H` it is multi-head attention, with :math:`G = 1` multi-query attention, and anything between is grouped
+(GQA §2.2, figure 2).
+
+**Softmax** is computed as :math:`e^{a_u - \max a} / \sum_v e^{a_v - \max a}`. The maximum cancels in exact arithmetic;
+in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
+
+Everything here is float64. The weights around it are approximations already; attention adds nothing to their error.
+
+Source: GQA §2.2 and figure 2; errata G1, G4.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.check import check_integer
+from lowbit.errors import ArgumentError
+
+Reals = npt.NDArray[np.float64]
+
+
+def softmax(scores: Reals) -> Reals:
+    """Exponentials that sum to 1 along the last axis; −∞ gets exactly 0.
+
+    >>> softmax(np.array([1000.0, 1000.0, -np.inf]))
+    array([0.5, 0.5, 0. ])
+    """
+    powers: Reals = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: Reals = powers.sum(axis=-1, keepdims=True)
+    return powers / total
+
+
+def attend(queries: Reals, keys: Reals, values: Reals) -> Reals:
+    """Grouped-query attention of the last T of S tokens over all S.
+
+    The first of two tokens sees only itself; the second, whose query favours neither key, sees both alike:
+
+    >>> queries = np.zeros((2, 1, 2))
+    >>> keys, values = np.ones((1, 2, 2)), np.array([[[1.0, 0.0], [3.0, 0.0]]])
+    >>> attend(queries, keys, values)[:, 0, 0]
+    array([1., 2.])
+
+    Args:
+        queries: float64, T × H × d_h, of the tokens at positions S − T to S − 1. Prefill is T = S, decode T = 1.
+        keys: float64, G × S × d_h; G divides H.
+        values: float64, G × S × d_h.
+
+    Returns:
+        float64, T × H × d_h.
+
+    Raises:
+        ArgumentError: shapes that do not belong together.
+
+    Source: GQA §2.2; errata G1.
+    """
+    tokens, heads, head_dim = queries.shape
+    kv_heads, length, _ = keys.shape
+    if heads % kv_heads != 0:
+        raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
+    if keys.shape != values.shape or keys.shape[2] != head_dim:
+        raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), f"G x S x {head_dim}, both")
+    if tokens > length:
+        raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
+    # Group j is heads j·r … (j+1)·r − 1, so splitting the head axis into (G, r) is the grouping; the keys and values of
+    # a group meet its r heads by broadcasting over that second axis.
+    grouped = queries.reshape(tokens, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
+    scores = grouped @ keys[:, np.newaxis].swapaxes(-1, -2) / np.sqrt(head_dim)  # G × r × T × S
+    if tokens > 1:
+        position = np.arange(length - tokens, length)[:, np.newaxis]
+        scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it
+    output = softmax(scores) @ values[:, np.newaxis]  # G × r × T × d_h
+    return output.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+
+
+# **The cache** holds the keys and values of one layer. It is allocated ahead and doubles when full, so that adding a
+# token costs the same however many came before.
+
+
+class KeyValueCache:
+    """Keys and values of one layer, in the float64 in which they were computed.
+
+    >>> cache = KeyValueCache(kv_heads=1, head_dim=2)
+    >>> cache.append(np.ones((3, 1, 2)), np.zeros((3, 1, 2)))
+    >>> len(cache), cache.keys.shape
+    (3, (1, 3, 2))
+    """
+
+    def __init__(self, kv_heads: int, head_dim: int, capacity: int = 64) -> None:
+        """An empty cache with room for `capacity` tokens before it has to grow.
+
+        Raises:
+            ArgumentError: an argument below 1.
+        """
+        check_integer("kv_heads", kv_heads, least=1)
+        check_integer("head_dim", head_dim, least=1)
+        check_integer("capacity", capacity, least=1)
+        self._keys = np.empty((kv_heads, capacity, head_dim))
+        self._values = np.empty((kv_heads, capacity, head_dim))
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def keys(self) -> Reals:
+        """float64, G × S × d_h: a view of the tokens so far."""
+        return self._keys[:, : self._length]
+
+    @property
+    def values(self) -> Reals:
+        """float64, G × S × d_h: a view of the tokens so far."""
+        return self._values[:, : self._length]
+
+    def append(self, keys: Reals, values: Reals) -> None:
+        """Add T tokens after the ones that are there.
+
+        Args:
+            keys: float64, T × G × d_h, rotated.
+            values: float64, T × G × d_h.
+
+        Raises:
+            ArgumentError: heads or channels that are not the cache's.
+        """
+        kv_heads, capacity, head_dim = self._keys.shape
+        if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
+            raise ArgumentError(
+                "shapes of keys and values", (keys.shape, values.shape), f"T x {kv_heads} x {head_dim}, both"
+            )
+        end = self._length + len(keys)
+        if end > capacity:
+            self._keys = _grown(self._keys, max(end, 2 * capacity))
+            self._values = _grown(self._values, max(end, 2 * capacity))
+        self._keys[:, self._length : end] = keys.swapaxes(0, 1)
+        self._values[:, self._length : end] = values.swapaxes(0, 1)
+        self._length = end
+
+
+def _grown(array: Reals, capacity: int) -> Reals:
+    larger = np.empty((array.shape[0], capacity, array.shape[2]))
+    larger[:, : array.shape[1]] = array
+    return larger
