@@ -1,0 +1,94 @@
+"""A decoder on a backend: every matrix of the model handed to the backend, and an account of those it did not take.
+
+A backend that does not declare 8 bits cannot multiply by an 8-bit head. Answering with another kernel in silence
+would make its numbers mean something else, so nothing is silent here: such a matrix is dequantised exactly, numpy
+multiplies by it in float32, and `BackendLinears.float_matrices` says how many matrices went that way and why.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from lowbit.backend import Backend
+from lowbit.decoder import Decoder, Linear, plain_linear
+from lowbit.errors import NotDeclaredError
+from lowbit.weights import Floats, LlamaWeights, Matrix, Progress, matrices, to_float
+
+
+class BackendLinears:
+    """Makes linear layers that run on one backend; give it to a `lowbit.decoder.Decoder` as its `linear`."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._prepared = 0
+        self._float: Counter[str] = Counter()
+
+    def __call__(self, matrix: Matrix) -> Linear:
+        """The function that multiplies by this matrix: `linear.qgemv` for one token, `linear.qgemm` for more.
+
+        Raises:
+            UnavailableError: the backend's own, where preparing fails.
+        """
+        if isinstance(matrix, np.ndarray):
+            return self._plain(matrix, "stored in a format that is not an affine grouping")
+        try:
+            prepared = self.backend.prepare(matrix)
+        except NotDeclaredError as error:
+            return self._plain(to_float(matrix), str(error))
+        self._prepared += 1
+
+        def linear(x: Floats) -> Floats:
+            return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
+
+        return linear
+
+    @property
+    def prepared(self) -> int:
+        """How many matrices the backend took."""
+        return self._prepared
+
+    @property
+    def float_matrices(self) -> Mapping[str, int]:
+        """Why matrices were multiplied by numpy in float32 instead, and how many for each reason."""
+        return MappingProxyType(self._float)
+
+    def _plain(self, matrix: Floats, reason: str) -> Linear:
+        self._float[reason] += 1
+        return plain_linear(matrix)
+
+
+def backend_linear(backend: Backend) -> BackendLinears:
+    """The factory of linear layers on this backend.
+
+    >>> from lowbit.backend import load
+    >>> factory = backend_linear(load("reference"))
+    >>> factory(np.eye(2, dtype=np.float32))(np.array([[1.0, 2.0]], np.float32))
+    array([[1., 2.]], dtype=float32)
+    >>> factory.prepared, dict(factory.float_matrices)
+    (0, {'stored in a format that is not an affine grouping': 1})
+    """
+    return BackendLinears(backend)
+
+
+def build(weights: LlamaWeights, backend: Backend, progress: Progress | None = None) -> tuple[Decoder, BackendLinears]:
+    """A decoder on a backend, and the account of which matrices the backend took.
+
+    Args:
+        weights: the model.
+        backend: one that is usable, see `lowbit.backend.load`.
+        progress: called after each matrix; preparing may lay weights out anew or compile.
+    """
+    factory = backend_linear(backend)
+    total, done = sum(1 for _ in matrices(weights)), 0
+
+    def linear(matrix: Matrix) -> Linear:
+        nonlocal done
+        function = factory(matrix)
+        done += 1
+        if progress is not None:
+            progress(done, total)
+        return function
+
+    return Decoder(weights, linear), factory
