@@ -1,0 +1,288 @@
+"""GGUF: from a file to the weights of a Llama decoder.
+
+GGUF is the file format of the ggml project and the most common way in which small quantised models travel. The reader
+works in three steps, each in its own file: `gguf_header` walks the header and believes nothing, `gguf_tensors` decodes
+blocks, and this file knows what a *Llama* is called in GGUF and what its numbers mean. `gguf_tokenizer` makes the
+tokenizer out of the same metadata.
+
+**Two things about orientation.** A GGUF matrix is N × K, one row for each output; a `Matrix` is K × N, so it is
+transposed here, at the door. And files of this architecture store the rows of the query and key projections with the
+two channels of each rotary pair side by side, whatever the published weights did; half-split channels (see `rope`)
+come back by reading the even ones of a head first and then the odd ones. Rows of the file are columns here, and moving
+whole columns moves codes, scales and zeros together: nothing is decoded and nothing is rounded.
+
+What this file does not understand it refuses: a tensor that it would have to leave out, a scaled rotary embedding or a
+layer of experts would make another model of it, one that still speaks.
+
+Source: the GGUF specification of the ggml project, architecture ``llama``.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import BinaryIO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.gguf_header import Header, TensorInfo, Value, shown, walk
+from lowbit.formats.gguf_tensors import floats, matrix
+from lowbit.weights import (
+    Floats,
+    LayerWeights,
+    LlamaConfig,
+    LlamaWeights,
+    Matrix,
+    Progress,
+    select_columns,
+    to_float,
+)
+
+Kind = TypeVar("Kind", bool, int, float, str, list[str])
+
+ARCHITECTURE = "llama"
+DEFAULT_ROPE_BASE = 10000.0
+
+LAYER_MATRICES = {
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "output": "attn_output",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "down": "ffn_down",
+}
+LAYER_NORMS = {"attention_norm": "attn_norm", "feed_forward_norm": "ffn_norm"}
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFFile:
+    """A GGUF file whose header has been checked; tensors are read from it one at a time.
+
+    Attributes:
+        path: where it is.
+        header: its metadata and its table of tensors.
+    """
+
+    path: str
+    header: Header
+
+    @property
+    def file(self) -> str:
+        """Its name, for messages."""
+        return os.path.basename(self.path)
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model.
+
+        Raises:
+            FormatError: another architecture, a number missing or out of range, or a feature that is not supported.
+        """
+        return _config(self)
+
+    def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
+        """A metadata value of the expected kind; for a float an integer will do.
+
+        Raises:
+            FormatError: it is missing and has no default, or it is of another kind.
+        """
+        value = self.header.metadata.get(key, default)
+        if value is None:
+            raise FormatError(self.file, key, "missing", _KIND_NAMES[kind])
+        if kind is float and type(value) is int:
+            return kind(value)
+        if type(value) is not kind:  # a boolean is no integer here
+            raise FormatError(self.file, key, f"a {type(value).__name__}", _KIND_NAMES[kind])
+        return value
+
+    def tensor(self, name: str) -> Matrix:
+        """A matrix as K × N: quantised where the file stores exactly an affine grouping, otherwise float32.
+
+        Query and key projections come with half-split channels.
+
+        Raises:
+            FormatError: no such tensor, not two dimensions, a type that cannot be decoded, or the file has changed.
+        """
+        info = self._info(name)
+        weights = matrix(self._bytes(info), info, self.file)
+        for part, heads in (("attn_q", self.config.heads), ("attn_k", self.config.kv_heads)):
+            if name.endswith(f".{part}.weight"):
+                self._check_shape(info, 2, heads * self.config.head_dim)
+                return select_columns(weights, half_split_order(heads, self.config.head_dim))
+        return weights
+
+    def vector(self, name: str) -> Floats:
+        """A tensor of one dimension, as float32.
+
+        Raises:
+            FormatError: as for `tensor`.
+        """
+        info = self._info(name)
+        self._check_shape(info, 1, info.shape[0])
+        return floats(self._bytes(info).reshape(1, -1), info, self.file).reshape(-1)
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.header.tensors.get(name)
+        if info is None:
+            raise FormatError(self.file, f"tensor {shown(name)}", "missing", "a file that holds it")
+        return info
+
+    def _check_shape(self, info: TensorInfo, dimensions: int, outputs: int) -> None:
+        if len(info.shape) != dimensions or info.shape[0] != outputs:
+            allowed = f"{dimensions} dimensions, {outputs} rows"
+            raise FormatError(self.file, f"shape of tensor {shown(info.name)}", info.shape, allowed)
+
+    def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The data of a tensor, read into memory: a file that shrinks meanwhile gives an error and not a fault."""
+        with _opened(self.path) as stream:
+            stream.seek(info.offset)
+            data = np.fromfile(stream, np.uint8, info.nbytes)
+        if len(data) != info.nbytes:
+            raise FormatError(
+                self.file, f"data of tensor {shown(info.name)}", f"{len(data)} bytes", f"{info.nbytes} bytes"
+            )
+        return data
+
+
+_KIND_NAMES: dict[type, str] = {
+    int: "an integer",
+    float: "a float",
+    str: "a string",
+    bool: "a boolean",
+    list: "an array of strings",
+}
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Open a GGUF file and check its header.
+
+    Raises:
+        ArgumentError: there is no readable file at `path`.
+        FormatError: it is not GGUF, or its header claims what the file does not hold.
+    """
+    path = os.fspath(path)
+    with _opened(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        return GGUFFile(path, walk(stream, size, os.path.basename(path)))
+
+
+def _opened(path: str) -> BinaryIO:
+    if not os.path.isfile(path):
+        raise ArgumentError("model", shown(path), "the path of a GGUF file that exists")
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise ArgumentError("model", f"{shown(path)} ({error.strerror})", "a file that can be read") from error
+
+
+def half_split_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """For each half-split channel of all heads, where the file keeps it: even channels of a head, then odd ones.
+
+    >>> half_split_order(heads=1, head_dim=6)
+    array([0, 2, 4, 1, 3, 5])
+    """
+    channels = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
+    return channels.swapaxes(1, 2).ravel()
+
+
+# **A Llama in GGUF**: its numbers under ``llama.``, its tensors under ``blk.0`` to ``blk.n``.
+
+
+def _config(source: GGUFFile) -> LlamaConfig:
+    architecture = source.value("general.architecture", str)
+    if architecture != ARCHITECTURE:
+        raise FormatError(source.file, "general.architecture", repr(architecture), f"'{ARCHITECTURE}'")
+
+    def integer(key: str, default: int | None = None) -> int:
+        return source.value(f"llama.{key}", int, default)
+
+    def real(key: str, default: float | None = None) -> float:
+        return source.value(f"llama.{key}", float, default)
+
+    heads = integer("attention.head_count")
+    hidden = integer("embedding_length")
+    head_dim = integer("attention.key_length", hidden // max(1, heads))
+    _refuse_other_features(source, head_dim)
+    embedding = source._info("token_embd.weight")
+    try:
+        return LlamaConfig(
+            layers=integer("block_count"),
+            hidden=hidden,
+            feed_forward=integer("feed_forward_length"),
+            heads=heads,
+            kv_heads=integer("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            vocabulary=embedding.shape[0],
+            context=integer("context_length"),
+            rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
+            rms_epsilon=real("attention.layer_norm_rms_epsilon"),
+        )
+    except ArgumentError as error:
+        raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _refuse_other_features(source: GGUFFile, head_dim: int) -> None:
+    """Metadata that would make this another model, each with the only value that is supported."""
+    supported: dict[str, Value] = {
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "rope.scaling.type": "none",
+        "expert_count": 0,
+        "attention.causal": True,
+    }
+    for key, value in supported.items():
+        given = source.header.metadata.get(f"llama.{key}", value)
+        if type(given) is not type(value) or given != value:
+            raise FormatError(source.file, f"llama.{key}", given, str(value))
+
+
+def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeights:
+    """Read all weights of a Llama decoder.
+
+    Args:
+        source: from `open_gguf`.
+        progress: called after each block.
+
+    Raises:
+        FormatError: another architecture, a tensor missing, of the wrong shape, not decodable, or one that a Llama
+            decoder does not have.
+    """
+    config = source.config
+    _refuse_other_tensors(source, config)
+    table = source.tensor("token_embd.weight")
+    layers = []
+    for number in range(config.layers):
+        layers.append(_layer(source, f"blk.{number}"))
+        if progress is not None:
+            progress(number + 1, config.layers)
+    try:
+        return LlamaWeights(
+            config=config,
+            embedding=np.ascontiguousarray(to_float(table).T),
+            layers=tuple(layers),
+            norm=source.vector("output_norm.weight"),
+            head=source.tensor("output.weight") if "output.weight" in source.header.tensors else table,
+        )
+    except ArgumentError as error:
+        raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _layer(source: GGUFFile, prefix: str) -> LayerWeights:
+    matrices = {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in LAYER_MATRICES.items()}
+    norms = {name: source.vector(f"{prefix}.{stored}.weight") for name, stored in LAYER_NORMS.items()}
+    return LayerWeights(**matrices, **norms)  # type: ignore[arg-type]  # the names of the two tables are its fields
+
+
+def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
+    """A tensor that is left out would change the model in silence: a bias, rotary factors, an expert."""
+    known = {"token_embd.weight", "output_norm.weight", "output.weight"}
+    if config.layers > len(source.header.tensors):
+        allowed = f"at most the {len(source.header.tensors)} tensors of the file"
+        raise FormatError(source.file, "llama.block_count", config.layers, allowed)
+    for number in range(config.layers):
+        for stored in (*LAYER_MATRICES.values(), *LAYER_NORMS.values()):
+            known.add(f"blk.{number}.{stored}.weight")
+    for name in source.header.tensors:
+        if name not in known:
+            raise FormatError(source.file, "tensor", shown(name), "the tensors of a Llama decoder without biases")
