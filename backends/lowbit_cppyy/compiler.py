@@ -1,0 +1,184 @@
+"""The one place that touches cppyy: compile, once in a process, and call what was compiled.
+
+cppyy has no type information, so what comes from it is `Any` in here and typed outside. Importing cppyy takes half a
+second and starts a compiler; nothing here does so before `runtime` is called.
+
+Three things about cppyy decide how this is written. Defining the same C++ twice in a process is an error, so the
+process has one `Runtime`, which remembers. Passing a numpy array where C++ takes a pointer costs 0.1 µs, asking numpy
+for its address costs 0.8 µs, so arrays are passed as they are. And importing it puts ROOT's handlers on a dozen
+signals, which turn a crash into a long trace and exit code 129; they are taken off again.
+"""
+
+import atexit
+import ctypes
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import UnavailableError
+from lowbit_cppyy.kernels import PANEL, Kernel
+from lowbit_cppyy.layout import PanelLayout
+from lowbit_cppyy.lowering import prelude
+from lowbit_cppyy.toolchain import check_toolchain
+
+Floats = npt.NDArray[np.float32]
+Multiply = Callable[[int, Floats, Floats, int], int]
+"""``multiply(linear, x, out, rows of x)`` gives 0 or one of the codes in `FAILURES`."""
+
+FAILURES = {
+    1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
+    2: ("its threads stayed behind when this process was forked", "load the backend in the child, or use spawn"),
+    3: ("it was closed", "load it again"),
+}
+
+
+def raise_failure(code: int) -> None:
+    """Turn the code of a call that failed into an error.
+
+    Raises:
+        UnavailableError: no memory, a forked process, a closed backend.
+    """
+    raise UnavailableError("backend cppyy", *FAILURES[code])
+
+
+class Runtime:
+    """cppyy with the C++ of `cpp/` compiled, and the kernels compiled so far."""
+
+    def __init__(self) -> None:
+        check_toolchain()
+        with _signal_handlers_kept():
+            import cppyy
+        self._cppyy: Any = cppyy
+        self._kernels: dict[str, int] = {}
+        self._preludes: set[str] = set()
+        self._lock = threading.Lock()
+        with as_file(files(__package__) / "cpp") as folder:
+            self._define(f'#include "{folder}/bridge.h"')
+        bridge = cppyy.gbl.lowbit.bridge
+        for call in (bridge.multiply, bridge.stop_pool, bridge.destroy_pool):
+            call.__release_gil__ = True
+        self.multiply: Multiply = bridge.multiply
+        self.bridge: Any = bridge
+
+    def kernel(self, kernel: Kernel) -> int:
+        """The address of a kernel (a `lowbit::Kernel` of C++), compiled when it is first asked for."""
+        with self._lock:
+            if kernel.name not in self._kernels:
+                table = kernel.table
+                if table.name not in self._preludes:
+                    self._define(prelude(table))
+                    self._preludes.add(table.name)
+                self._define(kernel.source)
+                self._define(
+                    f"namespace lowbit::kernels {{ const Kernel {kernel.name}"
+                    f"{{&{table.name}::{kernel.name}, {kernel.rows}, {kernel.columns}}}; "
+                    f"inline std::uintptr_t address_of_{kernel.name}()"
+                    f" {{ return reinterpret_cast<std::uintptr_t>(&{kernel.name}); }} }}"
+                )
+                address = getattr(self._cppyy.gbl.lowbit.kernels, f"address_of_{kernel.name}")
+                self._kernels[kernel.name] = int(address())
+            return self._kernels[kernel.name]
+
+    def _define(self, source: str) -> None:
+        try:
+            self._cppyy.cppdef(source)
+        except SyntaxError as error:
+            reason = f"cppyy could not compile a kernel: {str(error).strip().splitlines()[-1]}"
+            raise UnavailableError("backend cppyy", reason, "check the C++ compiler, and EXTRA_CLING_ARGS") from error
+
+
+_runtime: Runtime | None = None
+_runtime_lock = threading.Lock()
+
+
+def runtime() -> Runtime:
+    """The process's one runtime, made when it is first asked for.
+
+    Raises:
+        UnavailableError: cppyy or the C++ headers are missing.
+    """
+    global _runtime
+    with _runtime_lock:
+        if _runtime is None:
+            _runtime = Runtime()
+            atexit.register(_stop_pools)  # runs before cppyy's own, which was registered before
+        return _runtime
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Give every signal the handler back that it had, whatever happens inside."""
+    libc = ctypes.CDLL(None)
+    room = 256  # bytes, more than a struct sigaction takes anywhere
+    handlers = {number: ctypes.create_string_buffer(room) for number in range(1, 32)}
+    for number, handler in handlers.items():
+        libc.sigaction(number, None, handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            libc.sigaction(number, handler, None)
+
+
+class Pool:
+    """Threads of our own; stopped by `stop`, when the last owner is gone, or at the end of the interpreter."""
+
+    def __init__(self, threads: int) -> None:
+        bridge = runtime().bridge
+        self._bridge = bridge
+        self.handle: int = bridge.create_pool(threads)
+        self._finalizer = weakref.finalize(self, bridge.destroy_pool, self.handle)
+        self._finalizer.atexit = False  # a daemon thread may still be calling then; `_stop_pools` is enough
+        _pools.add(self)
+
+    def stop(self) -> None:
+        """End the threads, after the calls that they are in; later calls fail in words. Stopping twice is harmless."""
+        self._bridge.stop_pool(self.handle)
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _stop_pools() -> None:
+    """At the end of the interpreter: no thread may be inside a kernel when it goes away."""
+    for pool in list(_pools):
+        pool.stop()
+    if any(thread.daemon for thread in threading.enumerate()):
+        # Python ends a daemon thread when it next takes the lock of the interpreter, and through cppyy's frames that
+        # would abort the process. Those that were inside a kernel need that lock now, so let them have it.
+        time.sleep(0.05)
+
+
+class Linear:
+    """A matrix as C++ sees it; keeps alive what it points to."""
+
+    def __init__(
+        self, layout: PanelLayout, stream: npt.NDArray[np.uint32], pool: Pool, one: Kernel, many: Kernel
+    ) -> None:
+        assert layout.panel == PANEL
+        compiled = runtime()
+        units = np.array(layout.units, np.int32)
+        self._kept = (stream, units, pool)
+        self.handle: int = compiled.bridge.create_linear(
+            stream.ctypes.data,
+            units.ctypes.data,
+            layout.rows,
+            layout.columns,
+            layout.group_size,
+            layout.groups,
+            layout.panel,
+            layout.panel_words,
+            layout.unit_codes,
+            layout.x_length,
+            compiled.kernel(one),
+            compiled.kernel(many),
+            pool.handle,
+        )
+        weakref.finalize(self, compiled.bridge.destroy_linear, self.handle).atexit = False
