@@ -43,7 +43,7 @@ from lowbit.attention import KeyValueCache, attend
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation, half_split, rotate, rotation
-from lowbit.weights import Floats, LayerWeights, LlamaConfig, LlamaWeights, Matrix, linear_shapes
+from lowbit.weights import Floats, LayerWeights, LlamaConfig, LlamaWeights, Matrix, Progress, linear_shapes
 
 Reals = npt.NDArray[np.float64]
 
@@ -149,12 +149,13 @@ class Decoder:
         config = self.config
         return [KeyValueCache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
 
-    def hidden(self, tokens: Sequence[int], state: list[KeyValueCache]) -> Reals:
+    def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> Reals:
         """Send T tokens through the blocks, after the ones that `state` holds, and add them to it.
 
         Args:
             tokens: at least one.
             state: from `new_state`, of this decoder.
+            progress: called after each block, with tokens times blocks.
 
         Returns:
             float64, T × hidden, after the last norm: what the head reads.
@@ -162,20 +163,22 @@ class Decoder:
         Raises:
             ArgumentError: no tokens, a token outside the vocabulary, or more tokens than the context.
         """
-        ids = self._checked(tokens, already=len(state[0]))
-        parts = [self._pass(ids[i : i + PREFILL_TOKENS], state) for i in range(0, len(ids), PREFILL_TOKENS)]
+        ids, parts, work = self._checked(tokens, already=len(state[0])), [], 0
+        for start in range(0, len(ids), PREFILL_TOKENS):
+            part = ids[start : start + PREFILL_TOKENS]
+            turn = rotation(self._layout, self.config.rope_base, start=len(state[0]), count=len(part))
+            x = self._embedding[part].astype(np.float64)
+            for block, cache in zip(self._blocks, state, strict=True):
+                x = block(x, turn, cache)
+                work += len(part)
+                if progress is not None:
+                    progress(work, len(ids) * len(state))
+            parts.append(rms_norm(x, self._gain, self.config.rms_epsilon))
         return np.concatenate(parts)
 
     def logits(self, hidden: Reals) -> Floats:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden."""
         return self._head(hidden.astype(np.float32))
-
-    def _pass(self, ids: npt.NDArray[np.int64], state: list[KeyValueCache]) -> Reals:
-        turn = rotation(self._layout, self.config.rope_base, start=len(state[0]), count=len(ids))
-        x = self._embedding[ids].astype(np.float64)
-        for block, cache in zip(self._blocks, state, strict=True):
-            x = block(x, turn, cache)
-        return rms_norm(x, self._gain, self.config.rms_epsilon)
 
     def _checked(self, tokens: Sequence[int], already: int) -> npt.NDArray[np.int64]:
         config = self.config
@@ -200,9 +203,9 @@ class Step:
     logits: Floats
 
 
-def next_logits(decoder: Decoder, tokens: Sequence[int]) -> Floats:
+def next_logits(decoder: Decoder, tokens: Sequence[int], progress: Progress | None = None) -> Floats:
     """The logits of the token that follows `tokens`: float32, vocabulary."""
-    hidden = decoder.hidden(tokens, decoder.new_state(capacity=max(1, len(tokens))))
+    hidden = decoder.hidden(tokens, decoder.new_state(), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)
 
 
@@ -213,6 +216,7 @@ def generate(
     *,
     stop: Sequence[int] = (),
     forced: Sequence[int] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Step]:
     """Continue a prompt greedily, yielding each token as soon as it is known.
 
@@ -223,6 +227,7 @@ def generate(
         stop: tokens that end the sequence; the one that does is yielded too.
         forced: tokens to go on with instead of the chosen ones, at least ``count - 1``. Two decoders that are forced
             along the same sequence can be compared at every step, also after their choices have parted.
+        progress: called while the prompt is read, which is all the work before the first token.
 
     Raises:
         ArgumentError: wrong arguments; raised by the first step.
@@ -233,8 +238,8 @@ def generate(
         raise ArgumentError("count", count, f"at most {room + 1} after a prompt of {len(prompt)} tokens")
     if forced is not None and len(forced) < count - 1:
         raise ArgumentError("number of forced tokens", len(forced), f"at least {count - 1}")
-    state = decoder.new_state(capacity=len(prompt) + count)
-    hidden = decoder.hidden(prompt, state)[-1:]
+    state = decoder.new_state()
+    hidden = decoder.hidden(prompt, state, progress)[-1:]
     for number in range(count):
         logits = decoder.logits(hidden).reshape(-1)
         token = int(np.argmax(logits))

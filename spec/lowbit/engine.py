@@ -22,7 +22,7 @@ class BackendLinears:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._prepared = 0
+        self._prepared = self._bytes = 0
         self._float: Counter[str] = Counter()
 
     def __call__(self, matrix: Matrix) -> Linear:
@@ -38,6 +38,7 @@ class BackendLinears:
         except NotDeclaredError as error:
             return self._plain(to_float(matrix), str(error))
         self._prepared += 1
+        self._bytes += prepared.nbytes
 
         def linear(x: Floats) -> Floats:
             return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
@@ -50,12 +51,18 @@ class BackendLinears:
         return self._prepared
 
     @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that one token reads: what the backend prepared, and the float32 of the others."""
+        return self._bytes
+
+    @property
     def float_matrices(self) -> Mapping[str, int]:
         """Why matrices were multiplied by numpy in float32 instead, and how many for each reason."""
         return MappingProxyType(self._float)
 
     def _plain(self, matrix: Floats, reason: str) -> Linear:
         self._float[reason] += 1
+        self._bytes += matrix.nbytes
         return plain_linear(matrix)
 
 

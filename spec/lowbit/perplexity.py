@@ -69,7 +69,7 @@ def perplexity(
         tokens: the first N tokens of the text, without BOS.
         window: W; with BOS at least 1, otherwise at least 2; it fits the model's context.
         bos: the token that begins a sequence, or None where the model has none.
-        progress: called after each window with the tokens read and N.
+        progress: called with the tokens read so far and N.
 
     Raises:
         ArgumentError: wrong window; too few tokens to score one.
@@ -83,7 +83,7 @@ def perplexity(
     for start in range(0, len(tokens), window):
         piece = [*prefix, *tokens[start : start + window]]
         if len(piece) > 1:
-            hidden = decoder.hidden(piece[:-1], decoder.new_state(capacity=len(piece)))
+            hidden = decoder.hidden(piece[:-1], decoder.new_state(), _part_of(progress, start, len(tokens), window))
             for i in range(0, len(hidden), LOGIT_ROWS):
                 followers = piece[1:][i : i + LOGIT_ROWS]
                 nll += negative_log_likelihood(decoder.logits(hidden[i : i + LOGIT_ROWS]), followers)
@@ -91,6 +91,14 @@ def perplexity(
         if progress is not None:
             progress(min(start + window, len(tokens)), len(tokens))
     return Perplexity(nll, count)
+
+
+def _part_of(progress: Progress | None, start: int, total: int, window: int) -> Progress | None:
+    """Progress inside one window, as tokens of the whole text."""
+    if progress is None:
+        return None
+    size = min(window, total - start)
+    return lambda done, whole: progress(start + size * done // whole, total)
 
 
 def negative_log_likelihood(logits: Floats, followers: Sequence[int]) -> float:

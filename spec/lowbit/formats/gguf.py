@@ -52,6 +52,7 @@ LAYER_MATRICES = {
     "up": "ffn_up",
     "down": "ffn_down",
 }
+ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
 LAYER_NORMS = {"attention_norm": "attn_norm", "feed_forward_norm": "ffn_norm"}
 
 
@@ -106,10 +107,12 @@ class GGUFFile:
         """
         info = self._info(name)
         weights = matrix(self._bytes(info), info, self.file)
-        for part, heads in (("attn_q", self.config.heads), ("attn_k", self.config.kv_heads)):
+        for part, heads in ROTATED.items():
             if name.endswith(f".{part}.weight"):
-                self._check_shape(info, 2, heads * self.config.head_dim)
-                return select_columns(weights, half_split_order(heads, self.config.head_dim))
+                config = self.config
+                order = half_split_order(getattr(config, heads), config.head_dim)
+                self._check_shape(info, 2, len(order))
+                return select_columns(weights, order)
         return weights
 
     def vector(self, name: str) -> Floats:

@@ -1,0 +1,138 @@
+"""What every command on a model does first: find the file, read it, put it on a backend, and keep the account."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowbit.affine import Convention
+from lowbit.backend import Backend
+from lowbit.check import check_choice, check_integer
+from lowbit.cli.progress import changing_bar, progress_bar
+from lowbit.data import fetch
+from lowbit.decoder import Decoder
+from lowbit.engine import BackendLinears, build
+from lowbit.errors import ArgumentError
+from lowbit.formats.gguf import open_gguf, read_llama
+from lowbit.formats.gguf_tokenizer import Tokenizer, read_tokenizer
+from lowbit.packing import BITS
+from lowbit.weights import LlamaWeights, requantize, weight_bytes
+
+__all__ = ["LoadedModel", "Quantization", "Ready", "chosen", "file_of", "load_model", "on_backend", "progress_bar"]
+
+DEFAULT_GROUP_SIZE = 64
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model file in memory: its name, its weights as stored, its tokenizer."""
+
+    file: str
+    weights: LlamaWeights
+    tokenizer: Tokenizer
+
+
+def file_of(path: Path | None, default: str) -> Path:
+    """The file that was given, or else the one of this name in `lowbit.data.TABLE`, fetched if need be.
+
+    Raises:
+        UnavailableError: it cannot be fetched; the message says what to put where.
+    """
+    if path is not None:
+        return path
+    with changing_bar() as report:
+        return fetch(default, report)
+
+
+def load_model(path: Path) -> LoadedModel:
+    """Read a model file.
+
+    Raises:
+        ArgumentError: there is no such file.
+        FormatError: it is not a GGUF file of a Llama model, or not a sound one.
+    """
+    with progress_bar(f"reading {path.name}") as progress:
+        source = open_gguf(path)
+        tokenizer = read_tokenizer(source)
+        return LoadedModel(path.name, read_llama(source, progress), tokenizer)
+
+
+# **On a backend**, as stored or re-quantised.
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How linear layers are re-quantised before use."""
+
+    bits: int
+    group_size: int
+    convention: Convention = "minimum"
+
+
+def chosen(bits: int | None, group_size: int | None) -> Quantization | None:
+    """What ``--bits`` and ``--group-size`` ask for; None is the weights as stored.
+
+    Raises:
+        ArgumentError: wrong bits or group size, or a group size alone.
+    """
+    if bits is None:
+        if group_size is not None:
+            raise ArgumentError("--group-size", group_size, "only together with --bits")
+        return None
+    check_choice("--bits", bits, BITS)
+    group_size = DEFAULT_GROUP_SIZE if group_size is None else group_size
+    check_integer("--group-size", group_size, least=1)
+    return Quantization(bits, group_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Ready:
+    """A model on a backend.
+
+    Attributes:
+        model: where the weights come from.
+        weights: as they are used, re-quantised or not.
+        quantization: how, or None where they are as stored.
+        decoder: ready to run.
+        linears: which matrices the backend took.
+    """
+
+    model: LoadedModel
+    weights: LlamaWeights
+    quantization: Quantization | None
+    decoder: Decoder
+    linears: BackendLinears
+
+    def describe(self) -> dict[str, Any]:
+        """What was run, as every JSON answer states it."""
+        size = weight_bytes(self.weights)
+        return {
+            "model": self.model.file,
+            "backend": self.linears.backend.name,
+            "requantized": None if self.quantization is None else vars(self.quantization),
+            "weight_bytes": {"blocks": size.blocks, "head": size.head, "read_per_token": self.linears.read_bytes},
+            "matrices": {"by_backend": self.linears.prepared, "by_numpy_float32": dict(self.linears.float_matrices)},
+        }
+
+    def account(self) -> str:
+        """The same in a sentence."""
+        chosen, size = self.quantization, weight_bytes(self.weights).total
+        how = "as stored" if chosen is None else f"re-quantised to {chosen.bits} bits, groups of {chosen.group_size}"
+        parts = [f"{self.model.file} {how}, {size / 1e6:.1f} MB"]
+        parts += [f"{self.linears.prepared} matrices on {self.linears.backend.name}"]
+        parts += [f"{count} in float32 by numpy: {reason}" for reason, count in self.linears.float_matrices.items()]
+        return "; ".join(parts)
+
+
+def on_backend(model: LoadedModel, backend: Backend, quantization: Quantization | None) -> Ready:
+    """Put a model on a backend, re-quantised first if that is asked for.
+
+    Raises:
+        LowbitError: weights that cannot be quantised so, or a backend that cannot be prepared.
+    """
+    weights = model.weights
+    if quantization is not None:
+        with progress_bar(f"re-quantising to {quantization.bits} bits") as progress:
+            weights = requantize(weights, **vars(quantization), progress=progress)
+    with progress_bar(f"preparing {backend.name}") as progress:
+        decoder, linears = build(weights, backend, progress)
+    return Ready(model, weights, quantization, decoder, linears)

@@ -1,0 +1,207 @@
+"""``lowbit generate``, ``lowbit logits`` and ``lowbit perplexity``: a model file, a backend, and what comes of them."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lowbit import backend as registry
+from lowbit.attention import softmax
+from lowbit.check import check_integer
+from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, file_of, load_model, on_backend
+from lowbit.cli.progress import progress_bar
+from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
+from lowbit.decoder import Step, next_logits
+from lowbit.decoder import generate as generate_steps
+from lowbit.errors import ArgumentError
+from lowbit.formats.gguf_tokenizer import Tokenizer
+from lowbit.perplexity import perplexity as measure
+
+ModelOption = Annotated[
+    Path | None,
+    typer.Option("--model", help=f"A GGUF file of a Llama model; without it {TABLE[DEFAULT_MODEL].file}, fetched."),
+]
+BackendOption = Annotated[str, typer.Option("--backend", help="A name that `lowbit backends` lists.")]
+PromptOption = Annotated[str, typer.Option("--prompt", help="The text to continue.")]
+BitsOption = Annotated[
+    int | None, typer.Option("--bits", help="Re-quantise the linear layers; without it they are as stored.")
+]
+GroupOption = Annotated[
+    int | None, typer.Option("--group-size", help=f"With --bits: weights a group; without it {DEFAULT_GROUP_SIZE}.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+
+def generate(
+    prompt: PromptOption,
+    tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to generate.")] = 64,
+    model: ModelOption = None,
+    backend: BackendOption = "numpy",
+    bits: BitsOption = None,
+    group_size: GroupOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a prompt: always the likeliest token, until N tokens or the end of the text."""
+    check_integer("--tokens", tokens, least=1)
+    quantization = chosen(bits, group_size)
+    with registry.load(backend) as engine:
+        loaded = load_model(file_of(model, DEFAULT_MODEL))
+        tokenizer = loaded.tokenizer
+        ids = _encoded(tokenizer, prompt)
+        ready = on_backend(loaded, engine, quantization)
+        start = time.perf_counter()
+        with progress_bar("reading the prompt") as progress:
+            steps = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
+            first = next(steps)
+        prompted = time.perf_counter()
+        collect = _collect if as_json else _print_as_it_comes
+        answer = collect(chain([first], steps), tokenizer, tokens)
+        done = time.perf_counter()
+    speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
+    ended = answer[-1] in tokenizer.stop
+    if as_json:
+        result = ready.describe() | {
+            "prompt": prompt,
+            "prompt_tokens": ids,
+            "tokens": answer,
+            "text": tokenizer.decode(answer),
+            "ended": ended,
+            "prompt_seconds": prompted - start,
+            "tokens_per_second": speed,
+        }
+        print(json.dumps(result))
+        return
+    rate = "" if speed is None else f", {speed:.1f} tokens/s"
+    _note(f"{len(answer)} tokens{rate}, {'ended by the model' if ended else 'ended by --tokens'}; {ready.account()}")
+
+
+def logits(
+    prompt: PromptOption,
+    top: Annotated[int, typer.Option("--top", help="How many of the highest to show.")] = 10,
+    model: ModelOption = None,
+    backend: BackendOption = "numpy",
+    as_json: JsonOption = False,
+) -> None:
+    """The highest logits of the token that would follow a prompt."""
+    check_integer("--top", top, least=1)
+    with registry.load(backend) as engine:
+        loaded = load_model(file_of(model, DEFAULT_MODEL))
+        tokenizer = loaded.tokenizer
+        check_integer("--top", top, 1, loaded.weights.config.vocabulary)
+        ids = _encoded(tokenizer, prompt)
+        ready = on_backend(loaded, engine, None)
+        with progress_bar("reading the prompt") as progress:
+            scores = next_logits(ready.decoder, ids, progress).astype(np.float64)
+    probabilities = softmax(scores)
+    order = np.argsort(-scores, kind="stable")[:top]  # of equals, the lowest token first
+    rows = [
+        {
+            "token": int(token),
+            "text": tokenizer.decode([int(token)]),
+            "logit": float(scores[token]),
+            "probability": float(probabilities[token]),
+        }
+        for token in order
+    ]
+    if as_json:
+        print(json.dumps(ready.describe() | {"prompt": prompt, "prompt_tokens": ids, "top": rows}))
+        return
+    table = Table("token", "text", "logit", "probability")
+    for row in rows:
+        table.add_row(str(row["token"]), Text(repr(row["text"])), f"{row['logit']:.5f}", f"{row['probability']:.5f}")
+    Console().print(table)
+    _note(ready.account())
+
+
+def perplexity(
+    text: Annotated[
+        Path | None,
+        typer.Option("--text", help=f"A text file in UTF-8; without it {TABLE[DEFAULT_TEXT].file}, fetched."),
+    ] = None,
+    window: Annotated[int, typer.Option("--window", help="Tokens a window.")] = 512,
+    tokens: Annotated[int, typer.Option("--tokens", help="The first N tokens of the text are used.")] = 2048,
+    model: ModelOption = None,
+    backend: BackendOption = "numpy",
+    bits: BitsOption = None,
+    group_size: GroupOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The perplexity of a text, over windows that do not overlap."""
+    check_integer("--window", window, least=1)
+    check_integer("--tokens", tokens, least=1)
+    quantization = chosen(bits, group_size)
+    path = file_of(text, DEFAULT_TEXT)
+    words = read_text(path)
+    with registry.load(backend) as engine:
+        loaded = load_model(file_of(model, DEFAULT_MODEL))
+        tokenizer = loaded.tokenizer
+        ids = tokenizer.encode(words, begin=False)[:tokens]
+        ready = on_backend(loaded, engine, quantization)
+        start = time.perf_counter()
+        with progress_bar("measuring perplexity") as progress:
+            result = measure(ready.decoder, ids, window, bos=tokenizer.bos, progress=progress)
+        seconds = time.perf_counter() - start
+    if as_json:
+        answer = ready.describe() | {
+            "text": path.name,
+            "window": window,
+            "tokens": len(ids),
+            "scored": result.count,
+            "nll": result.nll,
+            "perplexity": result.value,
+            "seconds": seconds,
+        }
+        print(json.dumps(answer))
+        return
+    print(f"{result.value:.4f}")
+    _note(f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}")
+    _note(ready.account())
+
+
+# **Small parts.**
+
+
+def _encoded(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise ArgumentError("--prompt", repr(prompt), "a text of at least one token")
+    return ids
+
+
+def _collect(steps: Iterable[Step], tokenizer: Tokenizer, count: int) -> list[int]:
+    """The tokens of all steps."""
+    answer: list[int] = []
+    with progress_bar("generating") as progress:
+        for step in steps:
+            answer.append(step.token)
+            progress(len(answer), count)
+    return answer
+
+
+def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) -> list[int]:
+    """The tokens of all steps, their text printed as soon as it is known."""
+    answer: list[int] = []
+
+    def tokens() -> Iterator[int]:
+        for step in steps:
+            answer.append(step.token)
+            yield step.token
+
+    for piece in tokenizer.stream(tokens()):
+        print(piece, end="", flush=True)
+    print()
+    return answer
+
+
+def _note(sentence: str) -> None:
+    """Something about the answer, where it cannot be mistaken for the answer."""
+    print(f"lowbit: {sentence}", file=sys.stderr)

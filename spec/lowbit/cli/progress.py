@@ -1,0 +1,53 @@
+"""One progress bar for all commands: on standard error, so that standard output holds the answer and nothing else."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+LABEL_WIDTH = 40
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how far one thing has come: call what is yielded with what is done and what there is in all."""
+    with changing_bar() as report:
+        report(what, 0, 1)
+        yield lambda done, total: report(what, done, total)
+
+
+@contextmanager
+def changing_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show one thing after another, in a line of at most 80 columns that goes away at the end.
+
+    Where standard error is no terminal, each new thing is a line of its own instead.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines()
+        return
+    label = TextColumn("{task.description}", markup=False, table_column=Column(width=LABEL_WIDTH, no_wrap=True))
+    columns = (label, BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn(compact=True))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=None)
+
+        def report(what: str, done: int, total: int) -> None:
+            if progress.tasks[0].description != what:
+                progress.reset(task, description=what)
+            progress.update(task, completed=done, total=total)
+
+        yield report
+
+
+def _lines() -> Callable[[str, int, int], None]:
+    said: list[str] = []
+
+    def report(what: str, done: int, total: int) -> None:
+        if said[-1:] != [what]:
+            said.append(what)
+            print(f"lowbit: {what}", file=sys.stderr, flush=True)
+
+    return report
