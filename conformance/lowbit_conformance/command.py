@@ -7,6 +7,7 @@ Exit status: 0 all that is declared passed, 1 something failed or nothing was ex
 unavailable backend.
 """
 
+import importlib.util
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lowbit.errors import UnavailableError
 from lowbit_conformance.tally import Tally, Verdict
 
 USAGE_ERROR = 2
@@ -53,8 +55,11 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     """Run pytest on the suite in a process of its own and gather its verdicts.
 
     Raises:
+        UnavailableError: pytest is not installed.
         typer.Exit: with status 2, after pytest has said what is wrong with the arguments or the backend.
     """
+    if importlib.util.find_spec("pytest") is None:
+        raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
     reader, writer = os.pipe()
     command = [sys.executable, "-m", "pytest", "-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
@@ -119,7 +124,7 @@ def show(tally: Tally) -> None:
     for column in ("passed", "declared", "specified", "bound used"):
         table.add_column(column, justify="right")
     for row in tally.rows():
-        share = "exact" if row.worst_share is None else f"{row.worst_share:.1%}"
+        share = row.shown_share
         style = "red" if row.passed < row.declared else None
         table.add_row(row.operation, str(row.passed), str(row.declared), str(row.specified), share, style=style)
     console.print(table)

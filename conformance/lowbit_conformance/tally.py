@@ -44,6 +44,13 @@ class Row:
     specified: int = 0
     worst_share: float | None = None
 
+    @property
+    def shown_share(self) -> str:
+        """How much of the error bound was used, as a table says it."""
+        if not self.declared:
+            return "not declared"
+        return "exact" if self.worst_share is None else f"{self.worst_share:.1%}"
+
 
 @dataclass
 class Tally:
@@ -86,7 +93,7 @@ class Tally:
             "backend": self.backend,
             "verdict": self.verdict,
             "details": self.details,
-            "operations": [asdict(row) for row in self.rows()],
+            "operations": [asdict(row) | {"bound_used": row.shown_share} for row in self.rows()],
             "failures": [
                 asdict(verdict) | {"reproduce": f"lowbit conformance {self.backend} --case {verdict.id}"}
                 for verdict in self.failures

@@ -7,19 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import broken_backends
 import pytest
-
-from selftest import broken_backends
-from selftest.broken_backends import FOUND_BY_RESULT, FOUND_BY_VERDICT
+from broken_backends import FOUND_BY_RESULT, FOUND_BY_VERDICT
 
 HERE = Path(__file__).parent
 
 
 def conformance(backend: type | str, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run ``lowbit conformance`` on a class of `broken_backends`; exit status, JSON answer, standard error."""
-    name = backend if isinstance(backend, str) else f"selftest.broken_backends:{backend.__name__}"
+    name = backend if isinstance(backend, str) else f"broken_backends:{backend.__name__}"
     command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json", *arguments]
-    path = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120, check=False
     )
