@@ -13,9 +13,7 @@ from importlib.metadata import entry_points
 import click
 import typer
 
-from lowbit.cli.backends import backends
-from lowbit.cli.demo import demo
-from lowbit.cli.model import generate, logits, perplexity
+from lowbit.cli import backends, demo, model
 from lowbit.errors import LowbitError
 
 COMMANDS = "lowbit.commands"
@@ -24,7 +22,7 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 app = typer.Typer(
     help="The executable specification of low-bit LLM inference.", no_args_is_help=True, add_completion=False
 )
-for command in (backends, demo, generate, logits, perplexity):
+for command in (backends.backends, demo.demo, model.generate, model.logits, model.perplexity):
     app.command()(command)
 for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
     app.command(entry.name)(entry.load())

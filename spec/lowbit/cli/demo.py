@@ -31,7 +31,7 @@ from lowbit.engine import build
 from lowbit.errors import UnavailableError
 from lowbit.linear import qgemv
 from lowbit.perplexity import perplexity
-from lowbit.weights import LlamaWeights, requantize, select_columns, weight_bytes
+from lowbit.weights import LlamaWeights, linear_shapes, requantize, select_columns, weight_bytes
 
 PROMPT = "Alice was beginning to get very tired of"
 GROUP_SIZES = (64, 128)
@@ -149,11 +149,10 @@ def show_verdicts(console: Console, verdicts: list[dict[str, Any]]) -> None:
 
 
 def generating_variants(weights: LlamaWeights) -> list[Variant]:
-    """The model as stored, and re-quantised to 4 bits in each group size."""
-    variants = [Variant("as stored", weights)]
-    for group_size in GROUP_SIZES:
-        variants.append(requantized(weights, 4, group_size))
-    return variants
+    """The model as stored, and re-quantised to 4 bits in each group size that its shortest column can hold."""
+    shortest = min(rows for rows, _ in linear_shapes(weights.config).values())
+    sizes = [size for size in GROUP_SIZES if size <= shortest]
+    return [Variant("as stored", weights), *(requantized(weights, 4, size) for size in sizes)]
 
 
 def requantized(weights: LlamaWeights, bits: int, group_size: int) -> Variant:
@@ -253,21 +252,22 @@ def show_continuations(console: Console, variant: Variant, prompt: str, said: li
 def perplexities(loaded: LoadedModel, passage: str, count: int, console: Console) -> list[dict[str, Any]]:
     """Perplexity as stored and re-quantised to each width in groups of 64, shown as a table with bars."""
     tokens = loaded.tokenizer.encode(passage, begin=False)[:count]
-    rows: list[dict[str, Any]] = []
+    bos, rows = loaded.tokenizer.bos, list[dict[str, Any]]()
+    window = min(WINDOW, loaded.weights.config.context - (bos is not None))
     with registry.load("numpy") as backend:
         for bits in (0, *WIDTHS):
             variant = requantized(loaded.weights, bits, 64) if bits else Variant("as stored", loaded.weights)
             decoder, _ = build(variant.weights, backend)
             with progress_bar(f"perplexity, {variant.name}") as progress:
-                result = perplexity(decoder, tokens, WINDOW, bos=loaded.tokenizer.bos, progress=progress)
+                result = perplexity(decoder, tokens, window, bos=bos, progress=progress)
             size = weight_bytes(variant.weights)
             rows.append({"weights": variant.name, "bytes": size.blocks, "perplexity": result.value})
-    show_perplexities(console, rows, len(tokens))
+    show_perplexities(console, rows, len(tokens), window)
     return rows
 
 
-def show_perplexities(console: Console, rows: list[dict[str, Any]], count: int) -> None:
-    console.print(f"[bold]Perplexity[/] on {count} tokens in windows of {WINDOW}, numpy backend")
+def show_perplexities(console: Console, rows: list[dict[str, Any]], count: int, window: int) -> None:
+    console.print(f"[bold]Perplexity[/] on {count} tokens in windows of {window}, numpy backend")
     table = Table("weights")
     table.add_column("MB", justify="right")
     table.add_column("perplexity", justify="right")
