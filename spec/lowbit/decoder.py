@@ -169,7 +169,8 @@ class Decoder:
             turn = rotation(self._layout, self.config.rope_base, start=len(state[0]), count=len(part))
             x = self._embedding[part].astype(np.float64)
             for block, cache in zip(self._blocks, state, strict=True):
-                x = block(x, turn, cache)
+                with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused by `logits`
+                    x = block(x, turn, cache)
                 work += len(part)
                 if progress is not None:
                     progress(work, len(ids) * len(state))
@@ -177,8 +178,16 @@ class Decoder:
         return np.concatenate(parts)
 
     def logits(self, hidden: Reals) -> Floats:
-        """The score of every token: float32, T × vocabulary, for float64, T × hidden."""
-        return self._head(hidden.astype(np.float32))
+        """The score of every token: float32, T × vocabulary, for float64, T × hidden.
+
+        Raises:
+            ArgumentError: a logit that is not finite; weights as large as only a damaged file has them overflow.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = self._head(hidden.astype(np.float32))
+        if not np.isfinite(scores).all():
+            raise ArgumentError("weights", "such that a logit is not finite", "weights that do not overflow float32")
+        return scores
 
     def _checked(self, tokens: Sequence[int], already: int) -> npt.NDArray[np.int64]:
         config = self.config

@@ -109,10 +109,9 @@ class GGUFFile:
         weights = matrix(self._bytes(info), info, self.file)
         for part, heads in ROTATED.items():
             if name.endswith(f".{part}.weight"):
-                config = self.config
-                order = half_split_order(getattr(config, heads), config.head_dim)
-                self._check_shape(info, 2, len(order))
-                return select_columns(weights, order)
+                count, head_dim = getattr(self.config, heads), self.config.head_dim
+                self._check_shape(info, 2, count * head_dim)  # before anything is made of a size that is only claimed
+                return select_columns(weights, half_split_order(count, head_dim))
         return weights
 
     def vector(self, name: str) -> Floats:
