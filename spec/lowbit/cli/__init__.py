@@ -10,7 +10,6 @@ way, since the specification knows nothing of the suite.
 import sys
 from importlib.metadata import entry_points
 
-import click
 import typer
 
 from lowbit.cli import backends, demo, model
@@ -20,7 +19,10 @@ COMMANDS = "lowbit.commands"
 USAGE_ERROR, INTERRUPTED = 2, 130
 
 app = typer.Typer(
-    help="The executable specification of low-bit LLM inference.", no_args_is_help=True, add_completion=False
+    help="The executable specification of low-bit LLM inference.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
 )
 for command in (backends.backends, demo.demo, model.generate, model.logits, model.perplexity):
     app.command()(command)
@@ -31,13 +33,11 @@ for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
 def main() -> None:
     """Run the command line and leave with a status that means something."""
     try:
-        sys.exit(app(standalone_mode=False))
+        app()
     except LowbitError as error:
         print(f"lowbit: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        print("lowbit: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    except SystemExit as end:  # typer ends every command so, an interrupted one with a status of its own
+        if end.code == INTERRUPTED:
+            print("lowbit: interrupted", file=sys.stderr)
+        raise

@@ -1,0 +1,73 @@
+"""The command line itself: answers, errors in one line, exit statuses, and an interrupt."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from lowbit import backend as registry
+from lowbit.backend import Availability
+from lowbit.cli import app
+from lowbit_numpy import NumpyBackend
+
+LOWBIT = [sys.executable, "-m", "lowbit.cli"]
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*LOWBIT, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_backends_says_what_each_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON lists every installed backend; one that cannot run says why and what to do, in the table too."""
+    monkeypatch.setattr(registry, "names", lambda: ["numpy", "reference"])
+    monkeypatch.setattr(NumpyBackend, "availability", lambda self: Availability(False, "no beads", "buy an abacus"))
+    answer = json.loads(CliRunner().invoke(app, ["backends", "--json"]).stdout)
+    assert answer["numpy"] == {"usable": False, "reason": "no beads", "remedy": "buy an abacus"}
+    assert answer["reference"]["operations"]["packing.pack"] == "2, 3, 4, 8"
+    assert "no beads; buy an abacus" in CliRunner().invoke(app, ["backends"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "--prompt", "x", "--backend", "abacus"], "lowbit: backend is 'abacus'; allowed: "),
+        (["generate", "--prompt", "x", "--model", "absent.gguf"], "absent.gguf"),
+        (["generate", "--prompt", "x", "--bits", "5"], "lowbit: --bits is 5; allowed: 2, 3, 4 or 8"),
+        (["logits", "--prompt", "x", "--top", "0"], "lowbit: --top is 0; allowed: an integer of at least 1"),
+        (["conformance", "numpy", "--op", "linear.magic"], "--op is linear.magic; allowed: "),
+        (["conformance", "numpy", "--case", "nonsense"], "--case is nonsense; allowed: "),
+        (["conformance", "numpy", "--model", "absent.gguf"], "absent.gguf"),
+        (["no-such-command"], "no-such-command"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
+    """The message names the argument and what is allowed, without a traceback, on standard error."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_case_that_does_not_exist_is_no_pass() -> None:
+    """An id that fits no case executes nothing, and that is a failure."""
+    done = run("conformance", "numpy", "--case", "linear.qgemv/C1/lattice/absent-s0", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["verdict"] == "nothing executed"
+
+
+def test_an_interrupt_ends_cleanly() -> None:
+    """Ctrl-C during the suite ends it and its process at once, with status 130 and one line."""
+    command = [*LOWBIT, "conformance", "reference", "--seeds", "100000", "--json"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        time.sleep(4)  # long enough to be inside the suite, which would run for hours
+        os.killpg(process.pid, signal.SIGINT)
+        _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert error.strip().splitlines()[-1] == "lowbit: interrupted"
+    assert "Traceback" not in error
