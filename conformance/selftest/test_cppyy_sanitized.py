@@ -158,7 +158,7 @@ int main() {
       callers.emplace_back([&pool] {
         for (int call = 0; call < 40; ++call) {
           Sum sum{};
-          if (pool.run(4096, 1 + call * 16, body, &sum) == lowbit::OK && sum.total != 4096l * 4095 / 2) std::abort();
+          if (pool.run(4096, 1 + call * 16, call % 3, body, &sum) == lowbit::OK && sum.total != 4096l * 4095 / 2) std::abort();
           if (call % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
       });
