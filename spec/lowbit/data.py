@@ -34,7 +34,7 @@ from typing import IO
 from platformdirs import user_cache_dir
 
 from lowbit.check import check_choice
-from lowbit.errors import FormatError, UnavailableError
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
 
 CACHE_VARIABLE = "LOWBIT_CACHE"
 CHUNK = 2**20
@@ -222,10 +222,15 @@ def read_text(path: Path) -> str:
     """A text file with every line end made a line feed, so that tokens do not depend on where it was saved.
 
     Raises:
+        ArgumentError: there is no readable file at `path`.
         FormatError: not UTF-8.
     """
+    if not path.is_file():
+        raise ArgumentError("text", repr(str(path)), "the path of a text file that exists")
     try:
         return path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+    except OSError as error:
+        raise ArgumentError("text", f"{str(path)!r} ({error.strerror})", "a file that can be read") from error
     except UnicodeDecodeError as error:
         raise FormatError(path.name, "text", f"undecodable at byte {error.start}", "UTF-8") from error
 
