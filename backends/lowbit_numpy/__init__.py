@@ -48,18 +48,24 @@ class NumpyBackend(Backend):
         operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)
         return Capabilities(operations, concurrent=True, details={"numpy": version("numpy")})
 
-    def _pack(self, codes: Codes, bits: int) -> Words:
+    def _packing_pack(self, codes: Codes, bits: int) -> Words:
         return pack_bits(codes, bits)
 
-    def _unpack(self, words: Words, bits: int) -> Codes:
+    def _packing_unpack(self, words: Words, bits: int) -> Codes:
         return unpack_bits(words, bits)
 
-    def _quantize(
-        self, weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
+    def _affine_quantize(
+        self,
+        weights: Floats,
+        *,
+        bits: int,
+        group_size: int,
+        convention: Convention = "minimum",
+        scale_dtype: ScaleDtype = "float32",
     ) -> QuantizedMatrix:
         return quantize_groups(weights, bits, group_size, convention, scale_dtype)
 
-    def _dequantize(self, matrix: QuantizedMatrix) -> Floats:
+    def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
         return dequantize_groups(matrix)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:

@@ -9,7 +9,8 @@ A case is a value; everything about it, its arrays included, follows from its id
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import numpy as np
 
@@ -19,33 +20,19 @@ from lowbit.packing import BITS, CODES_PER_UNIT
 
 @dataclass(frozen=True)
 class Case:
-    """One case of one clause.
+    """One case of one clause; a chapter's own cases add the parameters of its operations.
 
     Attributes:
         clause: ``linear.qgemv/C1``.
         tier: ``lattice``, ``edge``, ``random`` or ``model``.
-        variant: a word for what is special about it.
-        bits: width of a code.
-        rows: K.
-        columns: N.
-        group_size: rows of a group; 0 for packing, which has none.
-        convention: of the quantisation.
-        scale_dtype: of the scales.
-        vectors: T, the rows of x; 0 for a single vector.
+        variant: a word for what is special about it; may be empty.
         seed: what random draws follow from, besides the rest of the id.
     """
 
     clause: str
     tier: str
     variant: str
-    bits: int
-    rows: int
-    columns: int
-    group_size: int = 0
-    convention: Convention = "minimum"
-    scale_dtype: ScaleDtype = "float32"
-    vectors: int = 0
-    seed: int = 0
+    seed: int = field(default=0, kw_only=True)
 
     @property
     def operation(self) -> str:
@@ -53,23 +40,60 @@ class Case:
         return self.clause.partition("/")[0]
 
     @property
+    def label(self) -> str:
+        """The case's own parameters in a few words."""
+        own = [part for part in fields(self) if part.name not in ("clause", "tier", "variant", "seed")]
+        return "-".join(f"{part.name}={getattr(self, part.name)}" for part in own)
+
+    @property
     def id(self) -> str:
         """The whole case on one line, for example ``linear.qgemv/C1/lattice/b4-64x33-g16-minimum-float32-s0``."""
-        parts = [self.variant] if self.variant else []
-        parts += [f"b{self.bits}", f"{self.rows}x{self.columns}"]
-        if self.group_size:
-            parts += [f"g{self.group_size}", self.convention, self.scale_dtype]
-        if self.vectors:
-            parts.append(f"t{self.vectors}")
-        return f"{self.clause}/{self.tier}/{'-'.join(parts)}-s{self.seed}"
+        words = [word for word in (self.variant, self.label) if word]
+        return f"{self.clause}/{self.tier}/{'-'.join(words)}-s{self.seed}"
+
+    def parameters(self) -> dict[str, object]:
+        """The choices that the case makes, by the names under which a backend declares what it handles."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def generator(self) -> np.random.Generator:
         """A source of random numbers that follows from the id alone, on every host."""
         return np.random.Generator(np.random.PCG64(zlib.crc32(self.id.encode())))
 
-    def of(self, clause: str) -> "Case":
+    def of(self, clause: str) -> Self:
         """The same case for another clause."""
         return replace(self, clause=clause)
+
+
+@dataclass(frozen=True)
+class MatrixCase(Case):
+    """A case with a matrix of codes.
+
+    Attributes:
+        bits: width of a code.
+        rows: K.
+        columns: N.
+        group_size: rows of a group; 0 for packing, which has none.
+        convention: of the quantisation.
+        scale_dtype: of the scales.
+        vectors: T, the rows of x; 0 for a single vector.
+    """
+
+    bits: int
+    rows: int
+    columns: int
+    group_size: int = 0
+    convention: Convention = "minimum"
+    scale_dtype: ScaleDtype = "float32"
+    vectors: int = 0
+
+    @property
+    def label(self) -> str:
+        parts = [f"b{self.bits}", f"{self.rows}x{self.columns}"]
+        if self.group_size:
+            parts += [f"g{self.group_size}", self.convention, self.scale_dtype]
+        if self.vectors:
+            parts.append(f"t{self.vectors}")
+        return "-".join(parts)
 
 
 # **Shapes.** A tile of a kernel is a word deep and a register or a panel wide; these numbers lie on and about both.
@@ -86,7 +110,7 @@ def group_sizes(rows: int, unit: int) -> list[int]:
     return sorted({size for size in candidates if 1 <= size <= rows})
 
 
-def systematic(clause: str) -> Iterator[Case]:
+def systematic(clause: str) -> Iterator[MatrixCase]:
     """Small shapes, walked so that every depth meets every group size and every width meets every bit width."""
     for bits in BITS:
         unit = CODES_PER_UNIT[bits]
@@ -95,15 +119,16 @@ def systematic(clause: str) -> Iterator[Case]:
             for units in UNITS:
                 for group_size in group_sizes(units * unit, unit):
                     columns, scale_dtype = COLUMNS[turn % len(COLUMNS)], SCALE_DTYPES[turn % 2]
-                    yield Case(clause, "lattice", "", bits, units * unit, columns, group_size, convention, scale_dtype)
+                    shape = (units * unit, columns, group_size)
+                    yield MatrixCase(clause, "lattice", "", bits, *shape, convention, scale_dtype)
                     turn += 1
             for columns in COLUMNS:
-                yield Case(clause, "lattice", "wide", bits, 2 * unit, columns, unit, convention)
+                yield MatrixCase(clause, "lattice", "wide", bits, 2 * unit, columns, unit, convention)
         for rows, columns, group_size in LARGE:
-            yield Case(clause, "lattice", "large", bits, rows, columns, group_size, "zero_point")
+            yield MatrixCase(clause, "lattice", "large", bits, rows, columns, group_size, "zero_point")
 
 
-def drawn(clause: str, tier: str, seed: int) -> Iterator[Case]:
+def drawn(clause: str, tier: str, seed: int) -> Iterator[MatrixCase]:
     """For each width and convention, one shape drawn from the seed; the same for every clause and tier."""
     for bits in BITS:
         for convention in CONVENTIONS:
@@ -114,13 +139,14 @@ def drawn(clause: str, tier: str, seed: int) -> Iterator[Case]:
             group_size = int(rng.choice(group_sizes(rows, unit)))
             scale_dtype = SCALE_DTYPES[int(rng.integers(2))]
             vectors = int(rng.integers(1, 10)) if clause.startswith("linear.qgemm") else 0
-            yield Case(clause, tier, "drawn", bits, rows, columns, group_size, convention, scale_dtype, vectors, seed)
+            shape = (rows, columns, group_size)
+            yield MatrixCase(clause, tier, "drawn", bits, *shape, convention, scale_dtype, vectors, seed=seed)
 
 
-def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[Case]:
+def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[MatrixCase]:
     """Each special input at one small shape with a tail in every direction, for each width and convention."""
     for variant in variants:
         for bits in BITS:
             rows = 3 * CODES_PER_UNIT[bits]
             for convention in CONVENTIONS:
-                yield Case(clause, "edge", variant, bits, rows, 19, rows // 2 + 1, convention, "float32", vectors)
+                yield MatrixCase(clause, "edge", variant, bits, rows, 19, rows // 2 + 1, convention, "float32", vectors)

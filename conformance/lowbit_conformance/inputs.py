@@ -14,12 +14,12 @@ import numpy as np
 from lowbit.affine import Floats, QuantizedMatrix, Scales
 from lowbit.errors import ArgumentError
 from lowbit.packing import Codes, pack
-from lowbit_conformance.cases import Case
+from lowbit_conformance.cases import MatrixCase
 
 FLOAT32_INTEGERS = 2**24
 
 
-def build(case: Case, codes: Codes, scales: Scales, zero_codes: Codes) -> QuantizedMatrix:
+def build(case: MatrixCase, codes: Codes, scales: Scales, zero_codes: Codes) -> QuantizedMatrix:
     """A matrix in the convention of the case whose value is ``scale * (code - zero_code)`` either way."""
     scales = scales.astype(case.scale_dtype)
     if case.convention == "minimum":
@@ -30,7 +30,7 @@ def build(case: Case, codes: Codes, scales: Scales, zero_codes: Codes) -> Quanti
     return QuantizedMatrix(words, scales, zeros, case.bits, case.rows, case.group_size, case.convention)
 
 
-def lattice(case: Case, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
+def lattice(case: MatrixCase, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
     """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32."""
     rng = case.generator()
     top = 2**case.bits - 1
@@ -53,7 +53,7 @@ def lattice(case: Case, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
     return x.astype(np.float32), build(case, codes.astype(np.uint8), scales, zeros)
 
 
-def random(case: Case) -> tuple[Floats, QuantizedMatrix]:
+def random(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     """Activations (max(1, T) × K) and a matrix as they occur: normal activations, scales over several octaves."""
     rng = case.generator()
     shape = (-(-case.rows // case.group_size), case.columns)
@@ -78,7 +78,7 @@ EDGES = (
 )
 
 
-def edge(case: Case) -> tuple[Floats, QuantizedMatrix]:
+def edge(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     """The inputs that arithmetic treats specially, by the variant of the case; x is max(1, T) × K."""
     x, matrix = random(case)
     boundary = case.group_size % case.rows
@@ -106,7 +106,7 @@ def edge(case: Case) -> tuple[Floats, QuantizedMatrix]:
 
 
 def _with(
-    case: Case,
+    case: MatrixCase,
     matrix: QuantizedMatrix,
     codes: Codes | None = None,
     scales: Scales | None = None,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lowbit_conformance.cases import Case
+from lowbit_conformance.cases import Case, MatrixCase
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
@@ -19,7 +19,7 @@ class Settings:
     """
 
     seeds: range
-    model: tuple[Case, ...] = ()
+    model: tuple[MatrixCase, ...] = ()
 
 
 Generator = Callable[[str, Settings], Iterator[Case]]

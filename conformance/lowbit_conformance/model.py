@@ -7,7 +7,7 @@ from lowbit import affine
 from lowbit.affine import QuantizedMatrix
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf import open_gguf
-from lowbit_conformance.cases import Case
+from lowbit_conformance.cases import MatrixCase
 
 LAYER = "blk.0."
 MATRICES = ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_down")
@@ -40,11 +40,11 @@ def model_matrices_of(path: str) -> dict[str, QuantizedMatrix]:
     return matrices
 
 
-def model_cases(matrices: dict[str, QuantizedMatrix]) -> Iterator[Case]:
+def model_cases(matrices: dict[str, QuantizedMatrix]) -> Iterator[MatrixCase]:
     """A case for one vector and one for several, for each matrix; their clause is filled in by the test."""
     for variant, matrix in matrices.items():
         for vectors in (0, VECTORS):
-            yield Case(
+            yield MatrixCase(
                 "model/C0",
                 "model",
                 variant,

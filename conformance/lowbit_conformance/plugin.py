@@ -15,6 +15,7 @@ from lowbit import backend as backends
 from lowbit.affine import QuantizedMatrix
 from lowbit.backend import Backend, Declaration
 from lowbit.errors import LowbitError
+from lowbit.operations import OPERATIONS
 from lowbit_conformance.cases import Case
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
@@ -59,9 +60,6 @@ class Run:
         self.events = EventPipe(option.lowbit_events) if option.lowbit_events is not None else None
 
     def _check_operations(self, wanted: list[str]) -> None:
-        import lowbit.reference  # noqa: F401 - declares every operation
-        from lowbit.contract import OPERATIONS
-
         for operation in wanted:
             if operation not in OPERATIONS:
                 raise pytest.UsageError(f"--op is {operation}; allowed: {', '.join(sorted(OPERATIONS))}")
@@ -154,9 +152,7 @@ def not_declared(declaration: Declaration | None, case: Case) -> str:
     """What of the case the backend does not declare; empty if it declares all of it."""
     if declaration is None:
         return case.operation
-    if not case.group_size:  # packing has bits only
-        return "" if case.bits in declaration.bits else f"{case.operation} with bits {case.bits}"
-    missing = declaration.lacks(case.bits, case.convention, case.group_size, case.scale_dtype)
+    missing = declaration.lacks(case.parameters())
     return f"{case.operation} with {missing}" if missing else ""
 
 

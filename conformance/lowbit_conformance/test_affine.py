@@ -13,23 +13,25 @@ from lowbit.errors import ArgumentError
 from lowbit.packing import BITS, CODES_PER_UNIT, unpack
 from lowbit_conformance import inputs
 from lowbit_conformance.calls import freeze, frozen
-from lowbit_conformance.cases import Case, drawn, edges, systematic
+from lowbit_conformance.cases import MatrixCase, drawn, edges, systematic
 from lowbit_conformance.compare import assert_exact
 from lowbit_conformance.marking import Settings, checks
 
 
-def quantize(backend: Backend, weights: Floats, case: Case) -> QuantizedMatrix:
+def quantize(backend: Backend, weights: Floats, case: MatrixCase) -> QuantizedMatrix:
     frozen(weights)
-    return backend.quantize(
+    matrix: QuantizedMatrix = backend.run(
+        "affine.quantize",
         weights,
         bits=case.bits,
         group_size=case.group_size,
         convention=case.convention,
         scale_dtype=case.scale_dtype,
     )
+    return matrix
 
 
-def expected(weights: Floats, case: Case) -> QuantizedMatrix:
+def expected(weights: Floats, case: MatrixCase) -> QuantizedMatrix:
     return affine.quantize(
         weights,
         bits=case.bits,
@@ -49,7 +51,7 @@ def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix) -> None:
     assert [getattr(given, name) for name in fields] == [getattr(wanted, name) for name in fields], "WRONG: fields"
 
 
-def lattice_and_random(clause: str, settings: Settings) -> Iterator[Case]:
+def lattice_and_random(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     yield from systematic(clause)
     for seed in settings.seeds:
         yield from drawn(clause, "random", seed)
@@ -58,7 +60,7 @@ def lattice_and_random(clause: str, settings: Settings) -> Iterator[Case]:
 
 @checks("affine.quantize/C1", lattice_and_random)
 def test_quantize_equals_the_reference(
-    backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]
+    backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Normal weights of very different columns, and a model's own, give the reference's scales, zeros and codes."""
     rng = case.generator()
@@ -73,13 +75,13 @@ SPECIAL = ("ties", "positive", "negative", "tiny", "one-outlier", "signed-zeros"
 
 
 @checks("affine.quantize/C2", lambda clause, settings: edges(clause, SPECIAL))
-def test_quantize_special_weights(backend: Backend, case: Case) -> None:
+def test_quantize_special_weights(backend: Backend, case: MatrixCase) -> None:
     """Ties between two codes, ranges on one side of zero, subnormal ranges and outliers give the reference's codes."""
     weights = special_weights(case)
     assert_same_matrix(quantize(backend, weights, case), expected(weights, case))
 
 
-def special_weights(case: Case) -> Floats:
+def special_weights(case: MatrixCase) -> Floats:
     """Weights of one kind, K × N."""
     rng = case.generator()
     shape = (case.rows, case.columns)
@@ -100,7 +102,7 @@ def special_weights(case: Case) -> Floats:
 
 
 @checks("affine.quantize/C3", lambda clause, settings: edges(clause, ("constant", "zero")))
-def test_quantize_constant_groups(backend: Backend, case: Case) -> None:
+def test_quantize_constant_groups(backend: Backend, case: MatrixCase) -> None:
     """A constant column comes back exactly under minimum; zeros come back as zeros under both conventions."""
     row = np.arange(case.columns) - 7 if case.variant == "constant" else np.zeros(case.columns)
     weights = np.ascontiguousarray(np.broadcast_to(row, (case.rows, case.columns)), np.float32)
@@ -112,7 +114,7 @@ def test_quantize_constant_groups(backend: Backend, case: Case) -> None:
 
 
 @checks("affine.quantize/C4", lambda clause, settings: systematic(clause))
-def test_quantize_groups_are_runs_of_rows(backend: Backend, case: Case) -> None:
+def test_quantize_groups_are_runs_of_rows(backend: Backend, case: MatrixCase) -> None:
     """Weights that lie on the points of a lattice of powers of two come back exactly, group by group.
 
     This needs no reference: the first two rows of a group span its range, so the scale is known beforehand.
@@ -152,14 +154,14 @@ WRONG_WEIGHTS: dict[str, Callable[[Floats], Any]] = {
 }
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[Case]:
+def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for variant in (*MISTAKES, *WRONG_WEIGHTS):
         for bits in BITS:
-            yield Case(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3, 3)
+            yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3, 3)
 
 
 @checks("affine.quantize/C5", mistakes)
-def test_quantize_refuses(backend: Backend, case: Case) -> None:
+def test_quantize_refuses(backend: Backend, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
     arguments: dict[str, Any] = {"bits": case.bits, "group_size": case.group_size}
@@ -167,44 +169,44 @@ def test_quantize_refuses(backend: Backend, case: Case) -> None:
     if case.variant in WRONG_WEIGHTS:
         weights = WRONG_WEIGHTS[case.variant](weights)
     with pytest.raises(ArgumentError):
-        backend.quantize(weights, **arguments)
+        backend.run("affine.quantize", weights, **arguments)
 
 
-def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[Case]]:
-    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[MatrixCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield from (case for case in lattice_and_random(clause, settings) if case.convention == wanted)
 
     return generator
 
 
 @checks("affine.dequantize/C1", of_convention("minimum"))
-def test_dequantize_minimum(backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]) -> None:
+def test_dequantize_minimum(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     """Random codes, scales and minima, and a model's own, give the reference's float32 weights."""
     assert_dequantizes(backend, case, model_matrices)
 
 
 @checks("affine.dequantize/C2", of_convention("zero_point"))
-def test_dequantize_zero_point(backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]) -> None:
+def test_dequantize_zero_point(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     """Random codes, scales and zero-points, and a model's own, give the reference's float32 weights."""
     assert_dequantizes(backend, case, model_matrices)
 
 
-def widened(clause: str, settings: Settings) -> Iterator[Case]:
+def widened(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for bits in BITS:
         rows = 2 * CODES_PER_UNIT[bits]
-        yield Case(clause, "edge", "float16-limits", bits, rows, 9, rows - 1, "minimum", "float16")
+        yield MatrixCase(clause, "edge", "float16-limits", bits, rows, 9, rows - 1, "minimum", "float16")
 
 
 @checks("affine.dequantize/C3", widened)
-def test_dequantize_widens_first(backend: Backend, case: Case) -> None:
+def test_dequantize_widens_first(backend: Backend, case: MatrixCase) -> None:
     """Scales and minima at the ends of float16, subnormal ones too, are widened before they are multiplied."""
     _, matrix = inputs.random(case)
     matrix.scales[...] = np.resize(np.array([65504, 2**-24, 2**-14], np.float16), matrix.scales.shape)
     matrix.zeros[...] = np.resize(np.array([-65504, 2**-24, 0, -(2**-14)], np.float16), matrix.zeros.shape)
-    assert_exact("weights", backend.dequantize(freeze(matrix)), affine.dequantize(matrix))
+    assert_exact("weights", backend.run("affine.dequantize", freeze(matrix)), affine.dequantize(matrix))
 
 
-def assert_dequantizes(backend: Backend, case: Case, model_matrices: dict[str, QuantizedMatrix]) -> None:
+def assert_dequantizes(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     __tracebackhide__ = True
     matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
-    assert_exact("weights", backend.dequantize(freeze(matrix)), affine.dequantize(matrix))
+    assert_exact("weights", backend.run("affine.dequantize", freeze(matrix)), affine.dequantize(matrix))

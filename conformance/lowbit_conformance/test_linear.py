@@ -14,7 +14,7 @@ from lowbit.errors import ArgumentError
 from lowbit.packing import CODES_PER_UNIT
 from lowbit_conformance import inputs
 from lowbit_conformance.calls import freeze, multiply
-from lowbit_conformance.cases import Case, drawn, edges, systematic
+from lowbit_conformance.cases import MatrixCase, drawn, edges, systematic
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits, assert_within
 from lowbit_conformance.marking import Settings, checks
 
@@ -22,7 +22,7 @@ Record = Callable[[str, object], None]
 VECTORS = (1, 2, 3, 4, 5, 8, 17)
 
 
-def lattice_cases(clause: str, settings: Settings) -> Iterator[Case]:
+def lattice_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """The systematic shapes, the shape of every random case and those of the model, each dense and full."""
     shapes = [*with_vectors(systematic(clause)), *model_cases(clause, settings)]
     for seed in settings.seeds:
@@ -32,7 +32,7 @@ def lattice_cases(clause: str, settings: Settings) -> Iterator[Case]:
             yield replace(case, tier="lattice", variant=f"{case.variant}-{density}".lstrip("-"))
 
 
-def random_cases(clause: str, settings: Settings) -> Iterator[Case]:
+def random_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every special input, shapes and inputs from the seeds, and the model's own weights."""
     yield from with_vectors(edges(clause, inputs.EDGES))
     for seed in settings.seeds:
@@ -40,44 +40,44 @@ def random_cases(clause: str, settings: Settings) -> Iterator[Case]:
     yield from model_cases(clause, settings)
 
 
-def model_cases(clause: str, settings: Settings) -> Iterator[Case]:
+def model_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     wide = clause.startswith("linear.qgemm")
     yield from (case.of(clause) for case in settings.model if bool(case.vectors) == wide)
 
 
-def with_vectors(cases: Iterator[Case]) -> Iterator[Case]:
+def with_vectors(cases: Iterator[MatrixCase]) -> Iterator[MatrixCase]:
     """Give the cases of qgemm several vectors, each case another number of them; leave those of qgemv alone."""
     for turn, case in enumerate(cases):
         wide = case.operation == "linear.qgemm"
         yield replace(case, vectors=VECTORS[turn % len(VECTORS)]) if wide else case
 
 
-def arithmetic(backend: Backend, case: Case) -> Arithmetic:
+def arithmetic(backend: Backend, case: MatrixCase) -> Arithmetic:
     declared = backend.capabilities().operations[case.operation].arithmetic
     if declared is None:
         raise AssertionError(f"WRONG: {case.operation} is bounded, and the backend declares no arithmetic for it")
     return declared
 
 
-def run(backend: Backend, x: Floats, matrix: QuantizedMatrix, case: Case) -> Floats:
+def run(backend: Backend, x: Floats, matrix: QuantizedMatrix, case: MatrixCase) -> Floats:
     """One guarded call, as T × N."""
     prepared = backend.prepare(freeze(matrix))
     return np.atleast_2d(multiply(prepared, x, case.vectors))
 
 
 @checks("linear.qgemv/C1", lattice_cases)
-def test_qgemv_on_the_lattice(backend: Backend, case: Case) -> None:
+def test_qgemv_on_the_lattice(backend: Backend, case: MatrixCase) -> None:
     """With every partial sum exact, the result equals the reference's."""
     assert_lattice(backend, case)
 
 
 @checks("linear.qgemm/C1", lattice_cases)
-def test_qgemm_on_the_lattice(backend: Backend, case: Case) -> None:
+def test_qgemm_on_the_lattice(backend: Backend, case: MatrixCase) -> None:
     """With every partial sum exact, each row of the result equals the reference's."""
     assert_lattice(backend, case)
 
 
-def assert_lattice(backend: Backend, case: Case) -> None:
+def assert_lattice(backend: Backend, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.lattice(case, dense=case.variant.endswith("dense"))
     assert_equal_values(run(backend, x, matrix, case), linear.qgemm(x, matrix))
@@ -85,7 +85,7 @@ def assert_lattice(backend: Backend, case: Case) -> None:
 
 @checks("linear.qgemv/C2", random_cases)
 def test_qgemv_within_the_bound(
-    backend: Backend, case: Case, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+    backend: Backend, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Random and special inputs stay within the bound derived from the declared arithmetic."""
     assert_bounded(backend, case, record_property, model_matrices)
@@ -93,14 +93,14 @@ def test_qgemv_within_the_bound(
 
 @checks("linear.qgemm/C2", random_cases)
 def test_qgemm_within_the_bound(
-    backend: Backend, case: Case, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+    backend: Backend, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Random and special inputs stay within the bound derived from the declared arithmetic, row by row."""
     assert_bounded(backend, case, record_property, model_matrices)
 
 
 def assert_bounded(
-    backend: Backend, case: Case, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+    backend: Backend, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.edge(case) if case.tier == "edge" else inputs.random(case)
@@ -118,19 +118,19 @@ def assert_bounded(
     record_property("share", max(shares))
 
 
-def few_cases(clause: str, settings: Settings) -> Iterator[Case]:
+def few_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """One drawn shape for each width and convention."""
     yield from drawn(clause, "random", 0)
 
 
 @checks("linear.qgemv/C3", few_cases)
-def test_qgemv_repeats_itself(backend: Backend, case: Case) -> None:
+def test_qgemv_repeats_itself(backend: Backend, case: MatrixCase) -> None:
     """The same call gives the same bits: again, after other calls, and from weights prepared anew."""
     assert_repeats(backend, case)
 
 
 @checks("linear.qgemm/C3", few_cases)
-def test_qgemm_repeats_itself(backend: Backend, case: Case) -> None:
+def test_qgemm_repeats_itself(backend: Backend, case: MatrixCase) -> None:
     """The same call gives the same bits, and a row does not depend on its neighbours."""
     assert_repeats(backend, case)
     x, matrix = inputs.random(case)
@@ -142,7 +142,7 @@ def test_qgemm_repeats_itself(backend: Backend, case: Case) -> None:
     assert_same_bits(together[:1], alone[:1], "row 0 changed when the other rows of x did")
 
 
-def assert_repeats(backend: Backend, case: Case) -> None:
+def assert_repeats(backend: Backend, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.random(case)
     prepared = backend.prepare(freeze(matrix))
@@ -154,12 +154,12 @@ def assert_repeats(backend: Backend, case: Case) -> None:
     assert_same_bits(first, multiply(backend.prepare(matrix), x, case.vectors), "weights prepared anew")
 
 
-def exact_edges(clause: str, settings: Settings) -> Iterator[Case]:
+def exact_edges(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     yield from edges(clause, ("zero-x", "one-hot-first", "one-hot-last", "one-hot-group"))
 
 
 @checks("linear.qgemv/C4", exact_edges)
-def test_qgemv_zero_and_one_hot(backend: Backend, case: Case, record_property: Record) -> None:
+def test_qgemv_zero_and_one_hot(backend: Backend, case: MatrixCase, record_property: Record) -> None:
     """All-zero activations give zeros; a single 1 gives a row of the dequantised matrix within the bound."""
     x, matrix = inputs.edge(case)
     x = np.sign(x)
@@ -173,7 +173,7 @@ def test_qgemv_zero_and_one_hot(backend: Backend, case: Case, record_property: R
 
 
 @checks("linear.qgemv/C5", lambda clause, settings: edges(clause, tuple(inputs.NON_FINITE)))
-def test_qgemv_passes_non_finite_on(backend: Backend, case: Case) -> None:
+def test_qgemv_passes_non_finite_on(backend: Backend, case: MatrixCase) -> None:
     """A NaN or an infinity in any row of x reaches every column."""
     for row in (0, case.rows // 2, case.rows - 1):
         x, matrix = inputs.random(case)
@@ -184,7 +184,7 @@ def test_qgemv_passes_non_finite_on(backend: Backend, case: Case) -> None:
 
 
 @checks("linear.qgemm/C4", lambda clause, settings: edges(clause, tuple(inputs.NON_FINITE), vectors=5))
-def test_qgemm_keeps_non_finite_to_its_row(backend: Backend, case: Case) -> None:
+def test_qgemm_keeps_non_finite_to_its_row(backend: Backend, case: MatrixCase) -> None:
     """A NaN or an infinity in one row of X reaches every column of that row of Y, and no other row."""
     x, matrix = inputs.random(case)
     x[2, case.rows - 1] = inputs.NON_FINITE[case.variant]
@@ -220,25 +220,25 @@ def _overlapping(x: Floats, out: Floats) -> Call:
     return both[: x.size].reshape(x.shape), both[x.size - 1 :].reshape(out.shape)
 
 
-def mistakes(clause: str, settings: Settings) -> Iterator[Case]:
+def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for variant in MISTAKES:
         rows = 2 * CODES_PER_UNIT[4]
-        yield Case(clause, "edge", variant, 4, rows, 5, 8, vectors=3 * clause.startswith("linear.qgemm"))
+        yield MatrixCase(clause, "edge", variant, 4, rows, 5, 8, vectors=3 * clause.startswith("linear.qgemm"))
 
 
 @checks("linear.qgemv/C6", mistakes)
-def test_qgemv_refuses(backend: Backend, case: Case) -> None:
+def test_qgemv_refuses(backend: Backend, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     assert_refuses(backend, case)
 
 
 @checks("linear.qgemm/C5", mistakes)
-def test_qgemm_refuses(backend: Backend, case: Case) -> None:
+def test_qgemm_refuses(backend: Backend, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     assert_refuses(backend, case)
 
 
-def assert_refuses(backend: Backend, case: Case) -> None:
+def assert_refuses(backend: Backend, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.random(case)
     out = np.full((len(x), case.columns), 7, np.float32)

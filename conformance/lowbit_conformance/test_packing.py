@@ -10,29 +10,30 @@ from lowbit.backend import Backend
 from lowbit.errors import ArgumentError
 from lowbit.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, Codes
 from lowbit_conformance.calls import frozen
-from lowbit_conformance.cases import COLUMNS, LARGE, UNITS, Case
+from lowbit_conformance.cases import COLUMNS, LARGE, UNITS, MatrixCase
 from lowbit_conformance.compare import assert_exact
 from lowbit_conformance.marking import Settings, checks
 
 
-def shapes(clause: str, settings: Settings) -> Iterator[Case]:
+def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every depth of a few units with every width, then large ones, then shapes from the seeds."""
     for bits in BITS:
         for turn, columns in enumerate(COLUMNS):
             rows = UNITS[turn % len(UNITS)] * CODES_PER_UNIT[bits]
-            yield Case(clause, "lattice", "", bits, rows, columns)
+            yield MatrixCase(clause, "lattice", "", bits, rows, columns)
         for rows, columns, _ in LARGE[:3]:
-            yield Case(clause, "lattice", "large", bits, rows, columns)
+            yield MatrixCase(clause, "lattice", "large", bits, rows, columns)
         for seed in settings.seeds:
             rng = np.random.Generator(np.random.PCG64([seed, bits]))
             rows = CODES_PER_UNIT[bits] * int(rng.integers(1, 40))
-            yield Case(clause, "random", "drawn", bits, rows, int(rng.integers(1, 101)), seed=seed)
+            yield MatrixCase(clause, "random", "drawn", bits, rows, int(rng.integers(1, 101)), seed=seed)
 
 
-def single_units(clause: str, settings: Settings) -> Iterator[Case]:
+def single_units(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """One case for each width: a unit in which one code at a time is not zero."""
     for bits in BITS:
-        yield Case(clause, "lattice", "one-code", bits, CODES_PER_UNIT[bits], CODES_PER_UNIT[bits] * (2**bits - 1))
+        unit = CODES_PER_UNIT[bits]
+        yield MatrixCase(clause, "lattice", "one-code", bits, unit, unit * (2**bits - 1))
 
 
 def one_code_a_column(bits: int) -> Codes:
@@ -44,14 +45,14 @@ def one_code_a_column(bits: int) -> Codes:
     return codes
 
 
-def random_codes(case: Case) -> Codes:
+def random_codes(case: MatrixCase) -> Codes:
     return case.generator().integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
 
 
 @checks("packing.pack/C1", single_units)
-def test_one_code_sets_its_own_bits(backend: Backend, case: Case) -> None:
+def test_one_code_sets_its_own_bits(backend: Backend, case: MatrixCase) -> None:
     """Each code alone sets bits b·k … b·k + b − 1 of its column and no other bit, by arithmetic on big integers."""
-    words = backend.pack(one_code_a_column(case.bits), case.bits)
+    words = backend.run("packing.pack", one_code_a_column(case.bits), case.bits)
     top = 2**case.bits - 1
     streams = [(column % top + 1) << (case.bits * (column // top)) for column in range(CODES_PER_UNIT[case.bits] * top)]
     expected = [[stream >> (32 * word) & 0xFFFFFFFF for stream in streams] for word in range(WORDS_PER_UNIT[case.bits])]
@@ -59,30 +60,30 @@ def test_one_code_sets_its_own_bits(backend: Backend, case: Case) -> None:
 
 
 @checks("packing.pack/C2", shapes)
-def test_pack_equals_the_reference(backend: Backend, case: Case) -> None:
+def test_pack_equals_the_reference(backend: Backend, case: MatrixCase) -> None:
     """Random codes of every shape give the reference's words, and the codes are left as they were."""
     codes = random_codes(case)
     expected = packing.pack(codes, case.bits)
     frozen(codes)
-    assert_exact("words", backend.pack(codes, case.bits), expected)
+    assert_exact("words", backend.run("packing.pack", codes, case.bits), expected)
 
 
 @checks("packing.unpack/C1", shapes)
-def test_unpack_equals_the_reference(backend: Backend, case: Case) -> None:
+def test_unpack_equals_the_reference(backend: Backend, case: MatrixCase) -> None:
     """Random words, every bit of them used, give the reference's codes."""
     word_rows = case.rows * case.bits // 32
     words = case.generator().integers(0, 2**32, (word_rows, case.columns), dtype=np.uint32)
     expected = packing.unpack(words, case.bits)
     frozen(words)
-    assert_exact("codes", backend.unpack(words, case.bits), expected)
+    assert_exact("codes", backend.run("packing.unpack", words, case.bits), expected)
 
 
 @checks("packing.unpack/C2", single_units)
-def test_unpack_finds_each_code_alone(backend: Backend, case: Case) -> None:
+def test_unpack_finds_each_code_alone(backend: Backend, case: MatrixCase) -> None:
     """Each code alone in its unit comes back at its own place."""
     codes = one_code_a_column(case.bits)
     words = packing.pack(codes, case.bits)
-    assert_exact("codes", backend.unpack(words, case.bits), codes)
+    assert_exact("codes", backend.run("packing.unpack", words, case.bits), codes)
 
 
 PACK_MISTAKES: dict[str, Callable[[Codes, int], tuple[object, object]]] = {
@@ -98,16 +99,16 @@ PACK_MISTAKES: dict[str, Callable[[Codes, int], tuple[object, object]]] = {
 }
 
 
-def pack_mistakes(clause: str, settings: Settings) -> Iterator[Case]:
+def pack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for variant in PACK_MISTAKES:
         for bits in BITS:
-            yield Case(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3)
+            yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3)
     for bits in BITS[:-1]:  # every uint8 fits 8 bits
-        yield Case(clause, "edge", "large-code", bits, 2 * CODES_PER_UNIT[bits], 3)
+        yield MatrixCase(clause, "edge", "large-code", bits, 2 * CODES_PER_UNIT[bits], 3)
 
 
 @checks("packing.pack/C3", pack_mistakes)
-def test_pack_refuses(backend: Backend, case: Case) -> None:
+def test_pack_refuses(backend: Backend, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     codes, bits = random_codes(case), case.bits
     given: tuple[object, object] = (codes, bits)
@@ -116,21 +117,21 @@ def test_pack_refuses(backend: Backend, case: Case) -> None:
     else:
         given = PACK_MISTAKES[case.variant](codes, bits)
     with pytest.raises(ArgumentError):
-        backend.pack(*given)  # type: ignore[arg-type]  # wrong on purpose
+        backend.run("packing.pack", *given)
 
 
 UNPACK_MISTAKES = {name: PACK_MISTAKES[name] for name in PACK_MISTAKES if name not in ("rows", "dtype")}
 
 
-def unpack_mistakes(clause: str, settings: Settings) -> Iterator[Case]:
+def unpack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for variant in (*UNPACK_MISTAKES, "dtype"):
         for bits in BITS:
-            yield Case(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3)
-    yield Case(clause, "edge", "rows", 3, 64, 3)  # only 3 bits can end inside a unit
+            yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3)
+    yield MatrixCase(clause, "edge", "rows", 3, 64, 3)  # only 3 bits can end inside a unit
 
 
 @checks("packing.unpack/C3", unpack_mistakes)
-def test_unpack_refuses(backend: Backend, case: Case) -> None:
+def test_unpack_refuses(backend: Backend, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     words = packing.pack(random_codes(case), case.bits)
     if case.variant == "dtype":
@@ -138,4 +139,4 @@ def test_unpack_refuses(backend: Backend, case: Case) -> None:
     else:
         given = PACK_MISTAKES[case.variant](words, case.bits)  # type: ignore[arg-type]  # words serve as well as codes
     with pytest.raises(ArgumentError):
-        backend.unpack(*given)  # type: ignore[arg-type]  # wrong on purpose
+        backend.run("packing.unpack", *given)

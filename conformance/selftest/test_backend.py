@@ -19,8 +19,9 @@ class FourBits(Backend):
     reached = False
 
     def capabilities(self) -> Capabilities:
-        declared = Declaration((4,), ("minimum",), (16,), ("float32",), Arithmetic("dequantised"))
-        return Capabilities({"linear.qgemv": declared, "packing.pack": Declaration(bits=(4,))})
+        limits = {"bits": (4,), "convention": ("minimum",), "group_size": (16,), "scale_dtype": ("float32",)}
+        declared = Declaration(limits, Arithmetic("dequantised"))
+        return Capabilities({"linear.qgemv": declared, "packing.pack": Declaration({"bits": (4,)})})
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         self.reached = True
@@ -47,11 +48,11 @@ def test_operations_that_are_not_declared_are_refused() -> None:
     """No other backend answers for it: not the reference, not numpy."""
     backend, ones = FourBits(), np.ones((32, 3), np.uint8)
     with pytest.raises(NotDeclaredError):
-        backend.dequantize(matrix())
+        backend.run("affine.dequantize", matrix())
     with pytest.raises(NotDeclaredError, match="bits 2"):
-        backend.pack(ones, 2)
+        backend.run("packing.pack", ones, 2)
     with pytest.raises(NotDeclaredError):
-        backend.unpack(np.ones((4, 3), np.uint32), 4)
+        backend.run("packing.unpack", np.ones((4, 3), np.uint32), 4)
     with pytest.raises(NotDeclaredError):
         backend.prepare(matrix()).qgemm(np.ones((2, 32), np.float32))
 
@@ -59,7 +60,7 @@ def test_operations_that_are_not_declared_are_refused() -> None:
 def test_wrong_arguments_come_before_anything_else() -> None:
     """An argument is checked first, whether or not the operation is declared."""
     with pytest.raises(ArgumentError, match="bits is 5"):
-        FourBits().unpack(np.ones((4, 3), np.uint32), 5)
+        FourBits().run("packing.unpack", np.ones((4, 3), np.uint32), 5)
     with pytest.raises(ArgumentError, match="matrix is a ndarray; allowed: a QuantizedMatrix"):
         FourBits().prepare(np.ones((32, 3)))  # type: ignore[arg-type]  # wrong on purpose
 

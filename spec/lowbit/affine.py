@@ -47,7 +47,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.check import check_array, check_choice, check_finite, check_integer
-from lowbit.contract import EXACT, operation
+from lowbit.contract import EXACT, Parameters, operation
 from lowbit.errors import ArgumentError
 from lowbit.packing import BITS, WORD_BITS, Codes, Words, check_codes, check_rows, pack, unpack
 
@@ -162,7 +162,7 @@ def quantize(
 
     Source: QIGen §2; errata Q1, Q9, Q10.
     """
-    check_quantize(weights, bits, group_size, convention, scale_dtype)
+    check_quantize(weights, bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype)
     rows, columns = weights.shape
     codes = np.empty((rows, columns), np.uint8)
     scales, zeros = [], []
@@ -175,8 +175,15 @@ def quantize(
     return QuantizedMatrix(pack(codes, bits), np.stack(scales), np.stack(zeros), bits, rows, group_size, convention)
 
 
-def check_quantize(weights: Floats, bits: int, group_size: int, convention: str, scale_dtype: str) -> None:
-    """The checks of `quantize`, for every backend's own."""
+def check_quantize(
+    weights: Floats,
+    *,
+    bits: int,
+    group_size: int,
+    convention: Convention = "minimum",
+    scale_dtype: ScaleDtype = "float32",
+) -> None:
+    """The checks of `quantize`."""
     check_choice("bits", bits, BITS)
     check_choice("convention", convention, CONVENTIONS)
     check_choice("scale_dtype", scale_dtype, SCALE_DTYPES)
@@ -235,8 +242,12 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
     Returns:
         float32, K × N: ``scale * q + min`` (two roundings) or ``scale * (q - zero)`` (one).
 
+    Raises:
+        ArgumentError: not a `QuantizedMatrix`.
+
     Source: QIGen §2, D; errata Q1.
     """
+    check_matrix(matrix)
     codes = unpack(matrix.words, matrix.bits)
     weights = np.empty(codes.shape, np.float32)
     for group in range(matrix.groups):
@@ -247,6 +258,22 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
     return weights
 
 
+def check_matrix(matrix: QuantizedMatrix) -> None:
+    """Refuse anything but a `QuantizedMatrix`, which was checked when it was made."""
+    if not isinstance(matrix, QuantizedMatrix):
+        raise ArgumentError("matrix", f"a {type(matrix).__name__}", "a QuantizedMatrix")
+
+
+def matrix_parameters(matrix: QuantizedMatrix) -> Parameters:
+    """The choices that a matrix embodies, by the names under which a backend declares what it handles."""
+    return {
+        "bits": matrix.bits,
+        "group_size": matrix.group_size,
+        "convention": matrix.convention,
+        "scale_dtype": str(matrix.scales.dtype),
+    }
+
+
 # **What a backend promises.**
 
 QUANTIZE = operation(
@@ -254,6 +281,9 @@ QUANTIZE = operation(
     "Weights to codes, scales and zeros",
     promise=EXACT,
     source="QIGen §2; errata Q1, Q2, Q9, Q10",
+    reference=quantize,
+    check=check_quantize,
+    parameters=lambda weights, **choices: {"convention": "minimum", "scale_dtype": "float32"} | choices,
     clauses={
         "C1": "Scales and zeros equal the table's expressions evaluated in float32 in the order written, then rounded "
         "to the stored dtype.",
@@ -271,6 +301,9 @@ DEQUANTIZE = operation(
     "Codes, scales and zeros to weights",
     promise=EXACT,
     source="QIGen §2; errata Q1, Q2",
+    reference=dequantize,
+    check=check_matrix,
+    parameters=matrix_parameters,
     clauses={
         "C1": "Under minimum the weight is scale·q + min, two float32 roundings in this order.",
         "C2": "Under zero_point the weight is scale·(q − zero), one float32 rounding.",

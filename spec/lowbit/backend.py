@@ -7,15 +7,16 @@ compile; what comes back is called many times.
 Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
 What it declares and lacks is a failure. And it never answers by calling the reference or another backend.
 
-**Where arguments are checked.** The public methods here check every argument and then call the method of the same
-name with an underscore, the *hook*. A backend overrides hooks only, so it never sees a wrong bit width, a strided
-array or a read-only output, and every backend words such an error the same way. The smallest backend is one hook:
+**Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
+whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
+`packing.pack`. `PreparedLinear` does the same for products. A backend overrides hooks only, so it never sees a wrong
+bit width, a strided array or a read-only output, and every backend words such an error the same way. The smallest
+backend is one hook:
 
->>> from lowbit.linear import qgemv
 >>> class Mine(Backend):
 ...     name = "mine"
 ...     def capabilities(self) -> Capabilities:
-...         return Capabilities({"linear.qgemv": Declaration(bits=(4,), arithmetic=Arithmetic("dequantised"))})
+...         return Capabilities({"linear.qgemv": Declaration({"bits": (4,)}, Arithmetic("dequantised"))})
 ...     def _prepare(self, matrix: QuantizedMatrix) -> "PreparedLinear":
 ...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, dequantize(matrix))
 >>> class MyWeights(PreparedLinear):
@@ -35,20 +36,20 @@ Source: lowbit's own.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from lowbit import affine, packing
-from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.bounds import Arithmetic
 from lowbit.check import check_array, check_choice, spoken
+from lowbit.contract import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
-from lowbit.packing import BITS, Codes, Words
+from lowbit.operations import OPERATIONS
 
 ENTRY_POINTS = "lowbit.backends"
 
@@ -70,29 +71,23 @@ class Declaration:
     """What a backend claims for one operation.
 
     Attributes:
-        bits: the widths it handles.
-        conventions: the conventions it handles.
-        group_sizes: the group sizes it handles; ``None`` stands for any.
-        scale_dtypes: the dtypes of scales it handles.
+        limits: for each parameter of the operation that it does not handle in full, the values that it does:
+            ``{"bits": (2, 4), "convention": ("minimum",)}``. A parameter that is not named has no limit.
         arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
     """
 
-    bits: tuple[int, ...] = BITS
-    conventions: tuple[Convention, ...] = CONVENTIONS
-    group_sizes: tuple[int, ...] | None = None
-    scale_dtypes: tuple[ScaleDtype, ...] = SCALE_DTYPES
+    limits: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     arithmetic: Arithmetic | None = None
 
-    def lacks(self, bits: int, convention: str, group_size: int, scale_dtype: str) -> str:
-        """What of this combination is not declared, in words; empty if all of it is."""
-        if bits not in self.bits:
-            return f"bits {bits}"
-        if convention not in self.conventions:
-            return f"convention {convention}"
-        if self.group_sizes is not None and group_size not in self.group_sizes:
-            return f"group_size {group_size}"
-        if scale_dtype not in self.scale_dtypes:
-            return f"{scale_dtype} scales"
+    def lacks(self, parameters: Parameters) -> str:
+        """What of this choice of parameters is not declared, in words; empty if all of it is.
+
+        >>> Declaration({"bits": (2, 4)}).lacks({"bits": 3, "convention": "minimum"})
+        'bits 3'
+        """
+        for name, allowed in self.limits.items():
+            if parameters[name] not in allowed:
+                return f"{name} {parameters[name]}"
         return ""
 
 
@@ -208,41 +203,29 @@ class Backend(ABC):
 
     # The operations: check, then hook.
 
-    def pack(self, codes: Codes, bits: int) -> Words:
-        """Operation `packing.pack`; arguments and errors as `lowbit.packing.pack`."""
-        check_choice("bits", bits, BITS)
-        check_array("codes", codes, np.uint8, (None, None))
-        packing.check_rows("rows of codes", codes.shape[0], bits)
-        packing.check_codes("codes", codes, bits)
-        self._check_declared("packing.pack", bits)
-        return self._pack(codes, bits)
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """Run one operation of the specification, with the arguments of its reference function.
 
-    def unpack(self, words: Words, bits: int) -> Codes:
-        """Operation `packing.unpack`; arguments and errors as `lowbit.packing.unpack`."""
-        check_choice("bits", bits, BITS)
-        check_array("words", words, np.uint32, (None, None))
-        packing.check_word_rows("rows of words", words.shape[0], bits)
-        self._check_declared("packing.unpack", bits)
-        return self._unpack(words, bits)
+        Raises:
+            ArgumentError: there is no such operation, or an argument is wrong.
+            NotDeclaredError: the backend does not declare it, or not for these arguments.
+        """
+        check_choice("operation", operation, sorted(OPERATIONS))
+        specified = OPERATIONS[operation]
+        specified.check(*arguments, **choices)
+        self._check_declared(operation, specified.parameters(*arguments, **choices))
+        return self._hook(operation)(*arguments, **choices)
 
-    def quantize(
-        self,
-        weights: Floats,
-        *,
-        bits: int,
-        group_size: int,
-        convention: Convention = "minimum",
-        scale_dtype: ScaleDtype = "float32",
-    ) -> QuantizedMatrix:
-        """Operation `affine.quantize`; arguments and errors as `lowbit.affine.quantize`."""
-        affine.check_quantize(weights, bits, group_size, convention, scale_dtype)
-        self._check_declared("affine.quantize", bits, convention, group_size, scale_dtype)
-        return self._quantize(weights, bits, group_size, convention, scale_dtype)
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        """The method that computes an operation.
 
-    def dequantize(self, matrix: QuantizedMatrix) -> Floats:
-        """Operation `affine.dequantize`; arguments and errors as `lowbit.affine.dequantize`."""
-        self._check_matrix("affine.dequantize", matrix)
-        return self._dequantize(matrix)
+        Raises:
+            NotDeclaredError: there is none, whatever was declared.
+        """
+        hook: Callable[..., Any] | None = getattr(self, "_" + operation.replace(".", "_"), None)
+        if hook is None:
+            raise NotDeclaredError(self.name, operation)
+        return hook
 
     def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         """Make a matrix ready for `linear.qgemv` and `linear.qgemm`.
@@ -251,46 +234,29 @@ class Backend(ABC):
             ArgumentError: not a `QuantizedMatrix`.
             NotDeclaredError: neither operation is declared for its bits, groups, convention and scales.
         """
+        check_matrix(matrix)
         declared = self.capabilities().operations
-        self._check_matrix("linear.qgemm" if "linear.qgemv" not in declared else "linear.qgemv", matrix)
+        self._check_declared(
+            "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm", matrix_parameters(matrix)
+        )
         return self._prepare(matrix)
 
-    # The hooks: a backend overrides those of the operations that it declares.
-
-    def _pack(self, codes: Codes, bits: int) -> Words:
-        raise NotDeclaredError(self.name, "packing.pack")
-
-    def _unpack(self, words: Words, bits: int) -> Codes:
-        raise NotDeclaredError(self.name, "packing.unpack")
-
-    def _quantize(
-        self, weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
-    ) -> QuantizedMatrix:
-        raise NotDeclaredError(self.name, "affine.quantize")
-
-    def _dequantize(self, matrix: QuantizedMatrix) -> Floats:
-        raise NotDeclaredError(self.name, "affine.dequantize")
+    # The hooks. Those of products go through `prepare`; the others are named after their operations.
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         raise NotDeclaredError(self.name, "linear.qgemv")
 
-    def _check_matrix(self, operation: str, matrix: QuantizedMatrix) -> None:
-        if not isinstance(matrix, QuantizedMatrix):
-            raise ArgumentError("matrix", f"a {type(matrix).__name__}", "a QuantizedMatrix")
-        self._check_declared(operation, matrix.bits, matrix.convention, matrix.group_size, str(matrix.scales.dtype))
+    def _linear_qgemv(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
+        return self.prepare(matrix).qgemv(x)
 
-    def _check_declared(
-        self, operation: str, bits: int, convention: str | None = None, group_size: int = 1, scale_dtype: str = ""
-    ) -> None:
-        """Refuse what is not declared; packing has bits only."""
+    def _linear_qgemm(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
+        return self.prepare(matrix).qgemm(x)
+
+    def _check_declared(self, operation: str, parameters: Parameters) -> None:
         declaration = self.capabilities().operations.get(operation)
         if declaration is None:
             raise NotDeclaredError(self.name, operation)
-        if convention is None:
-            missing = "" if bits in declaration.bits else f"bits {bits}"
-        else:
-            missing = declaration.lacks(bits, convention, group_size, scale_dtype)
-        if missing:
+        if missing := declaration.lacks(parameters):
             raise NotDeclaredError(self.name, operation, missing)
 
 

@@ -64,16 +64,18 @@ from lowbit.errors import ArgumentError
 from lowbit.linear import Doubles, group_offsets
 from lowbit.packing import Codes, unpack
 
-Form = Literal["dequantised", "factored", "offset"]
+Form = Literal["dequantised", "factored", "offset", "direct"]
 Accumulator = Literal["float32", "float64"]
-FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset")
+FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct")
 
 UNIT_ROUNDOFF: dict[Accumulator, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
 HALF_LEAST_SUBNORMAL = 2.0**-150
 LARGEST_GAMMA = 0.1
 
 Roundings = Callable[[int, int], int]
-"""``roundings(rows, group_size)``: the most roundings that any one term meets on its way into the result."""
+"""``roundings(rows, group_size)``: the most roundings that any one term meets on its way into the result.
+
+For an operation without groups both are the length of its sum."""
 
 
 def any_order(rows: int, group_size: int) -> int:
@@ -96,7 +98,8 @@ class Arithmetic:
     """What a backend declares of the way it computes a bounded operation.
 
     Attributes:
-        form: which terms it sums: ``dequantised``, ``factored`` or ``offset``.
+        form: which terms it sums: ``dequantised``, ``factored`` or ``offset`` for products with quantised weights,
+            ``direct`` for an operation that has but one form.
         accumulator: the format of its running sums, ``float32`` or ``float64``.
         roundings: the most roundings on the way of any term, as a function of (rows, group_size).
 
@@ -142,6 +145,7 @@ def gauge(x: Floats, codes: Codes, matrix: QuantizedMatrix, form: Form) -> Doubl
     Returns:
         float64, N.
     """
+    check_choice("form of a product with quantised weights", form, FORMS[:3])
     total = np.zeros(matrix.columns)
     offsets = group_offsets(matrix)
     center = 2 ** (matrix.bits - 1)

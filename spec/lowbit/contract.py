@@ -22,10 +22,11 @@ An operation ends where arithmetic turns discontinuous (a cast, a choice of the 
 rounding more or less gives quite another result, so what lies beyond is another operation with inputs of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 
 class Promise(Enum):
@@ -38,6 +39,9 @@ class Promise(Enum):
 
 EXACT, BOUNDED, EITHER = Promise.EXACT, Promise.BOUNDED, Promise.EITHER
 
+Parameters = Mapping[str, object]
+"""The choices that a call makes (bits, convention, layout …), by name: what a backend may declare only some of."""
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -48,6 +52,9 @@ class Operation:
         title: a few words for a table.
         promise: exact, bounded or either.
         source: where in the papers, and which errata rule on it.
+        reference: the function that computes it; a bounded one answers in float64.
+        check: takes the same arguments, raises `ArgumentError` where they are wrong, reads nothing else.
+        parameters: takes the same arguments and names the choices that they make.
         clauses: clause id (``packing.pack/C1``) to one sentence.
     """
 
@@ -55,16 +62,29 @@ class Operation:
     title: str
     promise: Promise
     source: str
+    reference: Callable[..., Any]
+    check: Callable[..., None]
+    parameters: Callable[..., Parameters]
     clauses: Mapping[str, str]
 
 
 _operations: dict[str, Operation] = {}
 
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(_operations)
-"""Every operation that the chapters imported so far declare, by id. `lowbit.reference` imports them all."""
+"""The operations of the chapters imported so far, by id; `lowbit.operations` imports them all."""
 
 
-def operation(id: str, title: str, *, promise: Promise, source: str, clauses: Mapping[str, str]) -> Operation:
+def operation(
+    id: str,
+    title: str,
+    *,
+    promise: Promise,
+    source: str,
+    reference: Callable[..., Any],
+    check: Callable[..., None],
+    parameters: Callable[..., Parameters],
+    clauses: Mapping[str, str],
+) -> Operation:
     """Declare an operation; a chapter calls this once for each of its own.
 
     Args:
@@ -72,6 +92,9 @@ def operation(id: str, title: str, *, promise: Promise, source: str, clauses: Ma
         title: a few words for a table.
         promise: `EXACT`, `BOUNDED` or `EITHER`.
         source: the paper's section, equation or algorithm.
+        reference: see `Operation`.
+        check: see `Operation`.
+        parameters: see `Operation`.
         clauses: short number (``C1``) to one sentence.
 
     Returns:
@@ -83,5 +106,5 @@ def operation(id: str, title: str, *, promise: Promise, source: str, clauses: Ma
     if id in _operations:
         raise ValueError(f"operation {id} is declared twice")
     full = {f"{id}/{number}": sentence for number, sentence in clauses.items()}
-    _operations[id] = Operation(id, title, promise, source, MappingProxyType(full))
+    _operations[id] = Operation(id, title, promise, source, reference, check, parameters, MappingProxyType(full))
     return _operations[id]

@@ -31,7 +31,7 @@ Source: QIGen §2, equations 1 and 2; §3, Algorithm 1; errata Q1 to Q5.
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.check import check_array
 from lowbit.contract import BOUNDED, operation
 from lowbit.packing import Codes, unpack
@@ -129,7 +129,7 @@ def qgemv(x: Floats, matrix: QuantizedMatrix) -> Doubles:
 
     Source: QIGen §3, Algorithm 1; equation 2; errata Q3, Q5.
     """
-    check_array("x", x, np.float32, (matrix.rows,))
+    check_qgemv(x, matrix)
     return qgemv_codes(x, unpack(matrix.words, matrix.bits), matrix)
 
 
@@ -191,9 +191,21 @@ def qgemm(x: Floats, matrix: QuantizedMatrix) -> Doubles:
 
     Source: QIGen §3.
     """
-    check_array("x", x, np.float32, (None, matrix.rows))
+    check_qgemm(x, matrix)
     codes = unpack(matrix.words, matrix.bits)
     return np.stack([qgemv_codes(row, codes, matrix) for row in x])
+
+
+def check_qgemv(x: Floats, matrix: QuantizedMatrix) -> None:
+    """The checks of `qgemv`."""
+    check_matrix(matrix)
+    check_array("x", x, np.float32, (matrix.rows,))
+
+
+def check_qgemm(x: Floats, matrix: QuantizedMatrix) -> None:
+    """The checks of `qgemm`."""
+    check_matrix(matrix)
+    check_array("x", x, np.float32, (None, matrix.rows))
 
 
 # **What a backend promises.** The bound itself is derived in the chapter `bounds`.
@@ -203,6 +215,9 @@ QGEMV = operation(
     "Vector times quantised matrix",
     promise=BOUNDED,
     source="QIGen §2 equations 1, 2; §3 Algorithm 1; errata Q3, Q5",
+    reference=qgemv,
+    check=check_qgemv,
+    parameters=lambda x, matrix: matrix_parameters(matrix),
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, y equals x W exactly.",
         "C2": "For finite x without overflow, each element of y differs from x W by at most the bound derived from "
@@ -221,6 +236,9 @@ QGEMM = operation(
     "Matrix times quantised matrix",
     promise=BOUNDED,
     source="QIGen §2 equations 1, 2; §3",
+    reference=qgemm,
+    check=check_qgemm,
+    parameters=lambda x, matrix: matrix_parameters(matrix),
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, Y equals X W exactly.",
         "C2": "For finite X without overflow, each element of Y differs from X W by at most the bound derived from "

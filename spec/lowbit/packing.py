@@ -76,11 +76,8 @@ def pack(codes: Codes, bits: int) -> Words:
 
     Source: QIGen §3; errata Q4, Q10.
     """
-    check_choice("bits", bits, BITS)
-    check_array("codes", codes, np.uint8, (None, None))
+    check_pack(codes, bits)
     rows, columns = codes.shape
-    check_rows("rows of codes", rows, bits)
-    check_codes("codes", codes, bits)
     words = np.zeros((rows * bits // WORD_BITS, columns), np.uint32)
     for row in range(rows):
         word, shift = divmod(row * bits, WORD_BITS)
@@ -109,10 +106,8 @@ def unpack(words: Words, bits: int) -> Codes:
 
     Source: QIGen §3, Algorithm 2 (shift, then mask); errata Q4, Q10.
     """
-    check_choice("bits", bits, BITS)
-    check_array("words", words, np.uint32, (None, None))
+    check_unpack(words, bits)
     word_rows, columns = words.shape
-    check_word_rows("rows of words", word_rows, bits)
     rows = word_rows * WORD_BITS // bits
     mask = np.uint32(2**bits - 1)
     codes = np.empty((rows, columns), np.uint8)
@@ -125,7 +120,24 @@ def unpack(words: Words, bits: int) -> Codes:
     return codes
 
 
-# Three checks that other chapters share: whole units down a column, in codes and in words, and codes that fit.
+# **Checks**: of the arguments of both functions, then two that other chapters share.
+
+
+def check_pack(codes: Codes, bits: int) -> None:
+    """The checks of `pack`."""
+    check_choice("bits", bits, BITS)
+    check_array("codes", codes, np.uint8, (None, None))
+    check_rows("rows of codes", codes.shape[0], bits)
+    check_codes("codes", codes, bits)
+
+
+def check_unpack(words: Words, bits: int) -> None:
+    """The checks of `unpack`; only 3 bits can end inside a unit."""
+    check_choice("bits", bits, BITS)
+    check_array("words", words, np.uint32, (None, None))
+    if words.shape[0] % WORDS_PER_UNIT[bits] != 0:
+        unit = f"the words of {CODES_PER_UNIT[bits]} {bits}-bit codes"
+        raise ArgumentError("rows of words", words.shape[0], f"a multiple of {WORDS_PER_UNIT[bits]} ({unit})")
 
 
 def check_rows(argument: str, rows: int, bits: int) -> None:
@@ -139,13 +151,6 @@ def check_rows(argument: str, rows: int, bits: int) -> None:
     if rows < 1 or rows % unit != 0:
         plural = "word" if words == 1 else "words"
         raise ArgumentError(argument, rows, f"a multiple of {unit} ({bits}-bit codes come {unit} to {words} {plural})")
-
-
-def check_word_rows(argument: str, word_rows: int, bits: int) -> None:
-    """Refuse a number of rows of words that is not whole units; only 3 bits can fail."""
-    unit, words = CODES_PER_UNIT[bits], WORDS_PER_UNIT[bits]
-    if word_rows < 1 or word_rows % words != 0:
-        raise ArgumentError(argument, word_rows, f"a multiple of {words} (the words of {unit} {bits}-bit codes)")
 
 
 def check_codes(argument: str, codes: Codes, bits: int) -> None:
@@ -163,6 +168,9 @@ PACK = operation(
     "Codes to words",
     promise=EXACT,
     source="QIGen §3; errata Q4, Q10",
+    reference=pack,
+    check=check_pack,
+    parameters=lambda codes, bits: {"bits": bits},
     clauses={
         "C1": "Code k of a column occupies bits b·k to b·k + b − 1 of the column's stream, least significant first; "
         "bit p of the stream is bit p mod 32 of word ⌊p/32⌋.",
@@ -177,6 +185,9 @@ UNPACK = operation(
     "Words to codes",
     promise=EXACT,
     source="QIGen §3, Algorithm 2; errata Q4, Q10",
+    reference=unpack,
+    check=check_unpack,
+    parameters=lambda words, bits: {"bits": bits},
     clauses={
         "C1": "For every value of the words, code k of a column is bits b·k to b·k + b − 1 of the column's stream.",
         "C2": "The result is uint8, K × N, each code below 2^b.",

@@ -1,18 +1,22 @@
 """The reference backend: the specification itself behind the interface of a backend.
 
 It is slow and exists so that the suite, the demo and the benchmarks can treat the specification like any other
-backend. Every method is one call of a chapter.
+backend. It declares every operation, and each is the reference function of its chapter.
 
-Source: the chapters `packing`, `affine` and `linear`.
+Source: the chapters.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from lowbit import affine, linear, packing
-from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit import linear, packing
+from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.bounds import Arithmetic, one_loop
-from lowbit.packing import Codes, Words
+from lowbit.contract import Promise
+from lowbit.operations import OPERATIONS
 
 
 class ReferenceLinear(PreparedLinear):
@@ -37,27 +41,19 @@ class ReferenceBackend(Backend):
     name = "reference"
 
     def capabilities(self) -> Capabilities:
-        exact = Declaration()
-        bounded = Declaration(arithmetic=Arithmetic("factored", "float64", one_loop))
-        operations = dict.fromkeys(("packing.pack", "packing.unpack", "affine.quantize", "affine.dequantize"), exact)
-        operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)
+        arithmetic = Arithmetic("factored", "float64", one_loop)
+        operations = {
+            name: Declaration(arithmetic=arithmetic if specified.promise is Promise.BOUNDED else None)
+            for name, specified in OPERATIONS.items()
+        }
         return Capabilities(operations, concurrent=True)
-
-    def _pack(self, codes: Codes, bits: int) -> Words:
-        return packing.pack(codes, bits)
-
-    def _unpack(self, words: Words, bits: int) -> Codes:
-        return packing.unpack(words, bits)
-
-    def _quantize(
-        self, weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
-    ) -> QuantizedMatrix:
-        return affine.quantize(
-            weights, bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype
-        )
-
-    def _dequantize(self, matrix: QuantizedMatrix) -> Floats:
-        return affine.dequantize(matrix)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return ReferenceLinear(matrix)
+
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        """The reference function itself; the float64 answer of a bounded operation is rounded to float32."""
+        specified = OPERATIONS[operation]
+        if specified.promise is Promise.BOUNDED:
+            return lambda *arguments, **choices: specified.reference(*arguments, **choices).astype(np.float32)
+        return specified.reference

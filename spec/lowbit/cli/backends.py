@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lowbit import backend as registry
+from lowbit.check import spoken
 from lowbit.errors import UnavailableError
 
 
@@ -22,7 +23,7 @@ def backends(
     table = Table("backend", "usable", "declares")
     for name, description in found.items():
         if description["usable"]:
-            declares = "\n".join(f"{op}: {bits} bits" for op, bits in description["operations"].items())
+            declares = "\n".join(f"{op}: {said(limits)}" for op, limits in description["operations"].items())
             table.add_row(name, "[green]yes[/]", declares)
         else:
             table.add_row(name, "[red]no[/]", f"{description['reason']}; {description['remedy']}")
@@ -30,7 +31,7 @@ def backends(
 
 
 def describe(name: str) -> dict[str, Any]:
-    """One backend as the JSON answer has it: usable or not and why, and the widths of each operation."""
+    """One backend as the JSON answer has it: usable or not and why, and the limits of each operation."""
     try:
         backend = registry.find(name)
         state = backend.availability()
@@ -40,7 +41,16 @@ def describe(name: str) -> dict[str, Any]:
     except UnavailableError as error:
         return {"usable": False, "reason": error.reason, "remedy": error.remedy}
     operations = {
-        operation: ", ".join(str(bits) for bits in declared.bits)
+        operation: {name: list(allowed) for name, allowed in declared.limits.items()}
         for operation, declared in capabilities.operations.items()
     }
     return {"usable": True, "operations": operations, "details": dict(capabilities.details or {})}
+
+
+def said(limits: dict[str, list[object]]) -> str:
+    """The limits of one operation as one says them.
+
+    >>> said({"bits": [2, 4]}), said({})
+    ('bits 2 or 4', 'all of it')
+    """
+    return "; ".join(f"{name} {spoken(allowed)}" for name, allowed in limits.items()) or "all of it"
