@@ -189,3 +189,6 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     assert str(result.exception).startswith("a.txt: magic is b'no m'")
     result = run("generate", "--prompt", "x", "--model", tmp_path / "absent")
     assert isinstance(result.exception, ArgumentError)
+    other = write(tmp_path / "q.gguf", architecture="qwen2", metadata={"tokenizer.ggml.pre": "qwen2"})
+    result = run("generate", "--prompt", "x", "--model", other)
+    assert str(result.exception) == "q.gguf: general.architecture is 'qwen2'; allowed: 'llama'"

@@ -3,6 +3,8 @@
 A backend that does not declare 8 bits cannot multiply by an 8-bit head. Answering with another kernel in silence
 would make its numbers mean something else, so nothing is silent here: such a matrix is dequantised exactly, numpy
 multiplies by it in float32, and `BackendLinears.float_matrices` says how many matrices went that way and why.
+
+Source: lowbit's own.
 """
 
 from collections import Counter

@@ -18,7 +18,7 @@ Perplexities compare only when they are counted alike, so this is exactly what i
 
 Logarithms are natural and the sums are float64.
 
-Source: GPTQ (arXiv 2210.17323) appendix A.4 for non-overlapping windows; the treatment of the ends is this project's.
+Source: lowbit's own.
 """
 
 from collections.abc import Sequence

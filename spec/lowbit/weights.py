@@ -7,6 +7,8 @@ K the features that go in and N those that come out, so that ``y = x W`` reads t
 `requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` says what each
 costs. Weights that went through 4 bits once and are quantised again have lost twice: a perplexity measured on them
 says *re-quantised*, or it misleads.
+
+Source: lowbit's own.
 """
 
 from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from lowbit.data import fetch
 from lowbit.decoder import Decoder
 from lowbit.engine import BackendLinears, build
 from lowbit.errors import ArgumentError
-from lowbit.formats.gguf import open_gguf, read_llama
+from lowbit.formats.gguf import check_architecture, open_gguf, read_llama
 from lowbit.formats.gguf_tokenizer import Tokenizer, read_tokenizer
 from lowbit.packing import BITS
 from lowbit.weights import LlamaWeights, requantize, weight_bytes
@@ -52,6 +52,7 @@ def load_model(path: Path) -> LoadedModel:
     """
     with progress_bar(f"reading {path.name}") as progress:
         source = open_gguf(path)
+        check_architecture(source)  # before the tokenizer, whose kind would be refused with less to the point
         tokenizer = read_tokenizer(source)
         return LoadedModel(path.name, read_llama(source, progress), tokenizer)
 

@@ -191,10 +191,19 @@ def half_split_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
 # **A Llama in GGUF**: its numbers under ``llama.``, its tensors under ``blk.0`` to ``blk.n``.
 
 
-def _config(source: GGUFFile) -> LlamaConfig:
+def check_architecture(source: GGUFFile) -> None:
+    """Refuse a file that holds another kind of model; the first thing to know about it.
+
+    Raises:
+        FormatError: another architecture.
+    """
     architecture = source.value("general.architecture", str)
     if architecture != ARCHITECTURE:
-        raise FormatError(source.file, "general.architecture", repr(architecture), f"'{ARCHITECTURE}'")
+        raise FormatError(source.file, "general.architecture", shown(architecture), f"'{ARCHITECTURE}'")
+
+
+def _config(source: GGUFFile) -> LlamaConfig:
+    check_architecture(source)
 
     def integer(key: str, default: int | None = None) -> int:
         return source.value(f"llama.{key}", int, default)
