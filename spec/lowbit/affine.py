@@ -168,8 +168,8 @@ def quantize(
     scales, zeros = [], []
     for start in range(0, rows, group_size):
         group = weights[start : start + group_size]
-        scale, zero = _scale_and_zero(group, bits, convention, np.dtype(scale_dtype))
-        codes[start : start + group_size] = _codes(group, scale, zero, bits, convention)
+        scale, zero = group_scale_and_zero(group, bits, convention, np.dtype(scale_dtype))
+        codes[start : start + group_size] = group_codes(group, scale, zero, bits, convention)
         scales.append(scale)
         zeros.append(zero)
     return QuantizedMatrix(pack(codes, bits), np.stack(scales), np.stack(zeros), bits, rows, group_size, convention)
@@ -193,7 +193,7 @@ def check_quantize(
     check_finite("weights", weights)
 
 
-def _scale_and_zero(
+def group_scale_and_zero(
     group: Floats, bits: int, convention: Convention, dtype: np.dtype[Any]
 ) -> tuple[Scales, npt.NDArray[Any]]:
     """Scale and zero of one group, for each of its N columns, already in the dtypes in which they are stored."""
@@ -216,7 +216,7 @@ def _scale_and_zero(
     return scale, zero.astype(np.uint8)
 
 
-def _codes(group: Floats, scale: Scales, zero: npt.NDArray[Any], bits: int, convention: Convention) -> Codes:
+def group_codes(group: Floats, scale: Scales, zero: npt.NDArray[Any], bits: int, convention: Convention) -> Codes:
     """The codes of one group, by the stored scale and zero, in float32 and in the order of the table above."""
     scale, offset = scale.astype(np.float32), zero.astype(np.float32)
     if convention == "minimum":
@@ -252,10 +252,15 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
     weights = np.empty(codes.shape, np.float32)
     for group in range(matrix.groups):
         rows = matrix.group_rows(group)
-        q = codes[rows].astype(np.float32)
-        scale, zero = matrix.scales[group].astype(np.float32), matrix.zeros[group].astype(np.float32)
-        weights[rows] = scale * q + zero if matrix.convention == "minimum" else scale * (q - zero)
+        weights[rows] = group_values(codes[rows], matrix.scales[group], matrix.zeros[group], matrix.convention)
     return weights
+
+
+def group_values(codes: Codes, scale: Scales, zero: npt.NDArray[Any], convention: Convention) -> Floats:
+    """What the codes of one group stand for; scale and zero are widened to float32 first."""
+    q, scale, zero = codes.astype(np.float32), scale.astype(np.float32), zero.astype(np.float32)
+    values: Floats = scale * q + zero if convention == "minimum" else scale * (q - zero)
+    return values
 
 
 def check_matrix(matrix: QuantizedMatrix) -> None:
