@@ -1,0 +1,22 @@
+"""The Sphinx extension of this documentation: chapters that are their own pages, and indexes made from the code."""
+
+from sphinx.application import Sphinx
+from sphinx.util.typing import ExtensionMetadata
+
+from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
+from lowbit_docs.operations import Operations
+from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Register the directives; Sphinx calls this."""
+    app.add_domain(Sources)
+    app.add_node(chapter_code, html=(visit_code, None))
+    app.add_directive("chapter", Chapter)
+    app.add_directive("chapter-code", ChapterCode)
+    app.add_directive("chapter-file", ChapterFile)
+    app.add_directive("source-index", SourceIndex)
+    app.add_directive("operations", Operations)
+    app.connect("env-get-outdated", pages_to_refresh)
+    app.connect("doctree-resolved", fill)
+    return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

@@ -1,0 +1,39 @@
+"""How the documentation is built: ``nox -s docs``."""
+
+import sys
+from importlib.metadata import distribution
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "_ext"), *(str(HERE.parent / root) for root in ("spec", "backends", "conformance"))]
+
+project = "lowbit"
+author = "the lowbit authors"
+project_copyright = "the lowbit authors, Apache-2.0"
+language = "en"
+
+extensions = ["lowbit_docs", "sphinx.ext.mathjax"]
+exclude_patterns = ["_build", "_ext"]
+
+# A single backtick links to what it names, and is plain code where it names an argument.
+default_role = "py:obj"
+nitpick_ignore_regex = [("py:obj", ".*")]
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+python_maximum_signature_line_length = 100
+
+# Mathematics without the network: one script from an installed package, copied beside the pages. It draws SVG, so it
+# needs no fonts either.
+mathjax = distribution("sphinx-mathjax-offline").locate_file("sphinx-mathjax-offline/static/mathjax/tex-svg-full.js")
+mathjax_path = "tex-svg-full.js"
+
+html_theme = "furo"
+html_title = "lowbit"
+html_static_path = ["_static", str(mathjax)]
+html_css_files = ["lowbit.css"]
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+html_theme_options = {"footer_icons": []}
+pygments_style = "tango"
+pygments_dark_style = "monokai"
