@@ -110,3 +110,15 @@ def test_shapes_that_do_not_belong_together_are_named() -> None:
         KeyValueCache(2, 4).append(np.zeros((1, 3, 4)), np.zeros((1, 3, 4)))
     with pytest.raises(ArgumentError, match="capacity is 0"):
         KeyValueCache(2, 4, 0)
+
+
+@given(st.integers(0, 99), st.integers(1, 5), st.integers(0, 5), st.integers(1, 7))
+def test_a_window_is_attention_over_fewer_tokens(seed: int, tokens: int, before: int, window: int) -> None:
+    """Each query with a window is the same query without one, over no more than the last w keys up to its own."""
+    queries, keys, values = random_case(seed, tokens, before + tokens, 2, 2)
+    keys, values = keys.swapaxes(0, 1), values.swapaxes(0, 1)
+    result = attend(queries, keys, values, window)
+    for t in range(tokens):
+        seen = slice(max(0, before + t + 1 - window), before + t + 1)
+        alone = attend(queries[t : t + 1], keys[:, seen], values[:, seen])
+        np.testing.assert_allclose(result[t], alone[0], rtol=0, atol=1e-13)
