@@ -19,6 +19,9 @@ The sum stops at :math:`t`: a token does not see what comes after it. One functi
 :math:`G = H` it is multi-head attention, with :math:`G = 1` multi-query attention, and anything between is grouped
 (GQA §2.2, figure 2).
 
+**A sliding window** of :math:`w` tokens begins the sum at :math:`u = t - w + 1`: a token sees itself and the
+:math:`w - 1` before it. What lies farther back still arrives, layer by layer, through those that saw it.
+
 **Softmax** is computed as :math:`e^{a_u - \max a} / \sum_v e^{a_v - \max a}`. The maximum cancels in exact arithmetic;
 in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
 
@@ -47,7 +50,7 @@ def softmax(scores: Reals) -> Reals:
     return powers / total
 
 
-def attend(queries: Reals, keys: Reals, values: Reals) -> Reals:
+def attend(queries: Reals, keys: Reals, values: Reals, window: int | None = None) -> Reals:
     """Grouped-query attention of the last T of S tokens over all S.
 
     The first of two tokens sees only itself; the second, whose query favours neither key, sees both alike:
@@ -56,17 +59,20 @@ def attend(queries: Reals, keys: Reals, values: Reals) -> Reals:
     >>> keys, values = np.ones((1, 2, 2)), np.array([[[1.0, 0.0], [3.0, 0.0]]])
     >>> attend(queries, keys, values)[:, 0, 0]
     array([1., 2.])
+    >>> attend(queries, keys, values, window=1)[:, 0, 0]
+    array([1., 3.])
 
     Args:
         queries: float64, T × H × d_h, of the tokens at positions S − T to S − 1. Prefill is T = S, decode T = 1.
         keys: float64, G × S × d_h; G divides H.
         values: float64, G × S × d_h.
+        window: how many tokens a token sees, itself included; None for all.
 
     Returns:
         float64, T × H × d_h.
 
     Raises:
-        ArgumentError: shapes that do not belong together.
+        ArgumentError: shapes that do not belong together; a window below 1.
 
     Source: GQA §2.2; errata G1.
     """
@@ -78,6 +84,10 @@ def attend(queries: Reals, keys: Reals, values: Reals) -> Reals:
         raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), f"G x S x {head_dim}, both")
     if tokens > length:
         raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
+    if window is not None:
+        check_integer("window", window, least=1)
+        first = max(0, length - tokens - window + 1)  # the first token that any of the queries sees
+        keys, values, length = keys[:, first:], values[:, first:], length - first
     # Group j is heads j·r … (j+1)·r − 1, so splitting the head axis into (G, r) is the grouping; the keys and values of
     # a group meet its r heads by broadcasting over that second axis.
     grouped = queries.reshape(tokens, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
@@ -85,6 +95,8 @@ def attend(queries: Reals, keys: Reals, values: Reals) -> Reals:
     if tokens > 1:
         position = np.arange(length - tokens, length)[:, np.newaxis]
         scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it
+        if window is not None:
+            scores[..., np.arange(length) <= position - window] = -np.inf
     output = softmax(scores) @ values[:, np.newaxis]  # G × r × T × d_h
     return output.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
