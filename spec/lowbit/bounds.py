@@ -230,6 +230,33 @@ def linear_bound(x: Floats, matrix: QuantizedMatrix, arithmetic: Arithmetic, exa
     return Bound(limit + reference * factored, terms, derivation)
 
 
+def direct_bound(
+    terms: Doubles, length: int, arithmetic: Arithmetic, exact: Doubles, underflows: float | Doubles
+) -> Bound:
+    """The bound of an operation that has but one form: sums of at most `length` terms, each formed as it is written.
+
+    Args:
+        terms: the gauge, the sum of the magnitudes of the terms of each element.
+        length: the most terms of any sum; the declared roundings are taken at it.
+        arithmetic: what the backend declares.
+        exact: float64, the reference's result, of the shape of `terms`.
+        underflows: how many half least subnormals the products and quotients of an element may lose between them.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
+    """
+    depth, u = arithmetic.roundings(length, length), UNIT_ROUNDOFF[arithmetic.accumulator]
+    relative = checked_gamma(arithmetic, length, length)
+    limit = relative * terms
+    derivation = f"γ_{depth}({arithmetic.accumulator}) = {relative:.3g} times the gauge"
+    if u < UNIT_ROUNDOFF["float32"]:
+        limit = limit + UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
+        derivation += " + rounding of the result"
+    limit = limit + HALF_LEAST_SUBNORMAL * (1 + relative) * (underflows + 1)
+    reference = gamma(one_loop(length, length), UNIT_ROUNDOFF["float64"]) * terms
+    return Bound(limit + reference, terms, derivation)
+
+
 def checked_gamma(arithmetic: Arithmetic, rows: int, group_size: int) -> float:
     """The relative bound of a declaration, refused where it is too wide to mean anything.
 
