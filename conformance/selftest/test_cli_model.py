@@ -123,7 +123,10 @@ def test_a_model_with_bos_scores_every_token(model: Path, text: Path) -> None:
     """The command reads the file's wish for a BOS."""
     path = write(model.parent / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True})
     found = answer("perplexity", "--model", path, "--text", text, "--window", 9, "--tokens", 40)
-    assert found["scored"] == 40
+    loaded = load_model(path)
+    ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:40]
+    expected = perplexity(build(loaded.weights, load("numpy"))[0], ids, 9, bos=1)
+    assert (found["scored"], found["nll"]) == (40, expected.nll)
     assert answer("generate", "--model", path, "--prompt", "he", "--tokens", 1)["prompt_tokens"][0] == 1
 
 
