@@ -87,8 +87,11 @@ class Runtime:
             return self._kernels[kernel.name]
 
     def _define(self, source: str) -> None:
+        # On a processor without AVX the compiler warns that vectors would be passed in another way than with it. They
+        # never are passed, because the functions that take them are inlined.
+        quiet = f'#pragma clang diagnostic push\n#pragma clang diagnostic ignored "-Wpsabi"\n{source}'
         try:
-            self._cppyy.cppdef(source)
+            self._cppyy.cppdef(f"{quiet}\n#pragma clang diagnostic pop")
         except SyntaxError as error:
             reason = f"cppyy could not compile a kernel: {str(error).strip().splitlines()[-1]}"
             raise UnavailableError("backend cppyy", reason, "check the C++ compiler, and EXTRA_CLING_ARGS") from error

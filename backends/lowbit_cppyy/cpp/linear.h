@@ -35,11 +35,11 @@ struct Linear {
   Pool* pool;
 };
 
-constexpr std::int64_t max_rows = 8;              // of Kernel::rows
-constexpr std::int64_t max_panel = 128;           // of Linear::panel
-constexpr std::int64_t rows_at_once = 64;         // rows of x laid out together: bounds the memory that a call takes
-constexpr std::int64_t min_chunk_bytes = 32768;   // weights times rows of x that are worth a chunk of their own
-constexpr std::int64_t min_wake_bytes = 524288;   // and worth waking threads that sleep
+constexpr std::int64_t max_rows = 8;          // of Kernel::rows
+constexpr std::int64_t max_panel = 128;       // of Linear::panel
+constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together: bounds the memory that a call takes
+constexpr std::int64_t chunk_work = 1 << 16;  // multiply-adds that are worth a chunk of their own, 2.5 µs where measured
+constexpr std::int64_t wake_work = 1 << 19;   // and worth waking threads that sleep
 constexpr std::int64_t chunks_per_thread = 4;
 
 // The sum of n floats: eight running sums side by side, then a tree. The order is the same on every processor.
@@ -121,8 +121,9 @@ inline Status multiply(const Linear& linear, const float* x, float* out, std::in
     const Job job{&linear, laid_out, out + t * linear.columns, rows};
     const std::int64_t panels = (linear.columns + linear.panel - 1) / linear.panel;
     const std::int64_t fair = panels / (linear.pool->threads() * chunks_per_thread);
-    const std::int64_t worth = min_chunk_bytes / (linear.panel_words * 4 * rows) + 1;
-    const bool wake = panels * linear.panel_words * 4 * rows >= min_wake_bytes;
+    const std::int64_t work = linear.panel * linear.x_length * rows;  // of one panel
+    const std::int64_t worth = chunk_work / work + 1;
+    const bool wake = panels * work >= wake_work;
     const Status status = linear.pool->run(panels, std::max(fair, worth), wake, compute_panels, &job);
     if (status != OK) return status;
   }
