@@ -12,8 +12,9 @@ from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
+from lowbit.blocks import plain_linear
 from lowbit.bounds import Arithmetic, one_loop
-from lowbit.decoder import Decoder, Step, first_difference, generate, next_logits, plain_linear
+from lowbit.decoder import Decoder, Step, first_difference, generate, next_logits
 from lowbit.engine import backend_linear, build
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf import open_gguf, read_llama
@@ -23,6 +24,7 @@ from lowbit.weights import (
     LlamaConfig,
     LlamaWeights,
     Matrix,
+    SwiGLUWeights,
     matrices,
     requantize,
     select_columns,
@@ -332,7 +334,7 @@ def test_requantize(weights: LlamaWeights, bits: int) -> None:
     assert again.head is weights.head
     assert again.embedding is weights.embedding
     assert done == [(1, 2), (2, 2)]
-    before, after = to_float(weights.layers[1].down), to_float(again.layers[1].down)
+    before, after = (to_float(model.layers[1].linears()["feed_forward.down"]) for model in (weights, again))
     step = np.ptp(before) / (2**bits - 1)
     assert 0 < float(np.abs(before - after).max()) <= step
 
@@ -374,8 +376,10 @@ def test_weights_that_do_not_fit_their_config(weights: LlamaWeights) -> None:
     """A missing block, a matrix of another shape, a weight that is not finite."""
     with pytest.raises(ArgumentError, match="number of layers is 1; allowed: 2"):
         replace(weights, layers=weights.layers[:1])
-    swapped = replace(weights.layers[0], gate=weights.layers[0].down)
-    with pytest.raises(ArgumentError, match=r"shape of layers\[0\].gate is \(96, 64\); allowed: 64 x 96"):
+    part = weights.layers[0].feed_forward
+    assert isinstance(part, SwiGLUWeights)
+    swapped = replace(weights.layers[0], feed_forward=replace(part, gate=part.down))
+    with pytest.raises(ArgumentError, match=r"shape of layers\[0\].feed_forward.gate is \(96, 64\); allowed: 64 x 96"):
         replace(weights, layers=(swapped, weights.layers[1]))
     broken = to_float(weights.head).copy()
     broken[3, 4] = np.nan

@@ -45,10 +45,10 @@ def test_weights_come_as_published(tiny: tuple[Path, Published]) -> None:
     weights = read_llama(open_gguf(path))
     assert weights.config == LlamaConfig(**(vars(CONFIG) | {"rms_epsilon": float(np.float32(1e-5))}))
     names = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
-    names |= {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+    names |= {f"feed_forward.{name}": f"ffn_{name}" for name in ("gate", "up", "down")}
     for i, layer in enumerate(weights.layers):
         for name, stored in names.items():
-            matrix = getattr(layer, name)
+            matrix = layer.linears()[name]
             assert isinstance(matrix, QuantizedMatrix)
             np.testing.assert_array_equal(to_float(matrix), model.tensors[f"blk.{i}.{stored}"].T, err_msg=name)
         np.testing.assert_array_equal(layer.attention_norm, model.tensors[f"blk.{i}.attn_norm"])
@@ -146,7 +146,7 @@ def test_a_tensor_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
     """Shapes are those that the metadata ask for."""
     model = published()
     model.tensors["blk.1.ffn_up"] = model.tensors["blk.1.ffn_up"][:64]
-    with pytest.raises(FormatError, match=r"layers\[1\]\.up"):
+    with pytest.raises(FormatError, match=r"layers\[1\]\.feed_forward\.up"):
         load(write(tmp_path / "s.gguf", model))
 
 

@@ -1,145 +1,61 @@
-r"""A Llama decoder: the chapters put together until they speak.
+r"""A decoder: the chapters put together until they speak.
 
 A decoder turns a sequence of tokens into a score for every token that could come next. It looks each token up in a
-table, which gives a vector of `hidden` numbers, and sends the vectors through a stack of blocks. A block has two
-parts, and each *adds* its result to what came in, so the vectors form a *residual stream* that every block reads and
-none overwrites:
+table, which gives a vector of `hidden` numbers, sends the vectors through a stack of `blocks`, applies one more norm,
+and multiplies by the *head*, a matrix with a column for each token. What comes out are the *logits*. Where the head
+is tied, it is the table of the first step over again.
 
-.. math::
+**One decoder, several models.** Llama is all defaults. Mixtral puts a sparse layer where Llama has a dense
+feed-forward part, and may see the past through a sliding window; both are choices of the configuration, and the
+decoder itself is the same.
 
-    x \leftarrow x + \mathrm{Attention}(\mathrm{norm}(x)), \qquad
-    x \leftarrow x + \mathrm{FeedForward}(\mathrm{norm}(x)).
-
-**Norm** (RMSNorm, gain :math:`g`, a small :math:`\varepsilon` from the file):
-
-.. math:: \mathrm{norm}(x) = g \otimes \frac{x}{\sqrt{\frac1n \sum_c x_c^2 + \varepsilon}}.
-
-**Attention** projects to queries, keys and values, turns queries and keys by their positions (`rope`), reads the past
-(`attention`) and projects back:
-:math:`\mathrm{Attention}(x) = \mathrm{attend}(R\,xW_q,\; R\,xW_k,\; xW_v)\,W_o`.
-
-**Feed-forward** (SwiGLU): :math:`\mathrm{FeedForward}(x) = (\mathrm{silu}(xW_{gate}) \otimes xW_{up})\,W_{down}` with
-:math:`\mathrm{silu}(a) = a / (1 + e^{-a})`.
-
-After the last block one more norm and the *head*, a matrix with a column for each token, give the *logits*. Where
-the head is tied, it is the table of the first step over again.
-
-**Precision.** Nearly all weights and nearly all the time are in the linear layers, and those are what a backend
-computes, in float32 as its contract says. Everything between them is float64 here: norms, rotations, softmax, the
-residual stream. It costs little, and it means that two backends which agree on the linear layers agree on the
-logits, because nothing else is left to differ.
-
-Source: Llama (arXiv 2302.13971) §2.2; RMSNorm (arXiv 1910.07467) equation 4; SwiGLU (arXiv 2002.05202) equation 6;
-GQA §2.2.
+Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.attention import KeyValueCache, attend
+from lowbit.attention import KeyValueCache
+from lowbit.blocks import Block, MakeLinear, Observer, Reals, plain_linear, rms_norm
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.rope import Rotation, half_split, rotate, rotation
-from lowbit.weights import Floats, LayerWeights, LlamaConfig, LlamaWeights, Matrix, Progress, linear_shapes
-
-Reals = npt.NDArray[np.float64]
-
-Linear = Callable[[Floats], Floats]
-"""A linear layer: float32, T × K, to float32, T × N."""
+from lowbit.rope import half_split, rotation
+from lowbit.weights import Floats, LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
 """A prompt goes through the blocks this many tokens at a time, so that its scores stay small in memory."""
-
-
-def plain_linear(matrix: Matrix) -> Linear:
-    """The simplest linear layer of all, for float32 weights: numpy's product.
-
-    Raises:
-        ArgumentError: a quantised matrix; which kernel multiplies by it is the caller's choice, not a default.
-    """
-    if not isinstance(matrix, np.ndarray):
-        raise ArgumentError("matrix", "quantised", "float32 weights (`lowbit.engine` runs quantised ones on a backend)")
-    return lambda x: x @ matrix
-
-
-def rms_norm(x: Reals, gain: Reals, epsilon: float) -> Reals:
-    """Scale each vector to a root mean square of 1, then each channel by its gain.
-
-    >>> rms_norm(np.array([[3.0, 4.0]]), np.ones(2), epsilon=0.0).round(4)
-    array([[0.8485, 1.1314]])
-    """
-    mean_square: Reals = np.mean(x * x, axis=-1, keepdims=True)
-    return gain * (x / np.sqrt(mean_square + epsilon))
-
-
-def silu(a: Reals) -> Reals:
-    """a / (1 + e^−a), close to a for large a and to 0 for very negative a.
-
-    >>> silu(np.array([-1000.0, 0.0, 1000.0]))
-    array([  -0.,    0., 1000.])
-    """
-    with np.errstate(over="ignore"):  # e^1000 is infinite, and a / infinity is the 0 that is meant
-        return a / (1.0 + np.exp(-a))
-
-
-# **A block.** Attention and feed-forward, each around its linear layers.
-
-
-class Block:
-    """One layer of the stack, with its linear layers made ready to be called."""
-
-    def __init__(self, config: LlamaConfig, layer: LayerWeights, linear: Callable[[Matrix], Linear]) -> None:
-        self._config = config
-        self._attention_gain = layer.attention_norm.astype(np.float64)
-        self._feed_forward_gain = layer.feed_forward_norm.astype(np.float64)
-        self._linears = {name: linear(getattr(layer, name)) for name in linear_shapes(config)}
-
-    def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
-        """The residual stream after this block: float64, T × hidden."""
-        epsilon = self._config.rms_epsilon
-        x = x + self._attention(rms_norm(x, self._attention_gain, epsilon), turn, cache)
-        return x + self._feed_forward(rms_norm(x, self._feed_forward_gain, epsilon))
-
-    def _attention(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
-        config, tokens = self._config, len(x)
-        queries = self._linear("query", x).reshape(tokens, config.heads, config.head_dim)
-        keys = self._linear("key", x).reshape(tokens, config.kv_heads, config.head_dim)
-        values = self._linear("value", x).reshape(tokens, config.kv_heads, config.head_dim)
-        cache.append(rotate(keys, turn), values)
-        mixed = attend(rotate(queries, turn), cache.keys, cache.values)
-        return self._linear("output", mixed.reshape(tokens, config.heads * config.head_dim))
-
-    def _feed_forward(self, x: Reals) -> Reals:
-        return self._linear("down", silu(self._linear("gate", x)) * self._linear("up", x))
-
-    def _linear(self, name: str, x: Reals) -> Reals:
-        """Through the door of a linear layer and back: float32 inside, float64 outside."""
-        return self._linears[name](x.astype(np.float32)).astype(np.float64)
 
 
 # **The decoder** is the table, the blocks, the last norm and the head.
 
 
 class Decoder:
-    """A Llama decoder whose linear layers are whatever `linear` makes of each matrix.
+    """A decoder whose linear layers are whatever `linear` makes of each matrix.
 
     Tokens go in with a *state*, which remembers the ones before them; the state belongs to the caller, so one
     decoder serves many sequences.
     """
 
-    def __init__(self, weights: LlamaWeights, linear: Callable[[Matrix], Linear] = plain_linear) -> None:
+    def __init__(
+        self, weights: LlamaWeights, linear: MakeLinear = plain_linear, observe: Observer | None = None
+    ) -> None:
         """Make every linear layer ready.
 
         Args:
             weights: the model.
             linear: from a matrix to the function that multiplies by it, called once for each matrix.
+            observe: called by every sparse layer with what it was given and what it chose.
         """
         self.config = weights.config
         self._embedding = weights.embedding
-        self._blocks = [Block(weights.config, layer, linear) for layer in weights.layers]
+        self._blocks = [
+            Block(weights.config, layer, linear, None if observe is None else partial(observe, number))
+            for number, layer in enumerate(weights.layers)
+        ]
         self._gain = weights.norm.astype(np.float64)
         self._head = linear(weights.head)
         self._layout = half_split(weights.config.head_dim)

@@ -14,7 +14,8 @@ from types import MappingProxyType
 import numpy as np
 
 from lowbit.backend import Backend
-from lowbit.decoder import Decoder, Linear, plain_linear
+from lowbit.blocks import Linear, plain_linear
+from lowbit.decoder import Decoder
 from lowbit.errors import NotDeclaredError
 from lowbit.weights import Floats, LlamaWeights, Matrix, Progress, matrices, to_float
 
@@ -54,7 +55,10 @@ class BackendLinears:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that one token reads: what the backend prepared, and the float32 of the others."""
+        """Bytes of weights that one token reads: what the backend prepared, and the float32 of the others.
+
+        Of a sparse model it counts every expert, which is what a long prompt reads.
+        """
         return self._bytes
 
     @property

@@ -1,4 +1,8 @@
-"""The weights of a Llama decoder: what a file reader makes and what a decoder is built from.
+"""The weights of a decoder: what a file reader makes and what a decoder is built from.
+
+The names are Llama's, from which the others descend. What a descendant changes is an option of the configuration with
+Llama's choice as its default, or another kind of value in the same place: the feed-forward part of a block is dense in
+Llama, and in Mixtral it is a router and many experts.
 
 A linear layer's weights come in two kinds, and a `Matrix` is either: codes with scales and zeros, as a low-bit file
 stores them, or plain float32 where the file stores something that `affine` does not describe. Both are K × N, with
@@ -12,15 +16,16 @@ Source: lowbit's own.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
-from lowbit.check import check_array, check_finite, check_integer
+from lowbit.check import check_array, check_choice, check_finite, check_integer
 from lowbit.errors import ArgumentError
+from lowbit.routing import SOFTMAXES, Softmax
 
 Floats = npt.NDArray[np.float32]
 Matrix = QuantizedMatrix | Floats
@@ -53,13 +58,36 @@ def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
 
 
 @dataclass(frozen=True)
+class Routing:
+    """How the sparse layers of a model choose among their experts (`lowbit.routing`).
+
+    Attributes:
+        experts: E, the experts of a layer.
+        top_k: how many of them each token runs, 1 to E.
+        softmax: whether the gate's softmax comes ``before`` or ``after`` the choice.
+
+    Raises:
+        ArgumentError: a number that no model can have.
+    """
+
+    experts: int
+    top_k: int
+    softmax: Softmax = "after"
+
+    def __post_init__(self) -> None:
+        check_integer("experts", self.experts, least=1)
+        check_integer("top_k", self.top_k, 1, self.experts)
+        check_choice("softmax", self.softmax, SOFTMAXES)
+
+
+@dataclass(frozen=True)
 class LlamaConfig:
-    """The numbers that say how a Llama decoder is put together.
+    """The numbers that say how a decoder is put together: Llama's, and after them the options of its descendants.
 
     Attributes:
         layers: how many blocks of attention and feed-forward.
         hidden: width of the residual stream.
-        feed_forward: width inside the feed-forward part.
+        feed_forward: width inside the feed-forward part, or inside each expert.
         heads: H, query heads.
         kv_heads: G, key-value heads; divides `heads`.
         head_dim: d_h, channels of a head; even.
@@ -67,6 +95,8 @@ class LlamaConfig:
         context: the longest sequence the model was made for.
         rope_base: base of the rotary frequencies.
         rms_epsilon: added under the root of the norm.
+        routing: how experts are chosen, in a model whose blocks have them; None for a dense model.
+        window: how many tokens a token sees, itself included; None for all of them.
 
     Raises:
         ArgumentError: a number that no model can have.
@@ -82,11 +112,14 @@ class LlamaConfig:
     context: int
     rope_base: float
     rms_epsilon: float
+    routing: Routing | None = None
+    window: int | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.type is int:
-                check_integer(field.name, getattr(self, field.name), least=1)
+        for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
+            check_integer(name, getattr(self, name), least=1)
+        if self.window is not None:
+            check_integer("window", self.window, least=1)
         if self.heads % self.kv_heads != 0:
             raise ArgumentError("heads", self.heads, f"a multiple of the {self.kv_heads} key-value heads")
         if self.head_dim % 2 != 0:
@@ -97,8 +130,61 @@ class LlamaConfig:
 
 
 @dataclass(frozen=True, eq=False)
+class SwiGLUWeights:
+    """A SwiGLU: the feed-forward part of a dense block, or one expert.
+
+    Attributes:
+        gate: hidden × feed_forward.
+        up: hidden × feed_forward.
+        down: feed_forward × hidden.
+    """
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+    def linears(self) -> dict[str, Matrix]:
+        """Its matrices by name."""
+        return {"gate": self.gate, "up": self.up, "down": self.down}
+
+    def changed(self, change: Callable[[Matrix], Matrix]) -> Self:
+        """The same with every quantisable matrix replaced."""
+        return replace(self, gate=change(self.gate), up=change(self.up), down=change(self.down))
+
+
+@dataclass(frozen=True, eq=False)
+class SparseWeights:
+    """The feed-forward part of a sparse block.
+
+    Attributes:
+        router: float32, hidden × E: the gate that scores the experts. It is small and its errors change the choice,
+            so it is never quantised.
+        experts: E of them.
+    """
+
+    router: Floats
+    experts: tuple[SwiGLUWeights, ...]
+
+    def linears(self) -> dict[str, Matrix]:
+        """Its matrices by name, the router first."""
+        named = {
+            f"experts[{number}].{name}": matrix
+            for number, expert in enumerate(self.experts)
+            for name, matrix in expert.linears().items()
+        }
+        return {"router": self.router} | named
+
+    def changed(self, change: Callable[[Matrix], Matrix]) -> Self:
+        """The same with every quantisable matrix replaced."""
+        return replace(self, experts=tuple(expert.changed(change) for expert in self.experts))
+
+
+FeedForwardWeights = SwiGLUWeights | SparseWeights
+
+
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One block: two norm gains (float32, hidden) and seven matrices.
+    """One block: two norm gains (float32, hidden), the four matrices of attention, and the feed-forward part.
 
     Attributes:
         attention_norm: gain before attention.
@@ -107,9 +193,7 @@ class LayerWeights:
         value: hidden × G·d_h.
         output: H·d_h × hidden.
         feed_forward_norm: gain before the feed-forward part.
-        gate: hidden × feed_forward.
-        up: hidden × feed_forward.
-        down: feed_forward × hidden.
+        feed_forward: dense, or sparse where the configuration has a routing.
     """
 
     attention_norm: Floats
@@ -118,9 +202,20 @@ class LayerWeights:
     value: Matrix
     output: Matrix
     feed_forward_norm: Floats
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    feed_forward: FeedForwardWeights
+
+    def linears(self) -> dict[str, Matrix]:
+        """Its matrices by the names of `linear_shapes`."""
+        inner = {f"feed_forward.{name}": matrix for name, matrix in self.feed_forward.linears().items()}
+        return {name: getattr(self, name) for name in ATTENTION} | inner
+
+    def changed(self, change: Callable[[Matrix], Matrix]) -> Self:
+        """The same with every quantisable matrix replaced."""
+        attention: dict[str, Any] = {name: change(getattr(self, name)) for name in ATTENTION}
+        return replace(self, **attention, feed_forward=self.feed_forward.changed(change))
+
+
+ATTENTION = ("query", "key", "value", "output")
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,25 +246,42 @@ class LlamaWeights:
         _check_matrix("head", self.head, (config.hidden, config.vocabulary))
         if len(self.layers) != config.layers:
             raise ArgumentError("number of layers", len(self.layers), str(config.layers))
+        shapes = linear_shapes(config)
         for number, layer in enumerate(self.layers):
-            for name, shape in linear_shapes(config).items():
-                _check_matrix(f"layers[{number}].{name}", getattr(layer, name), shape)
+            linears = layer.linears()
+            if linears.keys() != shapes.keys():
+                name = min(linears.keys() ^ shapes.keys())
+                given = "missing" if name in shapes else "present"
+                kind = "a dense block" if config.routing is None else f"a block of {config.routing.experts} experts"
+                raise ArgumentError(f"layers[{number}].{name}", given, f"the matrices of {kind}")
+            for name, shape in shapes.items():
+                _check_matrix(f"layers[{number}].{name}", linears[name], shape)
             for name in ("attention_norm", "feed_forward_norm"):
                 check_array(f"layers[{number}].{name}", getattr(layer, name), np.float32, (config.hidden,))
 
 
 def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
-    """K and N of the seven matrices of a block, by their names in `LayerWeights`."""
+    """K and N of the matrices of a block, by the names of `LayerWeights.linears`."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    return {
+    attention = {
         "query": (config.hidden, queries),
         "key": (config.hidden, keys),
         "value": (config.hidden, keys),
         "output": (queries, config.hidden),
+    }
+    swiglu = {
         "gate": (config.hidden, config.feed_forward),
         "up": (config.hidden, config.feed_forward),
         "down": (config.feed_forward, config.hidden),
     }
+    if config.routing is None:
+        return attention | {f"feed_forward.{name}": shape for name, shape in swiglu.items()}
+    experts = {
+        f"feed_forward.experts[{number}].{name}": shape
+        for number in range(config.routing.experts)
+        for name, shape in swiglu.items()
+    }
+    return attention | {"feed_forward.router": (config.hidden, config.routing.experts)} | experts
 
 
 def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
@@ -194,7 +306,7 @@ def requantize(
 ) -> LlamaWeights:
     """The same model with every linear layer of its blocks dequantised exactly and quantised anew.
 
-    Embedding, head and norms stay as they are.
+    Embedding, head, norms and routers stay as they are.
 
     Args:
         weights: the model.
@@ -215,8 +327,7 @@ def requantize(
 
     layers = []
     for layer in weights.layers:
-        anew: dict[str, Any] = {name: again(getattr(layer, name)) for name in linear_shapes(weights.config)}
-        layers.append(replace(layer, **anew))
+        layers.append(layer.changed(again))
         if progress is not None:
             progress(len(layers), len(weights.layers))
     return replace(weights, layers=tuple(layers))
@@ -225,14 +336,14 @@ def requantize(
 def matrices(weights: LlamaWeights) -> Iterator[tuple[str, Matrix]]:
     """Every matrix that a decoder multiplies by, with its name: the blocks in order, then the head."""
     for number, layer in enumerate(weights.layers):
-        for name in linear_shapes(weights.config):
-            yield f"layers[{number}].{name}", getattr(layer, name)
+        for name, matrix in layer.linears().items():
+            yield f"layers[{number}].{name}", matrix
     yield "head", weights.head
 
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """Bytes of weights that one token reads: the linear layers of the blocks, and the head."""
+    """Bytes of weights: the linear layers of the blocks, every expert included, and the head."""
 
     blocks: int
     head: int
@@ -244,7 +355,10 @@ class WeightBytes:
 
 
 def weight_bytes(weights: LlamaWeights) -> WeightBytes:
-    """What the matrices of a model occupy as they are held: words, scales and zeros, or float32."""
+    """What the matrices of a model occupy as they are held: words, scales and zeros, or float32.
+
+    A token of a dense model reads all of them; one of a sparse model reads the experts that it is sent to.
+    """
     sizes = {name: matrix.nbytes for name, matrix in matrices(weights)}
     head = sizes.pop("head")
     return WeightBytes(sum(sizes.values()), head)

@@ -19,7 +19,7 @@ Source: the GGUF specification of the ggml project, architecture ``llama``.
 
 import os
 from dataclasses import dataclass
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from lowbit.weights import (
     LlamaWeights,
     Matrix,
     Progress,
+    SwiGLUWeights,
     select_columns,
     to_float,
 )
@@ -43,15 +44,8 @@ Kind = TypeVar("Kind", bool, int, float, str, list[str])
 ARCHITECTURE = "llama"
 DEFAULT_ROPE_BASE = 10000.0
 
-LAYER_MATRICES = {
-    "query": "attn_q",
-    "key": "attn_k",
-    "value": "attn_v",
-    "output": "attn_output",
-    "gate": "ffn_gate",
-    "up": "ffn_up",
-    "down": "ffn_down",
-}
+ATTENTION_MATRICES = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
+FEED_FORWARD_MATRICES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
 ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
 LAYER_NORMS = {"attention_norm": "attn_norm", "feed_forward_norm": "ffn_norm"}
 
@@ -280,9 +274,12 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
 
 
 def _layer(source: GGUFFile, prefix: str) -> LayerWeights:
-    matrices = {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in LAYER_MATRICES.items()}
-    norms = {name: source.vector(f"{prefix}.{stored}.weight") for name, stored in LAYER_NORMS.items()}
-    return LayerWeights(**matrices, **norms)  # type: ignore[arg-type]  # the names of the two tables are its fields
+    def matrices(names: dict[str, str]) -> dict[str, Matrix]:
+        return {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in names.items()}
+
+    parts: dict[str, Any] = matrices(ATTENTION_MATRICES)
+    parts |= {name: source.vector(f"{prefix}.{stored}.weight") for name, stored in LAYER_NORMS.items()}
+    return LayerWeights(**parts, feed_forward=SwiGLUWeights(**matrices(FEED_FORWARD_MATRICES)))
 
 
 def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
@@ -292,7 +289,7 @@ def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
         allowed = f"at most the {len(source.header.tensors)} tensors of the file"
         raise FormatError(source.file, "llama.block_count", config.layers, allowed)
     for number in range(config.layers):
-        for stored in (*LAYER_MATRICES.values(), *LAYER_NORMS.values()):
+        for stored in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values(), *LAYER_NORMS.values()):
             known.add(f"blk.{number}.{stored}.weight")
     for name in source.header.tensors:
         if name not in known:
