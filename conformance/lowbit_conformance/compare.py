@@ -44,7 +44,7 @@ def assert_equal_values(given: Floats, expected: Doubles) -> None:
         raise AssertionError(f"WRONG on the lattice: {_where(different)}; {_values(different, given, exact)}")
 
 
-def assert_within(given: Floats, exact: Doubles, bound: Bound) -> float:
+def assert_within(given: Floats | Doubles, exact: Doubles, bound: Bound) -> float:
     """``(abs(given - exact) <= bound.limit).all()``; returns the largest share of the bound that was used."""
     __tracebackhide__ = True
     error = np.abs(given.astype(np.float64) - exact)

@@ -185,8 +185,20 @@ def targets(weights: Floats, factor: Floats, values: Floats) -> Doubles:
 
 
 # **Quantise.** The loop of the opening, with the grid of `affine`. A group's scale and zero are found when its first
-# row is due, from the targets of its rows as they are then: by that time the errors of all earlier groups are in them.
-# A row is rounded from its target in float32, by the very expressions of `affine`.
+# row is due, when the errors of all earlier groups are known: from the values that its rows would take if none of them
+# had to be rounded, each its own target exactly. A row is rounded from its target in float32, by the very expressions
+# of `affine`.
+
+
+def unrounded(goals: Doubles, weights: Doubles, factor: Doubles, rows: slice) -> Floats:
+    """What the rows of a group would be, given the errors before them, if they could be any number: float32.
+
+    This is what the usual form has in place of the weights that are left.
+    """
+    free, block = goals[rows].copy(), factor[rows, rows]
+    for k, row in enumerate(weights[rows]):
+        spread(free, block, k, row - free[k])
+    return free.astype(np.float32)
 
 
 def quantize(
@@ -239,18 +251,17 @@ def quantize(
     order = np.argsort(-hessian.diagonal(), kind="stable") if act_order else np.arange(len(weights))
     triangle = factor(np.ascontiguousarray(damped(hessian, damping)[np.ix_(order, order)]))
 
-    goals: Doubles = weights[order].astype(np.float64)
-    codes = np.empty(goals.shape, np.uint8)
+    rows: Doubles = weights[order].astype(np.float64)
+    goals, codes = rows.copy(), np.empty(rows.shape, np.uint8)
     scales, zeros = [], []
-    for k, row in enumerate(weights[order]):
+    for k, row in enumerate(rows):
         if k % group_size == 0:
-            group = goals[k : k + group_size].astype(np.float32)
+            group = unrounded(goals, rows, triangle, slice(k, k + group_size))
             scale, zero = _grid(group, bits, convention, symmetric, np.dtype(scale_dtype))
             scales.append(scale)
             zeros.append(zero)
         codes[k] = group_codes(goals[k].astype(np.float32), scale, zero, bits, convention)
-        value = group_values(codes[k], scale, zero, convention)
-        spread(goals, triangle, k, row.astype(np.float64) - value)
+        spread(goals, triangle, k, row - group_values(codes[k], scale, zero, convention))
     matrix = QuantizedMatrix(
         pack(codes, bits), np.stack(scales), np.stack(zeros), bits, len(codes), group_size, convention
     )

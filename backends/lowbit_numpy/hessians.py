@@ -1,0 +1,38 @@
+"""The parts of GPTQ in float32: BLAS and LAPACK do the work."""
+
+from typing import Any
+
+import numpy as np
+
+from lowbit.affine import Floats
+from lowbit.backend import Declaration
+from lowbit.bounds import Arithmetic, any_order
+from lowbit.errors import ArgumentError
+from lowbit.gptq import Reals
+
+# A target is a weight and at most K − 1 products, added in any order; a quotient and a difference go into each product.
+DECLARED = {
+    "gptq.hessian": Declaration(arithmetic=Arithmetic("direct", "float32", any_order)),
+    "gptq.factor": Declaration(arithmetic=Arithmetic("direct", "float64", any_order)),
+    "gptq.targets": Declaration(arithmetic=Arithmetic("direct", "float32", lambda rows, _: rows + 3)),
+}
+
+
+class GptqOperations:
+    """The hooks of `gptq.hessian`, `gptq.factor` and `gptq.targets`."""
+
+    def _gptq_hessian(self, x: Floats) -> Floats:
+        return x.T @ x
+
+    def _gptq_factor(self, hessian: Reals) -> Floats:
+        backwards: Any = hessian[::-1, ::-1].astype(np.float64)  # turned round, an upper factor is LAPACK's lower one
+        try:
+            lower = np.linalg.cholesky(backwards)
+        except np.linalg.LinAlgError:
+            raise ArgumentError("hessian", "not positive definite", "a positive definite matrix (damp)") from None
+        return np.ascontiguousarray(lower[::-1, ::-1], np.float32)
+
+    def _gptq_targets(self, weights: Floats, factor: Floats, values: Floats) -> Floats:
+        ratios = np.triu(factor / factor.diagonal(), 1)
+        result: Floats = weights + ratios.T @ (weights - values)
+        return result

@@ -1,0 +1,275 @@
+"""Checks of `gptq.hessian`, `gptq.factor` and `gptq.targets`: equal on the lattice, within the bounds elsewhere.
+
+What a rounding depends on is supplied by the suite, so a difference of one rounding never changes a later case.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from lowbit import gptq
+from lowbit.affine import Floats
+from lowbit.backend import Backend
+from lowbit.bounds import Arithmetic, Bound
+from lowbit.errors import ArgumentError
+from lowbit.gptq_bounds import factor_bound, hessian_bound, targets_bound
+from lowbit_conformance.calls import frozen
+from lowbit_conformance.cases import Case
+from lowbit_conformance.compare import assert_equal_values, assert_exact, assert_within
+from lowbit_conformance.marking import Settings, checks
+
+Record = Callable[[str, object], None]
+
+
+@dataclass(frozen=True)
+class LayerCase(Case):
+    """A layer and its calibration inputs.
+
+    Attributes:
+        rows: K.
+        columns: N, or T for the Hessian.
+        dtype: of a Hessian that is given.
+    """
+
+    rows: int
+    columns: int
+    dtype: str = "float32"
+
+    @property
+    def label(self) -> str:
+        return f"{self.rows}x{self.columns}-{self.dtype}"
+
+
+SHAPES = ((1, 1), (2, 3), (3, 2), (7, 9), (8, 1), (16, 33), (33, 16), (64, 64), (100, 7))
+
+
+def shapes(clause: str, tier: str, settings: Settings, variants: tuple[str, ...] = ("",)) -> Iterator[LayerCase]:
+    for variant in variants:
+        for rows, columns in SHAPES:
+            yield LayerCase(clause, tier, variant, rows, columns)
+        for seed in settings.seeds:
+            rng = np.random.Generator(np.random.PCG64(seed))
+            rows, columns = (int(size) for size in rng.integers(1, 128, 2))
+            yield LayerCase(clause, tier, f"{variant}-drawn".lstrip("-"), rows, columns, seed=seed)
+
+
+def lattice_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    yield from shapes(clause, "lattice", settings)
+
+
+def random_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    yield from shapes(clause, "random", settings, ("", "correlated"))
+
+
+def arithmetic(backend: Backend, case: Case) -> Arithmetic:
+    declared = backend.capabilities().operations[case.operation].arithmetic
+    if declared is None:
+        raise AssertionError(f"WRONG: {case.operation} is bounded, and the backend declares no arithmetic for it")
+    return declared
+
+
+def bounded(bound: Callable[..., Bound], *arguments: object) -> Bound:
+    """The bound, or the verdict that the declaration is too wide."""
+    try:
+        return bound(*arguments)
+    except ArgumentError as refusal:
+        raise AssertionError(f"DECLARATION_REFUSED: {refusal}") from None
+
+
+def run(backend: Backend, case: Case, *arrays: Floats) -> Floats:
+    frozen(*arrays)
+    result: Floats = backend.run(case.operation, *arrays)
+    assert result.dtype == np.float32, f"WRONG: the result is {result.dtype}, the specification says float32"
+    return result
+
+
+# **Inputs.**
+
+
+def calibration(case: LayerCase) -> Floats:
+    """T × K inputs of very different channels; *correlated* ones follow a few common factors."""
+    rng = case.generator()
+    x = rng.normal(size=(case.columns, case.rows))
+    if "correlated" in case.variant:
+        x = 0.1 * x + rng.normal(size=(case.columns, 3)) @ rng.normal(size=(3, case.rows))
+    return (x * np.exp(rng.normal(0, 1, case.rows))).astype(np.float32)
+
+
+def exact_factor(case: LayerCase) -> Floats:
+    """An upper triangular factor of small integers, with powers of two on the diagonal, so that quotients are exact."""
+    rng = case.generator()
+    integers = np.triu(rng.integers(-3, 4, (case.rows, case.rows)), 1)
+    return (integers + np.diag(2.0 ** rng.integers(0, 3, case.rows))).astype(np.float32)
+
+
+def positive_definite(case: LayerCase) -> Floats:
+    """A damped Hessian as a quantiser would make it, in float32."""
+    return gptq.damped(gptq.hessian(calibration(case)), damping=0.01).astype(np.float32)
+
+
+# **The Hessian.**
+
+
+@checks("gptq.hessian/C1", lattice_cases)
+def test_hessian_on_the_lattice(backend: Backend, case: LayerCase) -> None:
+    """Small integers have an exact Hessian."""
+    x = case.generator().integers(-9, 10, (case.columns, case.rows)).astype(np.float32)
+    assert_equal_values(run(backend, case, x), gptq.hessian(x))
+
+
+@checks("gptq.hessian/C2", random_cases)
+def test_hessian_within_the_bound(backend: Backend, case: LayerCase, record_property: Record) -> None:
+    """Inputs of very different channels, correlated or not, stay within the bound."""
+    x = calibration(case)
+    exact = gptq.hessian(x)
+    bound = bounded(hessian_bound, x, arithmetic(backend, case), exact)
+    record_property("share", assert_within(run(backend, case, x), exact, bound))
+
+
+INPUT_MISTAKES: dict[str, Callable[[Floats], object]] = {
+    "nan": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, np.float32(np.nan), x),
+    "infinity": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, np.float32(np.inf), x),
+    "float64": lambda x: x.astype(np.float64),
+    "vector": lambda x: x[0],
+    "no-rows": lambda x: x[:0],
+    "strided": np.asfortranarray,
+    "list": lambda x: x.tolist(),
+}
+
+
+def mistakes(names: dict[str, object]) -> Callable[[str, Settings], Iterator[LayerCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[LayerCase]:
+        yield from (LayerCase(clause, "edge", name, 6, 5) for name in names)
+
+    return generator
+
+
+@checks("gptq.hessian/C3", mistakes(dict(INPUT_MISTAKES)))
+def test_hessian_refuses(backend: Backend, case: LayerCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with pytest.raises(ArgumentError):
+        backend.run("gptq.hessian", INPUT_MISTAKES[case.variant](calibration(case)))
+
+
+# **The factor.**
+
+
+def small_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    """Shapes for which every partial sum of the factorisation is an integer below 2^24."""
+    yield from (case for case in lattice_cases(clause, settings) if case.rows <= 128)
+
+
+@checks("gptq.factor/C1", small_lattice)
+def test_factor_on_the_lattice(backend: Backend, case: LayerCase) -> None:
+    """The product of an exact factor with its transpose gives this very factor."""
+    wanted = exact_factor(case)
+    product = wanted.astype(np.float64) @ wanted.T
+    given = run(backend, case, np.ascontiguousarray(product, np.float32))
+    assert_equal_values(given, wanted.astype(np.float64))
+
+
+@checks("gptq.factor/C2", random_cases)
+def test_factor_within_the_bound(backend: Backend, case: LayerCase, record_property: Record) -> None:
+    """M M^T is the damped Hessian of calibration inputs within the bound; a small factor would not reveal it."""
+    hessian = positive_definite(case)
+    given = run(backend, case, hessian)
+    product = given.astype(np.float64) @ given.T.astype(np.float64)
+    bound = bounded(factor_bound, hessian, arithmetic(backend, case), given)
+    record_property("share", assert_within(product, hessian.astype(np.float64), bound))
+
+
+@checks("gptq.factor/C3", random_cases)
+def test_factor_is_upper_triangular(backend: Backend, case: LayerCase) -> None:
+    """Zeros below the diagonal, and a diagonal above 0."""
+    given = run(backend, case, positive_definite(case))
+    below = np.tril_indices(case.rows, -1)
+    assert_exact("the part below the diagonal", np.abs(given[below]), np.zeros(len(below[0]), np.float32))
+    assert (given.diagonal() > 0).all(), "WRONG: the diagonal of M is not positive"
+
+
+HESSIAN_MISTAKES: dict[str, Callable[[Floats], object]] = {
+    "nan": lambda h: h * np.float32(np.nan),
+    "infinity": lambda h: np.where(h == h.max(), np.float32(np.inf), h),
+    "indefinite": lambda h: h - np.float32(2 * h.max()) * np.eye(len(h), dtype=np.float32),
+    "zero": np.zeros_like,
+    "asymmetric": lambda h: h + np.triu(np.ones_like(h), 1),
+    "oblong": lambda h: np.ascontiguousarray(h[:, :-1]),
+    "int64": lambda h: h.astype(np.int64),
+    "strided": lambda h: np.repeat(h, 2, axis=1)[:, ::2],
+    "vector": lambda h: h[0],
+}
+
+
+@checks("gptq.factor/C4", mistakes(dict(HESSIAN_MISTAKES)))
+def test_factor_refuses(backend: Backend, case: LayerCase) -> None:
+    """Each mistake raises ArgumentError, a matrix that turns out indefinite included."""
+    with pytest.raises(ArgumentError):
+        backend.run("gptq.factor", HESSIAN_MISTAKES[case.variant](positive_definite(case)))
+
+
+# **The targets.**
+
+
+def layer(case: LayerCase) -> tuple[Floats, Floats, Floats]:
+    """Weights, the factor of a damped Hessian in float32, and values a grid of steps of 0.1 away."""
+    rng = case.generator()
+    weights = rng.normal(size=(case.rows, case.columns)).astype(np.float32)
+    values = (np.rint(weights * 10) / 10).astype(np.float32)
+    return weights, gptq.factor(positive_definite(case)).astype(np.float32), values
+
+
+@checks("gptq.targets/C1", lattice_cases)
+def test_targets_on_the_lattice(backend: Backend, case: LayerCase) -> None:
+    """Integers, quarters and a factor with powers of two on its diagonal have exact targets."""
+    rng = case.generator()
+    shape = (case.rows, case.columns)
+    weights = (rng.integers(-64, 65, shape) / 4).astype(np.float32)
+    values = rng.integers(-16, 17, shape).astype(np.float32)
+    triangle = exact_factor(case)
+    assert_equal_values(run(backend, case, weights, triangle, values), gptq.targets(weights, triangle, values))
+
+
+@checks("gptq.targets/C2", random_cases)
+def test_targets_within_the_bound(backend: Backend, case: LayerCase, record_property: Record) -> None:
+    """Weights and values of a layer with the factor of its own Hessian stay within the bound."""
+    arrays = layer(case)
+    exact = gptq.targets(*arrays)
+    bound = bounded(targets_bound, *arrays, arithmetic(backend, case), exact)
+    record_property("share", assert_within(run(backend, case, *arrays), exact, bound))
+
+
+@checks("gptq.targets/C3", random_cases)
+def test_targets_look_back_only(backend: Backend, case: LayerCase) -> None:
+    """Values from the middle row on are changed; the targets up to it keep their bits."""
+    weights, triangle, values = layer(case)
+    middle = case.rows // 2
+    before = run(backend, case, weights, triangle, values)
+    changed = values.copy()
+    changed[middle:] += 1
+    after = run(backend, case, weights, triangle, changed)
+    assert_exact("targets of the rows before the change", after[: middle + 1], before[: middle + 1])
+
+
+Layer = tuple[Floats, Floats, Floats]
+LAYER_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[object, ...]]] = {
+    "lower": lambda w, m, v: (w, np.ascontiguousarray(m.T), v),
+    "negative": lambda w, m, v: (w, -m, v),
+    "nan-weight": lambda w, m, v: (w * np.float32(np.nan), m, v),
+    "nan-value": lambda w, m, v: (w, m, v * np.float32(np.nan)),
+    "infinite-factor": lambda w, m, v: (w, m * np.float32(np.inf), v),
+    "short-values": lambda w, m, v: (w, m, v[:-1].copy()),
+    "short-factor": lambda w, m, v: (w, m[:-1, :-1].copy(), v),
+    "float64": lambda w, m, v: (w.astype(np.float64), m, v),
+    "strided": lambda w, m, v: (np.asfortranarray(w), m, v),
+}
+
+
+@checks("gptq.targets/C4", mistakes(dict(LAYER_MISTAKES)))
+def test_targets_refuse(backend: Backend, case: LayerCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with np.errstate(invalid="ignore"):  # 0 times infinity, on purpose
+        given = LAYER_MISTAKES[case.variant](*layer(case))
+    with pytest.raises(ArgumentError):
+        backend.run("gptq.targets", *given)
