@@ -1,0 +1,151 @@
+"""Checks of one expert and of the sparse layer, within their derived bounds.
+
+On the lattice every pre-activation of an expert's gate is at least 40 or at most −760. There silu(a) is a or 0 to the
+bit, in float32 and in float64 alike, and the rest is small integers.
+"""
+
+import numpy as np
+
+from lowbit import routing
+from lowbit.backend import Backend
+from lowbit.routing import Floats, Ids
+from lowbit.routing_bounds import expert_bound, sparse_bound
+from lowbit_conformance.compare import assert_equal_values, assert_same_bits
+from lowbit_conformance.marking import checks
+from lowbit_conformance.routing_cases import (
+    NON_FINITE,
+    Record,
+    RoutingCase,
+    activations,
+    assert_bounded,
+    assert_only_row_one_spoilt,
+    assert_refuses,
+    experts_of,
+    few,
+    mistakes,
+    non_finite,
+    random_shapes,
+    routes,
+    run_bounded,
+    shapes,
+)
+
+# Experts.
+
+
+def lattice_experts(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats]:
+    """Activations of ±1 whose first is 1, and experts whose gates are far from 0: see the top of this file."""
+    rng = case.generator()
+    x = rng.choice((-1, 1), (case.tokens, case.hidden))
+    x[:, 0] = 1
+    wide, narrow = (case.experts, case.hidden, case.inner), (case.experts, case.inner, case.hidden)
+    gate, up, down = (rng.integers(-1, 2, size) for size in (wide, wide, narrow))
+    gate[:, 0] = np.where(rng.random((case.experts, case.inner)) < 0.3, -800, 80)
+    up[:, 0] += 3
+    return x.astype(np.float32), gate.astype(np.float32), up.astype(np.float32), down.astype(np.float32)
+
+
+def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    gate, up, down = (part[0].copy() for part in experts_of(case, rng))
+    return gate, up, down
+
+
+@checks("routing.expert/C1", shapes)
+def test_expert_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
+    """Where silu is the identity or zero, the result is equal."""
+    x, *parts = lattice_experts(case)
+    arguments = (x, *(part[0].copy() for part in parts))
+    exact = routing.expert(*arguments)
+    assert_equal_values(run_bounded(backend, case, x.shape, *arguments), exact)
+
+
+@checks("routing.expert/C2", random_shapes)
+def test_expert_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+    """Random inputs, with silu nearly linear, curved and saturated, stay within the bound."""
+    rng = case.generator()
+    arguments = activations(case, rng), *first_expert(case, rng)
+    exact = routing.expert(*arguments)
+    assert_bounded(backend, case, record_property, exact, lambda a: expert_bound(*arguments, a), *arguments)
+
+
+@checks("routing.expert/C3", few)
+def test_expert_goes_by_rows(backend: Backend, case: RoutingCase) -> None:
+    """The same call gives the same bits, and row 0 does not depend on the others."""
+    rng = case.generator()
+    x, *parts = activations(case, rng), *first_expert(case, rng)
+    first = run_bounded(backend, case, x.shape, x, *parts)
+    assert_same_bits(first, run_bounded(backend, case, x.shape, x, *parts), "the same call again")
+    x[1:] += 1
+    assert_same_bits(first[:1], run_bounded(backend, case, x.shape, x, *parts)[:1], "row 0 changed when others did")
+
+
+@checks("routing.expert/C4", non_finite)
+def test_expert_passes_non_finite_on(backend: Backend, case: RoutingCase) -> None:
+    """A NaN or an infinity reaches every element of its row, and no other row."""
+    rng = case.generator()
+    x, *parts = activations(case, rng), *first_expert(case, rng)
+    x[1, 0] = NON_FINITE[case.variant]
+    assert_only_row_one_spoilt(run_bounded(backend, case, x.shape, x, *parts))
+
+
+@checks("routing.expert/C5", mistakes)
+def test_expert_refuses(backend: Backend, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)
+
+
+# The layer.
+
+
+@checks("routing.sparse/C1", shapes)
+def test_layer_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
+    """Exact experts with weights of 1/4, 1/2 and 1 give an equal sum."""
+    rng = case.generator()
+    chosen, weights = routes(case, rng)
+    weights = rng.choice((0.25, 0.5, 1), weights.shape).astype(np.float32)
+    arguments = *lattice_experts(case), chosen, weights
+    exact = routing.sparse(*arguments)
+    assert_equal_values(run_bounded(backend, case, exact.shape, *arguments), exact)
+
+
+def layer(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats, Ids, Floats]:
+    rng = case.generator()
+    return activations(case, rng), *experts_of(case, rng), *routes(case, rng)
+
+
+@checks("routing.sparse/C2", random_shapes)
+def test_layer_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+    """Random layers stay within the bound of the weighted sum of their experts."""
+    arguments = layer(case)
+    exact = routing.sparse(*arguments)
+    assert_bounded(backend, case, record_property, exact, lambda a: sparse_bound(*arguments, a, exact), *arguments)
+
+
+@checks("routing.sparse/C3", few)
+def test_the_sum_has_one_order(backend: Backend, case: RoutingCase) -> None:
+    """Each token's experts listed backwards, and rotated, give the same bits."""
+    *inputs, chosen, weights = layer(case)
+    first = run_bounded(backend, case, inputs[0].shape, *inputs, chosen, weights)
+    for order in (np.arange(case.k)[::-1], np.roll(np.arange(case.k), 1)):
+        again = run_bounded(backend, case, inputs[0].shape, *inputs, chosen[:, order].copy(), weights[:, order].copy())
+        assert_same_bits(first, again, "the same experts in another order")
+
+
+@checks("routing.sparse/C4", few)
+def test_only_the_chosen_matter(backend: Backend, case: RoutingCase) -> None:
+    """NaN in every expert that no token chose changes no bit; in one that row 0 did not choose, no bit of row 0."""
+    x, gate, up, down, chosen, weights = layer(case)
+    first = run_bounded(backend, case, x.shape, x, gate, up, down, chosen, weights)
+    for rows in (slice(None), slice(1)):
+        unread = np.setdiff1d(np.arange(case.experts), chosen[rows])
+        spoilt = [part.copy() for part in (gate, up, down)]
+        for part in spoilt:
+            part[unread] = np.nan
+        again = run_bounded(backend, case, x.shape, x, *spoilt, chosen, weights)
+        assert_same_bits(first[rows], again[rows], "experts that were not chosen became NaN")
+
+
+@checks("routing.sparse/C5", mistakes)
+def test_layer_refuses(backend: Backend, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)
