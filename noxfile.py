@@ -53,7 +53,7 @@ def tests(session: nox.Session) -> None:
     Arguments go to pytest, and then the suite is left out: ``nox -s tests -- -k packing``.
     """
     install(session, extras=["cppyy", "conformance"], groups=["tests", "docs"])
-    session.run("pytest", "conformance/selftest", "--pyargs", "lowbit", *session.posargs)
+    session.run("pytest", "--numprocesses=auto", "conformance/selftest", "--pyargs", "lowbit", *session.posargs)
     if not session.posargs:
         for backend in BACKENDS:
             run_outside(session, "lowbit", "conformance", backend)

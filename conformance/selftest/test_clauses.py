@@ -1,14 +1,21 @@
 """Every clause of the specification is checked by a test of the suite, and every test checks a clause that exists."""
 
+import importlib
+import pkgutil
+
 import pytest
 
+import lowbit_conformance
 from lowbit.contract import Promise, operation
 from lowbit.operations import OPERATIONS
 from lowbit.reference import ReferenceBackend
-from lowbit_conformance import test_affine, test_linear, test_packing
 from lowbit_conformance.marking import Settings
 
-SUITE = (test_packing, test_affine, test_linear)
+SUITE = [
+    importlib.import_module(f"{lowbit_conformance.__name__}.{module.name}")
+    for module in pkgutil.iter_modules(lowbit_conformance.__path__)
+    if module.name.startswith("test_")
+]
 
 
 def checked_clauses() -> list[str]:
