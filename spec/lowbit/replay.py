@@ -122,20 +122,28 @@ def worth(rule: Rule, recording: Recording, rho: float = RHO) -> Worth:
     def following(expert: int, now: int) -> int:
         return next(iter(uses[expert][count(expert, now) :]), len(recording))
 
-    def faded(expert: int, now: int) -> float:
-        total, before = 0.0, uses[expert][0]
-        for use in uses[expert][: count(expert, now)]:
-            total, before = total * rho ** (use - before) + 1, use
-        return total * rho ** (now - before)
-
+    faded = fading(recording, rho) if rule == "lfru" else {}
     rules: dict[Rule, Worth] = {
         "lru": lambda expert, now: (last(expert, now),),
         "lfu": lambda expert, now: (count(expert, now), last(expert, now)),
-        "lfru": lambda expert, now: (faded(expert, now), last(expert, now)),
+        "lfru": lambda expert, now: (faded[expert][now], last(expert, now)),
         "static": lambda expert, now: (len(uses[expert]), -expert),
         "belady": lambda expert, now: (-following(expert, now),),
     }
     return rules[rule]
+
+
+def fading(recording: Recording, rho: float) -> dict[int, list[float]]:
+    """For each expert its LFRU worth after each pass: one for every use, times ρ for every pass since.
+
+    >>> fading([(0,), (1,), (0,)], rho=0.5)[0]
+    [1.0, 0.5, 1.25]
+    """
+    worths: dict[int, list[float]] = {expert: [] for needed in recording for expert in needed}
+    for needed in recording:
+        for expert, values in worths.items():
+            values.append((values[-1] if values else 0.0) * rho + (expert in needed))
+    return worths
 
 
 # **Replay** one layer's recording.
