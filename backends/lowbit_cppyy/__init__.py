@@ -1,10 +1,10 @@
 """lowbit_cppyy: kernels generated as C++ and compiled at run time for this processor.
 
 QIGen's idea, end to end: from the widths of the codes and an instruction set a program is generated
-(`lowbit_cppyy.microkernel`) in the words of the paper's Table 1 (`lowbit_cppyy.vocabulary`); an instruction table
+(`lowbit_cppyy.microkernel`) in the words of the paper's Table 1 (`lowbit.vector`); an instruction table
 (`lowbit_cppyy.isa`) turns it into C++ (`lowbit_cppyy.lowering`); cppyy compiles it (`lowbit_cppyy.compiler`); and a
 pool of threads (``cpp/pool.h``) runs it over panels of columns (`lowbit_cppyy.layout`). The same program can be run on
-numpy (`lowbit_cppyy.interpreter`) and must give the same bits.
+numpy (`lowbit.interpreter`) and must give the same bits.
 
 Importing this package imports no compiler.
 """

@@ -22,7 +22,7 @@ class InstructionSet:
         headers: C++ headers to include.
         types: C++ for the register types `vint` (unsigned) and `vfloat`.
         attribute: what stands before each function, so that a compiler told nothing of this processor accepts it.
-        words: word of the vocabulary to the body of the C++ function for it.
+        words: word of `lowbit.vector.VOCABULARY` to the body of the C++ function for it.
     """
 
     name: str

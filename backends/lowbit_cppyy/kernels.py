@@ -18,10 +18,10 @@ from typing import Literal
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.packing import BITS
+from lowbit.program import Program
 from lowbit_cppyy.isa import TABLES, InstructionSet
 from lowbit_cppyy.lowering import function, prelude
 from lowbit_cppyy.microkernel import micro_kernel
-from lowbit_cppyy.program import Program
 
 Operation = Literal["qgemv", "qgemm"]
 OPERATIONS: tuple[Operation, ...] = ("qgemv", "qgemm")

@@ -6,9 +6,9 @@ instruction set, and like the paper's Algorithms 2 and 3. The same program alway
 
 from collections.abc import Iterator
 
+from lowbit.program import Address, Advance, Argument, Comment, Instruction, Loop, Program, Step
+from lowbit.vector import VOCABULARY, Operand, Word
 from lowbit_cppyy.isa import InstructionSet
-from lowbit_cppyy.program import Address, Advance, Argument, Comment, Instruction, Loop, Program, Step
-from lowbit_cppyy.vocabulary import VOCABULARY, Operand, Word
 
 _FUNCTION = {"and": "and_", "or": "or_"}  # the others are named as they are; these two are keywords of C++
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
@@ -30,7 +30,7 @@ def prelude(table: InstructionSet) -> str:
     """The instruction table as C++: two register types and a function for each word, in a namespace of its own."""
     lines = [f"#include <{header}>" for header in ("cstdint", "cstring", *table.headers)]
     lines += [_MACROS, f"namespace lowbit::{table.name} {{", table.types]
-    lines += [_word(table, name, word) for name, word in VOCABULARY.items()]
+    lines += [_word(table, name, word) for name, word in VOCABULARY.items() if name in table.words]
     lines.append(f"}}  // namespace lowbit::{table.name}")
     return "\n".join(lines) + "\n"
 

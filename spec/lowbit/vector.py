@@ -1,0 +1,229 @@
+r"""Vector registers: the instructions of QIGen's Table 1 on numpy arrays of L lanes.
+
+A kernel is fast because one instruction works on a whole register of numbers. To say what a kernel *does* without
+saying for which processor, one needs words for such instructions, and a meaning for each word that can be tried.
+This chapter gives both: a register is a numpy array of :math:`L` *lanes*, 32 bits each, and each word is a function of
+registers. Everything built on them (the programs of the chapter `microkernel`, the kernels that a backend generates)
+can then be followed and checked on any machine.
+
+===================== ============================ ==========================================
+Table 1               word here                    meaning
+===================== ============================ ==========================================
+load(address)         `load_int`, `load_float`     L neighbouring elements of memory
+store(address, a)     `store`                      writes L neighbouring elements
+broadcast(a)          `broadcast_int`, `…_float`   every lane is :math:`a`
+fmadd(a, b, c)        `fmadd`                      :math:`a \cdot b + c`
+reduce_add(a)         `reduce_add`                 the sum of the lanes
+srli(a, i)            `srli`                       :math:`\lfloor a / 2^i \rfloor`
+and(a, m)             ``and``                      bitwise and
+cvt_int_float(a)      `cvt_int_float`              the integer as float32
+===================== ============================ ==========================================
+
+The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
+words that read memory say which. Three words are added: ``slli`` and ``or``, because a 3-bit code may straddle two
+words, and ``prefetch``, which changes no value.
+
+Source: QIGen §2, table 1; errata Q5.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.uint32]
+Reals = npt.NDArray[np.float32]
+
+# **Memory.** An address is a view of the L elements that begin there. A register has a copy of its own, so that a later
+# write to memory does not change it.
+
+
+def load_int(address: Ints) -> Ints:
+    """The L words at an address.
+
+    >>> load_int(np.array([7, 8], np.uint32))
+    array([7, 8], dtype=uint32)
+
+    Source: QIGen table 1, load.
+    """
+    return address.view(np.uint32).copy()
+
+
+def load_float(address: Reals) -> Reals:
+    """The L float32 numbers at an address; the 32 bits are taken as they are.
+
+    Source: QIGen table 1, load.
+    """
+    return address.view(np.float32).copy()
+
+
+def store(address: Reals, a: Reals) -> None:
+    """Write the lanes to an address.
+
+    Source: QIGen table 1, store.
+    """
+    address.view(np.float32)[:] = a
+
+
+def broadcast_int(a: int, lanes: int) -> Ints:
+    """Every lane is this integer.
+
+    >>> broadcast_int(15, lanes=4)
+    array([15, 15, 15, 15], dtype=uint32)
+
+    Source: QIGen table 1, broadcast.
+    """
+    return np.full(lanes, a, np.uint32)
+
+
+def broadcast_float(a: float, lanes: int) -> Reals:
+    """Every lane is this number.
+
+    Source: QIGen table 1, broadcast.
+    """
+    return np.full(lanes, a, np.float32)
+
+
+# **Integers.** Lanes are unsigned, so what is shifted in is zero, and what is shifted out is lost.
+
+
+def srli(a: Ints, i: int) -> Ints:
+    """Each lane shifted right by `i` bits.
+
+    >>> srli(np.array([0x87654321], np.uint32), 28)
+    array([8], dtype=uint32)
+
+    Source: QIGen table 1, srli.
+    """
+    return np.asarray(a >> np.uint32(i))
+
+
+def slli(a: Ints, i: int) -> Ints:
+    """Each lane shifted left by `i` bits; beyond Table 1."""
+    return np.asarray(a << np.uint32(i))
+
+
+def bitwise_and(a: Ints, m: Ints) -> Ints:
+    """The bits that both have.
+
+    Source: QIGen table 1, and.
+    """
+    return np.asarray(a & m)
+
+
+def bitwise_or(a: Ints, b: Ints) -> Ints:
+    """The bits that either has; beyond Table 1."""
+    return np.asarray(a | b)
+
+
+def cvt_int_float(a: Ints) -> Reals:
+    """Each lane as float32; exact, because a code is below :math:`2^{24}`.
+
+    Source: QIGen table 1, cvt_int_float.
+    """
+    return a.astype(np.float32)
+
+
+# **Floats.** A processor's `fmadd` rounds once, after the sum; where there is no such instruction a product and a sum
+# round twice. Both are right, they differ in the last bit, and an instruction set says which it has.
+
+
+def fmadd(a: Reals, b: Reals, c: Reals) -> Reals:
+    """``a * b + c`` rounded once to float32, which numpy does not offer.
+
+    The product is exact in float64. The sum is not always; rounding it to float64 and then to float32 would round
+    twice. So where the float64 sum is inexact and even, it is moved to its odd neighbour on the side of the exact value
+    (rounding to odd), from where the second rounding is the right one.
+
+    >>> a, c = np.float32([1 + 2**-12]), np.float32([2.0**-60])
+    >>> fmadd(a, a, c) == np.float32(1 + 2**-11 + 2**-23)  # the exact sum lies just above the midpoint
+    array([ True])
+    >>> (a.astype(np.float64) * a + c).astype(np.float32) == np.float32(1 + 2**-11)  # two roundings lose it
+    array([ True])
+
+    Source: QIGen table 1, fmadd; S. Boldo and G. Melquiond, Emulation of FMA and correctly rounded sums, 2008.
+    """
+    product = a.astype(np.float64) * b.astype(np.float64)
+    addend = c.astype(np.float64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)  # exactly, by Knuth's two-sum; NaN where total is not finite
+    even = total.view(np.int64) & 1 == 0
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    inexact = np.isfinite(total) & (error != 0) & even
+    return np.where(inexact, odd, total).astype(np.float32)
+
+
+def multiply_then_add(a: Reals, b: Reals, c: Reals) -> Reals:
+    """``a * b + c`` rounded twice: `fmadd` where a processor has no such instruction."""
+    return np.asarray(a * b + c)
+
+
+def reduce_add(a: Reals) -> Reals:
+    """The sum of the lanes, in every lane, by halves: the upper half is added to the lower until one lane is left.
+
+    No algorithm needs it, since lanes are output columns and are never summed (errata Q5).
+
+    >>> reduce_add(np.array([1, 2, 3, 4], np.float32))
+    array([10., 10., 10., 10.], dtype=float32)
+
+    Source: QIGen table 1, reduce_add; errata Q5.
+    """
+    rest = a
+    while len(rest) > 1:
+        half = (len(rest) + 1) // 2
+        lower, upper = rest[:half].copy(), rest[half:]
+        lower[: len(upper)] += upper
+        rest = lower
+    return np.full(len(a), rest[0], np.float32)
+
+
+# **The vocabulary.** What a program may say, with the kinds of what each word takes and gives. `VOCABULARY` is what
+# generators write in, what an instruction set must offer, and what `lowbit.interpreter` runs; so one program has one
+# meaning everywhere.
+
+Kind = Literal["int", "float", "none"]
+Operand = Literal["int", "float", "address", "scalar", "count"]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One instruction: what kind of register it gives, what it takes, and what it means.
+
+    Attributes:
+        gives: the kind of its result; ``none`` for a word that gives nothing.
+        takes: for each operand `int` or `float`, a register; `address`, a place in memory; `scalar`, one number that a
+            constant or a place in memory gives; `count`, a constant number of bits.
+        meaning: in a few words.
+        function: the same as a function; ``None`` where no value changes.
+    """
+
+    gives: Kind
+    takes: tuple[Operand, ...]
+    meaning: str
+    function: Callable[..., Any] | None
+
+
+VOCABULARY: Mapping[str, Word] = MappingProxyType(
+    {
+        "load_int": Word("int", ("address",), "the words from this address on, one a lane", load_int),
+        "load_float": Word("float", ("address",), "the float32 from this address on, one a lane", load_float),
+        "store": Word("none", ("address", "float"), "writes the register to this address", store),
+        "broadcast_int": Word("int", ("scalar",), "every lane is this integer", broadcast_int),
+        "broadcast_float": Word("float", ("scalar",), "every lane is this float32", broadcast_float),
+        "fmadd": Word("float", ("float", "float", "float"), "a * b + c", fmadd),
+        "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", srli),
+        "slli": Word("int", ("int", "count"), "a << i, zeros moved in", slli),
+        "and": Word("int", ("int", "int"), "bitwise and", bitwise_and),
+        "or": Word("int", ("int", "int"), "bitwise or", bitwise_or),
+        "cvt_int_float": Word("float", ("int",), "the integer, below 2**24, as float32", cvt_int_float),
+        "reduce_add": Word("float", ("float",), "the sum of the lanes, in every lane", reduce_add),
+        "prefetch": Word("none", ("address",), "asks for this address; no effect on any value", None),
+    }
+)
+
+UNUSED = ("reduce_add",)
+"""Words of Table 1 that no kernel needs, so that an instruction set need not offer them."""
