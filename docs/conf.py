@@ -12,7 +12,7 @@ author = "the lowbit authors"
 project_copyright = "the lowbit authors, Apache-2.0"
 language = "en"
 
-extensions = ["lowbit_docs", "sphinx.ext.mathjax"]
+extensions = ["lowbit_docs", "sphinx.ext.mathjax", "matplotlib.sphinxext.plot_directive"]
 exclude_patterns = ["_build", "_ext"]
 
 # A single backtick links to what it names, and is plain code where it names an argument.
@@ -26,6 +26,14 @@ python_maximum_signature_line_length = 100
 # needs no fonts either.
 mathjax = distribution("sphinx-mathjax-offline").locate_file("sphinx-mathjax-offline/static/mathjax/tex-svg-full.js")
 mathjax_path = "tex-svg-full.js"
+
+# Figures are drawn by the chapters' own functions while the pages are built, the same bytes every time.
+plot_basedir = str(HERE)
+plot_formats = ["svg"]
+plot_html_show_formats = False
+plot_html_show_source_link = False
+plot_rcparams = {"svg.hashsalt": "lowbit", "figure.constrained_layout.use": True}
+plot_apply_rcparams = True
 
 html_theme = "furo"
 html_title = "lowbit"

@@ -6,6 +6,7 @@ from sphinx.util.typing import ExtensionMetadata
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
 from lowbit_docs.operations import Operations
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
+from lowbit_docs.tables import Data, Errata
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
@@ -17,6 +18,8 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("chapter-file", ChapterFile)
     app.add_directive("source-index", SourceIndex)
     app.add_directive("operations", Operations)
+    app.add_directive("errata", Errata)
+    app.add_directive("data-table", Data)
     app.connect("env-get-outdated", pages_to_refresh)
     app.connect("doctree-resolved", fill)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

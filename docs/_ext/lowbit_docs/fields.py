@@ -52,6 +52,6 @@ def with_fields(doc: Iterable[Line]) -> Iterator[Line]:
 def _entry(section: str, text: str) -> str:
     """One line of a section that is a list: ``name: what it is``, or the continuation of such a line."""
     if match := _ENTRY.fullmatch(text):
-        name = match["name"].replace("*", r"\*")
+        name = match["name"].replace("*", r"\*").replace(", ", ",")  # a space would part a type from a name
         return _LISTS[section].format(name) + match["text"]
     return f"      {text.strip()}" if section == "Attributes:" and text else text

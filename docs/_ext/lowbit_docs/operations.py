@@ -1,12 +1,12 @@
 """The directive ``.. operations::``: every operation of the specification and its clauses, from the code itself."""
 
 from docutils import nodes
-from lowbit.contract import OPERATIONS, Operation
+from lowbit.contract import Operation
+from lowbit.operations import OPERATIONS
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_id
 
-import lowbit.reference  # noqa: F401 (importing it imports every chapter that declares an operation)
 from lowbit_docs.chapter import source_file
 
 
@@ -38,5 +38,5 @@ class Operations(SphinxDirective):
 
 
 def chapter(operation: Operation) -> str:
-    """The module that declares an operation: ``linear.qgemv`` is declared in ``lowbit.linear``."""
-    return f"lowbit.{operation.id.rpartition('.')[0]}"
+    """The module whose function an operation is."""
+    return operation.reference.__module__

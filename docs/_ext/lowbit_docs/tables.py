@@ -1,0 +1,71 @@
+"""Tables that are written from the code: the rulings of the errata, and the data that can be fetched."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+
+from docutils import nodes
+from lowbit import data, errata
+from sphinx.util.docutils import SphinxDirective
+
+from lowbit_docs.chapter import source_file
+
+Cell = str | Iterable[nodes.Node]
+
+
+class Errata(SphinxDirective):
+    """``.. errata::``: every ruling, what is printed and what is ruled, with a link to its check."""
+
+    def run(self) -> list[nodes.Node]:
+        rows: list[list[Cell]] = []
+        for module in pkgutil.iter_modules(errata.__path__):
+            name = f"{errata.__name__}.{module.name}"
+            importlib.import_module(name)
+            if file := source_file(name):
+                self.env.note_dependency(file)
+        for ruling in sorted(errata.RULINGS.values(), key=lambda ruling: order(ruling.id)):
+            link, _ = self.parse_inline(f":py:func:`{ruling.id} <{ruling.check.__module__}.{ruling.check.__name__}>`")
+            rows.append([link, ruling.printed, ruling.ruled])
+        return [table(["ruling", "as printed in the copy at hand", "ruled"], rows, [10, 45, 45])]
+
+
+class Data(SphinxDirective):
+    """``.. data-table::``: every file that can be fetched, its package and its sums."""
+
+    def run(self) -> list[nodes.Node]:
+        if file := source_file("lowbit.data"):
+            self.env.note_dependency(file)
+        rows: list[list[Cell]] = []
+        for name, resource in data.TABLE.items():
+            packages = ", ".join(part.package for part in resource.parts)
+            size = f"{resource.nbytes / 1e6:.1f} MB"
+            rows.append([name, f"{resource.file}, {size}. {resource.about}.", packages, resource.sha256])
+        return [table(["name", "file", "packages", "sha256 of the file"], rows, [14, 36, 25, 25])]
+
+
+def order(ruling: str) -> tuple[str, int, str]:
+    """Q9 before Q10.
+
+    >>> sorted(["Q10", "Q9", "H", "B1"], key=order)
+    ['B1', 'H', 'Q9', 'Q10']
+    """
+    letters = ruling.rstrip("0123456789")
+    number = ruling[len(letters) :]
+    return letters, int(number or 0), ruling
+
+
+def table(heads: list[str], rows: list[list[Cell]], widths: list[int]) -> nodes.table:
+    """A table of docutils; it scrolls inside its own box where the page is narrow."""
+    group = nodes.tgroup(cols=len(heads))
+    group += [nodes.colspec(colwidth=width) for width in widths]
+    group += nodes.thead("", _row(heads))
+    group += nodes.tbody("", *(_row(row) for row in rows))
+    return nodes.table("", group, classes=["wide"])
+
+
+def _row(cells: Iterable[Cell]) -> nodes.row:
+    row = nodes.row()
+    for cell in cells:
+        content = [nodes.Text(cell)] if isinstance(cell, str) else list(cell)
+        row += nodes.entry("", nodes.paragraph("", "", *content))
+    return row
