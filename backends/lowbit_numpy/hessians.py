@@ -1,6 +1,6 @@
 """The parts of GPTQ in float32: BLAS and LAPACK do the work."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,8 @@ DECLARED = {
 
 class GptqOperations:
     """The hooks of `gptq.hessian`, `gptq.factor` and `gptq.targets`."""
+
+    declared: ClassVar[dict[str, Declaration]] = DECLARED
 
     def _gptq_hessian(self, x: Floats) -> Floats:
         return x.T @ x

@@ -1,0 +1,26 @@
+"""Pooling heads, all groups at once."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from lowbit.affine import Floats
+from lowbit.backend import Declaration
+from lowbit.pooling import Method
+
+DECLARED = {"pooling.pool": Declaration()}
+
+
+class PoolingOperations:
+    """The hook of `pooling.pool`."""
+
+    declared: ClassVar[dict[str, Declaration]] = DECLARED
+
+    def _pooling_pool(self, weights: Floats, heads: int, groups: int, method: Method = "mean") -> Floats:
+        members = heads // groups
+        split = weights.reshape(len(weights), groups, members, -1)
+        if method == "first":
+            return np.ascontiguousarray(split[:, :, 0].reshape(len(weights), -1))
+        # The last of the running sums: those are made in order, and numpy's plain sum need not be.
+        mean = np.cumsum(split, axis=2, dtype=np.float64)[:, :, -1] / members
+        return np.ascontiguousarray(mean.reshape(len(weights), -1), np.float32)

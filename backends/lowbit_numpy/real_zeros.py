@@ -1,0 +1,65 @@
+"""HQQ with an index: the group of every weight is looked up once, and the rest is elementwise."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.affine import Floats
+from lowbit.backend import Declaration
+from lowbit.bounds import Arithmetic, any_order
+from lowbit.hqq import HqqMatrix
+from lowbit.hqq_numbers import EightBit, Numbers
+from lowbit.packing import Codes
+from lowbit_numpy.codes import unpack_bits
+
+# Of a step: a sum of g terms with two roundings each, one of the last difference and one of the mean.
+DECLARED = {
+    "hqq.codes": Declaration(),
+    "hqq.step": Declaration(arithmetic=Arithmetic("direct", "float32", lambda rows, _: rows + 4)),
+    "hqq.dequantize": Declaration(),
+    "hqq.qgemv": Declaration(arithmetic=Arithmetic("dequantised", "float32", any_order)),
+}
+
+
+class HqqOperations:
+    """The hooks of `hqq.codes`, `hqq.step`, `hqq.dequantize` and `hqq.qgemv`."""
+
+    declared: ClassVar[dict[str, Declaration]] = DECLARED
+
+    def _hqq_codes(self, weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
+        with np.errstate(over="ignore"):
+            real = np.rint(weights / scales + zeros)
+        return np.asarray(np.clip(real, 0, 2**bits - 1), np.uint8)
+
+    def _hqq_step(self, weights: Floats, codes: Codes, scales: Floats, zeros: Floats, p: float, beta: float) -> Floats:
+        q = codes.astype(np.float32)
+        errors = weights - scales * (q - zeros)
+        sizes = np.abs(errors)
+        with np.errstate(divide="ignore"):
+            kept = np.copysign(np.maximum(sizes - sizes ** np.float32(p - 1) / np.float32(beta), 0), errors)
+        return np.asarray(np.mean(q - (weights - kept) / scales, axis=0, dtype=np.float32))
+
+    def _hqq_dequantize(self, matrix: HqqMatrix) -> Floats:
+        return dequantize_real_zeros(matrix)
+
+    def _hqq_qgemv(self, x: Floats, matrix: HqqMatrix) -> Floats:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return x @ dequantize_real_zeros(matrix)
+
+
+def dequantize_real_zeros(matrix: HqqMatrix) -> Floats:
+    """float32, K × N: every weight by the scale and the zero of its group."""
+    number = np.arange(matrix.rows * matrix.columns).reshape(matrix.columns, matrix.rows).T  # of N × K, laid out flat
+    group = number // matrix.group_size if matrix.axis == 1 else number % matrix.groups
+    codes = unpack_bits(matrix.words, matrix.bits).astype(np.float32)
+    return np.asarray(_plain(matrix.scales)[group] * (codes - _plain(matrix.zeros)[group]))
+
+
+def _plain(numbers: Numbers) -> npt.NDArray[Any]:
+    """float32 numbers, whichever way they are stored."""
+    if not isinstance(numbers, EightBit):
+        return numbers.astype(np.float32)
+    group = np.arange(len(numbers.codes)) % len(numbers.scales)
+    scales, zeros = numbers.scales.astype(np.float32)[group], numbers.zeros.astype(np.float32)[group]
+    return np.asarray(scales * (numbers.codes.astype(np.float32) - zeros))

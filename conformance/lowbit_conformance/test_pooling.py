@@ -1,0 +1,151 @@
+"""Checks of `pooling.pool`, all of them exact."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit import pooling
+from lowbit.affine import Floats
+from lowbit.backend import Backend
+from lowbit.errors import ArgumentError
+from lowbit.pooling import METHODS, Method
+from lowbit_conformance.calls import frozen
+from lowbit_conformance.cases import Case
+from lowbit_conformance.compare import assert_exact
+from lowbit_conformance.marking import Settings, checks
+
+
+@dataclass(frozen=True)
+class HeadsCase(Case):
+    """A projection and its heads.
+
+    Attributes:
+        rows: width of what is projected; 1 for a bias.
+        heads: H.
+        groups: G.
+        head_dim: d_h.
+        method: ``mean`` or ``first``.
+    """
+
+    rows: int
+    heads: int
+    groups: int
+    head_dim: int
+    method: Method
+
+    @property
+    def label(self) -> str:
+        return f"{self.rows}x{self.heads}x{self.head_dim}-g{self.groups}-{self.method}"
+
+
+SHAPES = (
+    (1, 1, 1, 1),
+    (1, 2, 1, 3),
+    (3, 4, 2, 1),
+    (5, 6, 2, 4),
+    (7, 6, 3, 5),
+    (9, 9, 9, 2),
+    (64, 8, 1, 8),
+    (33, 32, 8, 16),
+)
+OUTLIERS = ("", "wide", "cancelling", "subnormal", "duplicated")
+
+
+def shapes(method: Method, variants: tuple[str, ...] = OUTLIERS) -> Callable[[str, Settings], Iterator[HeadsCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+        for variant in variants:
+            for shape in SHAPES:
+                yield HeadsCase(clause, "lattice", variant, *shape, method)
+            for seed in settings.seeds:
+                rng = np.random.Generator(np.random.PCG64(seed))
+                groups, members, head_dim, rows = (int(size) for size in rng.integers(1, 13, 4))
+                shape = (rows, groups * members, groups, head_dim)
+                yield HeadsCase(clause, "random", f"{variant}-drawn".lstrip("-"), *shape, method, seed=seed)
+
+    return generator
+
+
+def projection(case: HeadsCase) -> Floats:
+    """Weights of one kind; *wide* and *cancelling* ones tell one order or precision of the sum from another."""
+    rng = case.generator()
+    shape = (case.rows, case.groups, case.heads // case.groups, case.head_dim)
+    weights = rng.normal(size=shape)
+    if "wide" in case.variant:
+        weights = weights * np.exp2(rng.integers(-60, 60, shape))
+    elif "cancelling" in case.variant:
+        weights[:, :, 1::2] = -weights[:, :, : shape[2] // 2] * (1 + 2.0**-20)
+    elif "subnormal" in case.variant:
+        weights = weights * 2.0**-140
+    elif "duplicated" in case.variant:
+        weights = np.broadcast_to(weights[:, :, :1], shape)
+    return np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
+
+
+def run(backend: Backend, case: HeadsCase, weights: Floats) -> Floats:
+    frozen(weights)
+    result: Floats = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
+    return result
+
+
+def assert_pooled(backend: Backend, case: HeadsCase) -> None:
+    __tracebackhide__ = True
+    weights = projection(case)
+    expected = pooling.pool(weights, case.heads, case.groups, method=case.method)
+    assert_exact("pooled", run(backend, case, weights), expected)
+
+
+@checks("pooling.pool/C1", shapes("mean"))
+def test_mean(backend: Backend, case: HeadsCase) -> None:
+    """Heads of very different size, of nearly opposite sign, subnormal and equal ones give the reference's mean."""
+    assert_pooled(backend, case)
+
+
+@checks("pooling.pool/C2", shapes("first"))
+def test_first(backend: Backend, case: HeadsCase) -> None:
+    """The first head of each group comes out as it is."""
+    assert_pooled(backend, case)
+
+
+def duplicated(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+    for method in METHODS:
+        yield from shapes(method, ("duplicated",))(clause, settings)
+
+
+@checks("pooling.pool/C3", duplicated)
+def test_equal_heads_come_back(backend: Backend, case: HeadsCase) -> None:
+    """This needs no reference: what is repeated is what must come out."""
+    weights = projection(case)
+    members = weights.reshape(case.rows, case.groups, -1, case.head_dim)
+    original = np.ascontiguousarray(members[:, :, 0]).reshape(case.rows, -1)
+    assert_exact("pooled", run(backend, case, weights), original)
+
+
+MISTAKES: dict[str, Callable[[Floats], tuple[Any, ...]]] = {
+    "heads-5": lambda weights: (weights, 5, 1, "mean"),
+    "heads-0": lambda weights: (weights, 0, 1, "mean"),
+    "heads-float": lambda weights: (weights, 4.0, 2, "mean"),
+    "groups-3": lambda weights: (weights, 4, 3, "mean"),
+    "groups-0": lambda weights: (weights, 4, 0, "mean"),
+    "groups-8": lambda weights: (weights, 4, 8, "mean"),
+    "method": lambda weights: (weights, 4, 2, "median"),
+    "nan": lambda weights: (weights * np.float32(np.nan), 4, 2, "mean"),
+    "infinity": lambda weights: (np.where(weights > 0, np.float32(np.inf), weights), 4, 2, "first"),
+    "float64": lambda weights: (weights.astype(np.float64), 4, 2, "mean"),
+    "vector": lambda weights: (weights[0], 4, 2, "mean"),
+    "strided": lambda weights: (np.asfortranarray(weights), 4, 2, "mean"),
+    "no-rows": lambda weights: (weights[:0], 4, 2, "mean"),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+    yield from (HeadsCase(clause, "edge", variant, 3, 4, 2, 2, "mean") for variant in MISTAKES)
+
+
+@checks("pooling.pool/C4", mistakes)
+def test_refuses(backend: Backend, case: HeadsCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with pytest.raises(ArgumentError):
+        backend.run("pooling.pool", *MISTAKES[case.variant](projection(case)))
