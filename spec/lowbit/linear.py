@@ -66,7 +66,13 @@ def equation_1_right(y: Doubles, codes: Doubles, scale: float, zero: float) -> f
     >>> equation_1_right(y, codes, scale=0.5, zero=8.0)
     18.0
 
-    Args and source: as `equation_1_left`, right side.
+    Args:
+        y: float64, n activations.
+        codes: float64, n codes.
+        scale: the one scale :math:`s`.
+        zero: the one zero :math:`z`.
+
+    Source: QIGen §2, equation 1, right side.
     """
     return float(scale * (np.sum(y * codes) - zero * np.sum(y)))
 
@@ -95,7 +101,13 @@ def equation_2_right(y: list[Doubles], codes: list[Doubles], scales: list[float]
     >>> equation_2_right(y, codes, scales=[0.5, 2.0], zeros=[8.0, 4.0])
     69.5
 
-    Args and source: as `equation_2_left`, right side as ruled by errata Q3.
+    Args:
+        y: P groups of float64 activations.
+        codes: P groups of float64 codes.
+        scales: P scales.
+        zeros: P zeros.
+
+    Source: QIGen §2, equation 2, right side; errata Q3.
     """
     products = sum(s * float(np.sum(yi * qi)) for yi, qi, s in zip(y, codes, scales, strict=True))
     corrections = sum(s * z * float(np.sum(yi)) for yi, s, z in zip(y, scales, zeros, strict=True))

@@ -15,7 +15,7 @@ from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.addnodes import desc
 from sphinx.domains.python import PythonDomain
-from sphinx.util.docutils import SphinxDirective
+from sphinx.util.docutils import SphinxDirective, switch_source_input
 from sphinx.util.nodes import make_id
 from sphinx.util.parsing import nested_parse_to_nodes
 from sphinx.writers.html5 import HTML5Translator
@@ -41,7 +41,8 @@ class Chapter(SphinxDirective):
         except (SyntaxError, ValueError) as error:
             raise self.error(str(error)) from error
         text = Page(module, file, sources(self.env)).write(doc, pieces)
-        page = nested_parse_to_nodes(self.state, text, allow_section_headings=True)
+        with switch_source_input(self.state, text):  # so that a slip inside a line is reported where it stands, too
+            page = nested_parse_to_nodes(self.state, text, allow_section_headings=True)
         for item in (item for node in page for item in node.findall(desc)):
             item.line = item[0].line  # what Sphinx makes of its fields has no line of its own
         return page

@@ -1,12 +1,11 @@
 """The directive ``.. operations::``: every operation of the specification and its clauses, from the code itself."""
 
 from docutils import nodes
-from lowbit.contract import Operation
-from lowbit.operations import OPERATIONS
-from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_id
 
+from lowbit.contract import Operation
+from lowbit.operations import OPERATIONS
 from lowbit_docs.chapter import source_file
 
 

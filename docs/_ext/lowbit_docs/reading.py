@@ -110,7 +110,9 @@ def _comments(source: Sequence[Line], first: int, last: int) -> tuple[list[Line]
     gap = list(source[first - 1 : last])
     prose: list[Prose] = []
     before: list[Line] = []
-    while blocks := [index for index, line in enumerate(gap) if line[1].strip() and index and not gap[index - 1][1].strip()]:
+    while blocks := [
+        index for index, line in enumerate(gap) if line[1].strip() and index and not gap[index - 1][1].strip()
+    ]:
         start = blocks[0]
         end = next((index for index in range(start, len(gap)) if not gap[index][1].strip()), len(gap))
         if end == len(gap) and last < len(source):

@@ -5,9 +5,9 @@ import pkgutil
 from collections.abc import Iterable
 
 from docutils import nodes
-from lowbit import data, errata
 from sphinx.util.docutils import SphinxDirective
 
+from lowbit import data, errata
 from lowbit_docs.chapter import source_file
 
 Cell = str | Iterable[nodes.Node]

@@ -1,0 +1,123 @@
+"""The pages of the documentation: a chapter becomes its page, every module has one, and nothing needs a network."""
+
+import re
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+ROOT = Path(__file__).parents[2]
+
+CHAPTER = '''r"""A chapter: with its first sentence as the title.
+
+It opens with prose and :math:`x^2`.
+
+Source: QIGen §2, equation 1.
+"""
+
+LIMIT = 3  # a constant
+
+# **A lead.** Prose between functions, about `double`.
+
+
+def double(x: int) -> int:
+    """Twice the number.
+
+    Args:
+        x, y: a number
+            and more.
+
+    Raises:
+        ValueError: never.
+
+    Source: QIGen §3, Algorithm 1.
+    """
+    return 2 * x  # the code of it
+'''
+
+CONF = """
+import sys
+sys.path[:0] = [{ext!r}, {here!r}]
+extensions = ["lowbit_docs", "sphinx.ext.mathjax"]
+mathjax_path = "local.js"
+default_role = "py:obj"
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", ".*")]
+"""
+
+
+def build(folder: Path, chapter: str, name: str) -> tuple[str, str]:
+    """The HTML of a page made from a chapter, and the warnings of the build."""
+    (folder / f"{name}.py").write_text(chapter)
+    (folder / "conf.py").write_text(CONF.format(ext=str(ROOT / "docs/_ext"), here=str(folder)))
+    index = ".. source-index:: QIGen\n\n   :Equation 1: one.\n   :Algorithm 1: two.\n"
+    (folder / "index.rst").write_text(f".. chapter:: {name}\n\nPlaces\n======\n\n{index}")
+    warnings = StringIO()
+    kept = list(sys.path)
+    try:
+        with patch_docutils(folder), docutils_namespace():
+            app = Sphinx(folder, folder, folder / "out", folder / "trees", "html", status=None, warning=warnings)
+            app.build()
+    finally:
+        sys.path[:] = kept
+        sys.modules.pop(name, None)
+    return (folder / "out/index.html").read_text(), warnings.getvalue()
+
+
+# Extensions of Sphinx warn of things that are not ours; here only the pages are looked at.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
+
+
+def test_the_page_is_the_chapter(tmp_path: Path) -> None:
+    """Title, prose, mathematics, constant, lead, signature, docstring and code appear in source order, each once."""
+    html, warnings = build(tmp_path, CHAPTER, "fixture_chapter")
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", html))
+    assert warnings == ""
+    places = [
+        text.index(part)
+        for part in ("It opens with prose", "LIMIT = 3", "A lead.", "Twice the number.", "return 2 * x")
+    ]
+    assert places == sorted(places)
+    assert text.count("Twice the number.") == 1
+    assert r"\(x^2\)" in html
+    number = CHAPTER.splitlines().index("    return 2 * x  # the code of it") + 1
+    assert f'<span class="linenos">{number}</span>' in html
+
+
+def test_sources_become_an_index(tmp_path: Path) -> None:
+    """Each place of a paper links to the chapter or function whose Source line names it."""
+    html, _ = build(tmp_path, CHAPTER, "fixture_sources")
+    entries = re.findall(r"<dt[^>]*>(Equation 1|Algorithm 1)</dt>(.*?)</dd>", html, re.DOTALL)
+    assert [name for name, _ in entries] == ["Equation 1", "Algorithm 1"]
+    assert "fixture_sources</span>" in entries[0][1]
+    assert "fixture_sources.double</span>" in entries[1][1]
+
+
+def test_a_mistake_is_reported_where_it_stands(tmp_path: Path) -> None:
+    """A slip of reStructuredText in a docstring is a warning with the chapter's own file and line."""
+    broken = CHAPTER.replace("Twice the number.", "Twice :nosuchrole:`the` number.")
+    _, warnings = build(tmp_path, broken, "fixture_broken")
+    assert "fixture_broken.py:14" in warnings
+    assert "nosuchrole" in warnings
+
+
+def test_every_module_of_the_specification_has_a_page() -> None:
+    """Each file of spec/lowbit but the command line is a chapter of its own, and each page has its file."""
+    spec = ROOT / "spec/lowbit"
+    modules = {
+        ".".join(path.relative_to(spec).with_suffix("").parts).removesuffix(".__init__")
+        for path in spec.rglob("*.py")
+        if path.relative_to(spec).parts[0] != "cli" and path != spec / "__init__.py"
+    }
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs/chapters").glob("*.rst")}
+    assert pages == {module: f".. chapter:: lowbit.{module}\n" for module in modules}
+
+
+def test_no_page_needs_a_network() -> None:
+    """No page, style or drawing of ours names another host to load from; links that a reader follows are welcome."""
+    sources = [*ROOT.glob("docs/*.rst"), *ROOT.glob("docs/_static/*"), ROOT / "docs/conf.py"]
+    loading = re.compile(r"""(src|href|url|mathjax_path)\s*[=(:]\s*["']?https?://""")
+    assert [path.name for path in sources if path.is_file() and loading.search(path.read_text())] == []
