@@ -1,0 +1,364 @@
+"""Checks of `bfp.cast`, `bfp.decode`, `bfp.store`, `bfp.load`, `bfp.dot` and `bfp.total`, all of them exact."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit import bfp, bfp_dot, bfp_storage
+from lowbit.backend import Backend
+from lowbit.bfp import Blocks, Floats, Format
+from lowbit.errors import ArgumentError
+from lowbit_conformance.calls import frozen
+from lowbit_conformance.cases import Case
+from lowbit_conformance.compare import assert_exact
+from lowbit_conformance.marking import Settings, checks
+
+
+@dataclass(frozen=True)
+class BfpCase(Case):
+    """A case with blocks.
+
+    Attributes:
+        rows: R.
+        columns: n.
+        block: elements of a block.
+        mantissa: bits of a mantissa.
+        exponent: bits of an exponent.
+    """
+
+    rows: int
+    columns: int
+    block: int
+    mantissa: int
+    exponent: int = 8
+
+    @property
+    def format(self) -> Format:
+        return Format(self.block, self.mantissa, self.exponent)
+
+    def parameters(self) -> dict[str, object]:
+        own: dict[str, object] = {"block": self.block, "mantissa": self.mantissa, "exponent": self.exponent}
+        return own | {"mantissa_a": self.mantissa, "mantissa_b": self.mantissa}
+
+
+FORMATS = ((32, 4, 8), (64, 4, 8), (32, 8, 8), (128, 8, 8), (1, 4, 8), (3, 5, 6), (16, 2, 3), (7, 12, 8), (20, 25, 10))
+COLUMNS = (1, 3, 31, 32, 33, 64, 100, 128)
+STORABLE = tuple(choice for choice in FORMATS if choice[2] <= 8)
+
+
+def shapes(formats: tuple[tuple[int, int, int], ...] = FORMATS) -> Callable[[str, Settings], Iterator[BfpCase]]:
+    """Every format with every width, then shapes from the seeds."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[BfpCase]:
+        for turn, choice in enumerate(formats):
+            for columns in COLUMNS:
+                yield BfpCase(clause, "lattice", "", 1 + turn % 4, columns, *choice)
+        for seed in settings.seeds:
+            for choice in formats:
+                yield BfpCase(clause, "random", "", 3, 1 + (37 * seed + choice[0]) % 150, *choice, seed=seed)
+
+    return generator
+
+
+def values(case: BfpCase) -> Floats:
+    """Numbers of very different magnitudes, some of them zero."""
+    rng = case.generator()
+    shape = (case.rows, case.columns)
+    x = rng.normal(size=shape) * np.exp2(rng.integers(-12, 12, shape)) * rng.integers(0, 5, shape).clip(0, 1)
+    return x.astype(np.float32)
+
+
+def blocks(case: BfpCase) -> Blocks:
+    """Any mantissas and any exponents that the format allows."""
+    rng, format = case.generator(), case.format
+    mantissas = rng.integers(-format.top, format.top + 1, (case.rows, case.columns)).astype(format.dtype)
+    reach = min(format.reach, 30)  # sums of products stay inside float32
+    exponents = rng.integers(-reach, reach + 1, (case.rows, format.blocks(case.columns))).astype(np.int16)
+    frozen(mantissas, exponents)
+    return Blocks(mantissas, exponents, format)
+
+
+def assert_blocks(given: Blocks, wanted: Blocks) -> None:
+    """Exponents first, since a wrong one explains its mantissas."""
+    __tracebackhide__ = True
+    assert_exact("exponents", given.exponents, wanted.exponents)
+    assert_exact("mantissas", given.mantissas, wanted.mantissas)
+
+
+def assert_casts(backend: Backend, x: Floats, format: Format) -> None:
+    __tracebackhide__ = True
+    frozen(x)
+    assert_blocks(backend.run("bfp.cast", x, format), bfp.cast(x, format))
+
+
+# Cast.
+
+
+@checks("bfp.cast/C1", shapes())
+def test_cast_equals_the_reference(backend: Backend, case: BfpCase) -> None:
+    """Random rows of every width give the reference's blocks."""
+    assert_casts(backend, values(case), case.format)
+
+
+def by_format(*variants: str) -> Callable[[str, Settings], Iterator[BfpCase]]:
+    """Each variant at one width with a short last block, for each format."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[BfpCase]:
+        for variant in variants:
+            for choice in FORMATS:
+                yield BfpCase(clause, "edge", variant, 2, 2 * choice[0] + 1, *choice)
+
+    return generator
+
+
+@checks("bfp.cast/C2", by_format("power", "below-power", "above-power"))
+def test_exponent_at_powers_of_two(backend: Backend, case: BfpCase) -> None:
+    """The largest magnitude of a block is a power of two, or the float next to one: where logarithms err."""
+    power = np.exp2(np.arange(-20, 20, dtype=np.float32))
+    step = {"power": power, "below-power": np.nextafter(power, 0), "above-power": np.nextafter(power, np.inf)}
+    x = np.zeros((len(power), case.columns), np.float32)
+    x[:, 0], x[:, -1] = step[case.variant], -step[case.variant]
+    assert_casts(backend, x.astype(np.float32), case.format)
+
+
+def narrow(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for choice in FORMATS:
+        if choice[1] <= 8 and choice[0] > 1:
+            yield BfpCase(clause, "lattice", "every-tie", 1, choice[0], *choice)
+
+
+@checks("bfp.cast/C3", narrow)
+def test_every_mantissa_and_every_tie(backend: Backend, case: BfpCase) -> None:
+    """Beside an element that fixes the exponent, every quarter of a step of either sign: ties go to even, and the top
+    saturates. The expected mantissas come from rational arithmetic."""
+    top, block = case.format.top, case.block
+    quarters = np.arange(-4 * top - 3, 4 * top + 4)
+    per_row = block - 1
+    padded = np.resize(quarters, (-(-len(quarters) // per_row), per_row))
+    largest = 2 ** (case.mantissa - 2) if case.mantissa > 2 else 1
+    x = np.hstack([np.full((len(padded), 1), 4.0 * largest), padded]).astype(np.float32) / 4
+    given = backend.run("bfp.cast", x, case.format)
+    for row, (numbers, mantissas) in enumerate(zip(x, given.mantissas, strict=True)):
+        step = Fraction(2) ** int(given.exponents[row, 0])
+        expected = [max(-top, min(top, round(Fraction(float(number)) / step))) for number in numbers]
+        assert mantissas.tolist() == expected, f"WRONG: mantissas of row {row}: {mantissas.tolist()} for {expected}"
+    assert_blocks(given, bfp.cast(x, case.format))
+
+
+@checks("bfp.cast/C4", by_format("huge", "subnormal"))
+def test_exponents_are_clamped(backend: Backend, case: BfpCase) -> None:
+    """Magnitudes beyond what the exponent can say, at both ends."""
+    scale = 2.0**126 if case.variant == "huge" else 2.0**-149
+    x = (case.generator().integers(-3, 4, (case.rows, case.columns)) * scale).astype(np.float32)
+    assert_casts(backend, x, case.format)
+
+
+@checks("bfp.cast/C5", by_format("zeros"))
+def test_blocks_of_zeros(backend: Backend, case: BfpCase) -> None:
+    """Zeros of either sign in one block, beside blocks that are not zero."""
+    x = values(case)
+    x[0, : case.block] = 0.0
+    x[1, : case.block] = -0.0
+    assert_casts(backend, x, case.format)
+
+
+MISTAKES: dict[str, Callable[[Floats], Any]] = {
+    "nan": lambda x: np.where(np.arange(x.shape[1]) == 2, np.float32(np.nan), x),
+    "infinity": lambda x: np.where(np.arange(x.shape[1]) == 2, np.float32(np.inf), x),
+    "float64": lambda x: x.astype(np.float64),
+    "no-rows": lambda x: x[:0].copy(),
+    "no-columns": lambda x: x[:, :0].copy(),
+    "one-dimension": lambda x: x[0].copy(),
+    "strided": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for variant in MISTAKES:
+        yield BfpCase(clause, "edge", variant, 2, 40, 32, 4)
+
+
+@checks("bfp.cast/C6", mistakes)
+def test_cast_refuses(backend: Backend, case: BfpCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with pytest.raises(ArgumentError):
+        backend.run("bfp.cast", MISTAKES[case.variant](values(case)), case.format)
+
+
+# Decode.
+
+
+@checks("bfp.decode/C1", shapes())
+def test_decode_equals_the_reference(backend: Backend, case: BfpCase) -> None:
+    """Any mantissas and exponents give the reference's values."""
+    given = blocks(case)
+    assert_exact("values", backend.run("bfp.decode", given), bfp.decode(given))
+
+
+@checks("bfp.decode/C2", by_format("ends"))
+def test_decode_at_the_ends_of_float32(backend: Backend, case: BfpCase) -> None:
+    """The largest and the least exponents: overflow, subnormals and zeros as one rounding makes them."""
+    any_blocks, reach = blocks(case), case.format.reach
+    for e in (reach, -reach, max(-reach, -140), min(reach, 120)):
+        given = Blocks(any_blocks.mantissas, np.full_like(any_blocks.exponents, e), case.format)
+        assert_exact("values", backend.run("bfp.decode", given), bfp.decode(given))
+
+
+# Storage.
+
+
+@checks("bfp.store/C1", shapes(STORABLE))
+def test_store_equals_the_reference(backend: Backend, case: BfpCase) -> None:
+    """The mantissas of a row are one little-endian number: Σ (M_i mod 2^p)·2^(p·i), by Python's integers."""
+    given = blocks(case)
+    stored = backend.run("bfp.store", given)
+    for row, mantissas in enumerate(given.mantissas):
+        number = sum((int(m) % 2**case.mantissa) << (case.mantissa * i) for i, m in enumerate(mantissas))
+        found = int.from_bytes(stored.mantissas[row].tobytes(), "little")
+        assert found == number, f"WRONG: row {row} is {found:#x}, the specification says {number:#x}"
+    assert_exact("mantissas", stored.mantissas, bfp_storage.store(given).mantissas)
+
+
+@checks("bfp.store/C2", shapes(STORABLE))
+def test_store_biases_exponents(backend: Backend, case: BfpCase) -> None:
+    """The byte of an exponent is e + 127."""
+    given = blocks(case)
+    assert_exact("exponents", backend.run("bfp.store", given).exponents, (given.exponents + 127).astype(np.uint8))
+
+
+def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    yield BfpCase(clause, "edge", "wide-exponent", 2, 20, 20, 25, 10)
+
+
+@checks("bfp.store/C3", too_wide)
+def test_store_refuses(backend: Backend, case: BfpCase) -> None:
+    """Exponents of ten bits do not fit a byte."""
+    with pytest.raises(ArgumentError):
+        backend.run("bfp.store", blocks(case))
+
+
+@checks("bfp.load/C1", shapes(STORABLE))
+def test_load_is_the_inverse(backend: Backend, case: BfpCase) -> None:
+    """What the reference stored comes back."""
+    given = blocks(case)
+    assert_blocks(backend.run("bfp.load", bfp_storage.store(given)), given)
+
+
+def unwritten(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for variant in ("least-mantissa", "exponent-255", "bits-left-over"):
+        yield BfpCase(clause, "edge", variant, 2, 5, 32, 5)
+
+
+@checks("bfp.load/C2", unwritten)
+def test_load_refuses_what_is_never_stored(backend: Backend, case: BfpCase) -> None:
+    """−2^(p−1), the byte 255 and a bit after the last mantissa are refused."""
+    stored = bfp_storage.store(blocks(case))
+    if case.variant == "least-mantissa":
+        stored.mantissas[1, 0] = stored.mantissas[1, 0] & 0b11100000 | 0b10000
+    elif case.variant == "exponent-255":
+        stored.exponents[1, 0] = 255
+    else:
+        stored.mantissas[1, -1] |= 0b10000000
+    with pytest.raises(ArgumentError):
+        backend.run("bfp.load", stored)
+
+
+# Dot products.
+
+
+def two(case: BfpCase) -> tuple[Blocks, Blocks]:
+    """Rows of a and rows of b, one more of them."""
+    sizes = (case.columns, case.block, case.mantissa, case.exponent)
+    return blocks(case), blocks(BfpCase(case.clause, case.tier, "b", case.rows + 1, *sizes, seed=case.seed))
+
+
+@checks("bfp.dot/C1", shapes())
+def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
+    """Sums of products of mantissas, by Python's integers."""
+    a, b = two(case)
+    given = backend.run("bfp.dot", a, b)
+    spans = list(case.format.spans(case.columns))
+    expected = [
+        [[sum(int(m) * int(n) for m, n in zip(x[span], y[span], strict=True)) for span in spans] for y in b.mantissas]
+        for x in a.mantissas
+    ]
+    assert_exact("sums", given.sums, np.array(expected, np.int64))
+
+
+@checks("bfp.dot/C2", shapes())
+def test_dot_adds_exponents(backend: Backend, case: BfpCase) -> None:
+    """The exponent of a block is the sum of both."""
+    a, b = two(case)
+    expected = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
+    assert_exact("exponents", backend.run("bfp.dot", a, b).exponents, expected)
+
+
+@checks("bfp.dot/C3", by_format("one-place"))
+def test_dot_keeps_rows_and_blocks_apart(backend: Backend, case: BfpCase) -> None:
+    """One mantissa of a and all of b: only its row and its block are not zero."""
+    a, b = two(case)
+    b.mantissas.setflags(write=True)
+    b.mantissas[...] = 1
+    for place in (0, case.block - 1, case.block, case.columns - 1):
+        mantissas = np.zeros_like(a.mantissas)
+        mantissas[-1, place] = 1
+        given = backend.run("bfp.dot", Blocks(mantissas, a.exponents, a.format), b)
+        expected = np.zeros(given.sums.shape, np.int64)
+        expected[-1, :, place // case.block] = 1
+        assert_exact("sums", given.sums, expected)
+
+
+DOT_MISTAKES = ("columns", "block", "too-wide", "array")
+
+
+def dot_mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for variant in DOT_MISTAKES:
+        yield BfpCase(clause, "edge", variant, 2, 64, 64, 4)
+
+
+@checks("bfp.dot/C4", dot_mistakes)
+def test_dot_refuses(backend: Backend, case: BfpCase) -> None:
+    """Each mistake raises ArgumentError."""
+    x = values(case)
+    a = b = bfp.cast(x, case.format)
+    wrong: dict[str, tuple[Any, Any]] = {
+        "columns": (a, bfp.cast(np.ascontiguousarray(x[:, :63]), case.format)),
+        "block": (a, bfp.cast(x, Format(32, 4))),
+        "too-wide": (bfp.cast(x, Format(64, 25)), bfp.cast(x, Format(64, 25))),
+        "array": (x, b),
+    }
+    with pytest.raises(ArgumentError):
+        backend.run("bfp.dot", *wrong[case.variant])
+
+
+@checks("bfp.total/C1", shapes())
+def test_total_rounds_once_a_block(backend: Backend, case: BfpCase) -> None:
+    """The float32 sums, block by block, by rational arithmetic rounded once."""
+    sums = bfp_dot.dot(*two(case))
+    given = backend.run("bfp.total", sums)
+    y = Fraction(0)
+    for s, e in zip(sums.sums[-1, -1], sums.exponents[-1, -1], strict=True):
+        y = Fraction(float(rounded(y + int(s) * Fraction(2) ** int(e))))
+    assert Fraction(float(given[-1, -1])) == y, f"WRONG: {given[-1, -1]!s}, the specification says {float(y)!s}"
+    assert_exact("totals", given, bfp_dot.total(sums))
+
+
+def rounded(number: Fraction) -> np.float32:
+    """A rational number to the nearest float32, ties to even, without a float64 on the way."""
+    guess = np.float32(float(number))
+    near = [np.nextafter(guess, np.float32(-np.inf)), guess, np.nextafter(guess, np.float32(np.inf))]
+    return min(near, key=lambda f: (abs(Fraction(float(f)) - number), int(f.view(np.uint32)) & 1))
+
+
+@checks("bfp.total/C2", by_format("overflow", "underflow"))
+def test_total_at_the_ends(backend: Backend, case: BfpCase) -> None:
+    """Sums beyond float32 become infinite; sums below it become subnormal or zero."""
+    some = bfp_dot.dot(*two(case))
+    exponents = np.full_like(some.exponents, 120 if case.variant == "overflow" else -150)
+    sums = bfp_dot.BlockSums(some.sums, exponents)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        assert_exact("totals", backend.run("bfp.total", sums), bfp_dot.total(sums))
