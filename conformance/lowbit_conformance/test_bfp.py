@@ -69,7 +69,7 @@ def values(case: BfpCase) -> Floats:
     rng = case.generator()
     shape = (case.rows, case.columns)
     x = rng.normal(size=shape) * np.exp2(rng.integers(-12, 12, shape)) * rng.integers(0, 5, shape).clip(0, 1)
-    return x.astype(np.float32)
+    return np.ascontiguousarray(x, np.float32)
 
 
 def blocks(case: BfpCase) -> Blocks:
@@ -146,7 +146,7 @@ def test_every_mantissa_and_every_tie(backend: Backend, case: BfpCase) -> None:
         step = Fraction(2) ** int(given.exponents[row, 0])
         expected = [max(-top, min(top, round(Fraction(float(number)) / step))) for number in numbers]
         assert mantissas.tolist() == expected, f"WRONG: mantissas of row {row}: {mantissas.tolist()} for {expected}"
-    assert_blocks(given, bfp.cast(x, case.format))
+    assert_blocks(given, bfp.cast(np.ascontiguousarray(x, np.float32), case.format))
 
 
 @checks("bfp.cast/C4", by_format("huge", "subnormal"))

@@ -91,12 +91,14 @@ class Format:
     @property
     def top(self) -> int:
         """The largest mantissa, 2^(p−1) − 1."""
-        return int(2 ** (self.mantissa - 1) - 1)
+        top: int = 2 ** (self.mantissa - 1) - 1
+        return top
 
     @property
     def reach(self) -> int:
         """The largest exponent, 2^(b−1) − 1; the least is its negative."""
-        return int(2 ** (self.exponent - 1) - 1)
+        reach: int = 2 ** (self.exponent - 1) - 1
+        return reach
 
     @property
     def dtype(self) -> np.dtype[np.signedinteger[Any]]:
