@@ -91,14 +91,12 @@ class Format:
     @property
     def top(self) -> int:
         """The largest mantissa, 2^(p−1) − 1."""
-        top: int = 2 ** (self.mantissa - 1) - 1
-        return top
+        return int(2 ** (self.mantissa - 1) - 1)
 
     @property
     def reach(self) -> int:
         """The largest exponent, 2^(b−1) − 1; the least is its negative."""
-        reach: int = 2 ** (self.exponent - 1) - 1
-        return reach
+        return int(2 ** (self.exponent - 1) - 1)
 
     @property
     def dtype(self) -> np.dtype[np.signedinteger[Any]]:
@@ -162,12 +160,12 @@ class Blocks:
     @property
     def rows(self) -> int:
         """R."""
-        return self.mantissas.shape[0]
+        return int(self.mantissas.shape[0])
 
     @property
     def columns(self) -> int:
         """n."""
-        return self.mantissas.shape[1]
+        return int(self.mantissas.shape[1])
 
 
 def cast(x: Floats, format: Format) -> Blocks:
