@@ -4,7 +4,21 @@
 ['affine.dequantize', 'affine.quantize']
 """
 
-from lowbit import affine, linear, packing
+from lowbit import affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, linear, offload, packing, pooling, routing
 from lowbit.contract import OPERATIONS
 
-__all__ = ["OPERATIONS", "affine", "linear", "packing"]
+__all__ = [
+    "OPERATIONS",
+    "affine",
+    "bfp",
+    "bfp_dot",
+    "bfp_storage",
+    "gptq",
+    "hqq",
+    "hqq_solver",
+    "linear",
+    "offload",
+    "packing",
+    "pooling",
+    "routing",
+]
