@@ -63,7 +63,10 @@ def biases_are_pooled() -> None:
     ruled="46.76 and 47.16, from the table's own columns",
 )
 def averages_of_table_1() -> None:
-    """The two rows of multi-head models average to what is printed; the other two do not, by more than rounding."""
+    """The two rows of multi-head models average to what is printed; the other two do not, by more than rounding.
+
+    Source: GQA, Table 1.
+    """
     averages = {name: sum(columns) / len(columns) for name, (_, columns) in PRINTED_TABLE_1.items()}
     assert round(averages["MQA-XXL"], 2) == 46.76
     assert round(averages["GQA-8-XXL"], 2) == 47.16
