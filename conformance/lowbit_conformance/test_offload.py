@@ -65,8 +65,8 @@ def requests_of(case: OffloadCase) -> list[Request]:
     for number, (layer, needed) in enumerate(plan):
         follows = number + 1 < len(plan) and plan[number + 1][0] == layer + 1
         likely = [e for e in plan[number + 1][1] if rng.random() < 0.7] if follows else []
-        others = [int(e) for e in rng.permutation(case.experts) if e not in likely]
-        guesses = tuple(int(e) for e in rng.permutation([*likely, *others[:2]]))[: case.guesses]
+        others = [e for e in rng.permutation(case.experts) if e not in likely]
+        guesses = tuple(int(e) for e in rng.permutation([*likely, *likely[:1], *others[:2]]))[: case.guesses]
         requests.append(Request(layer, needed, guesses if layer + 1 < case.layers else ()))
     return requests
 
@@ -168,7 +168,6 @@ MISTAKES: dict[str, Spoil] = {
     "needed-float": lambda requests: [Request(0, (1.0,))],  # type: ignore[arg-type]  # wrong on purpose
     "needed-twice": lambda requests: [replace(requests[0], needed=(1, 1))],
     "guess-high": lambda requests: [replace(requests[0], guesses=(4,))],
-    "guess-twice": lambda requests: [replace(requests[0], guesses=(3, 3))],
     "guess-last": lambda requests: [requests[0], replace(requests[1], guesses=(1,))],
 }
 

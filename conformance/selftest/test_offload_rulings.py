@@ -54,8 +54,8 @@ def test_guesses_wait_in_buffers() -> None:
 
 def test_what_is_there_already_is_not_staged() -> None:
     """M2: a guess that is resident loads nothing, and leaves its buffer to the next guess."""
-    requests = [Request(0, (0,)), Request(1, (2,)), Request(0, (0,), (2, 3)), Request(1, (2, 3))]
-    events = told(trace(Arrangement(2, 4, 2, buffers=1), requests))
+    requests = [Request(0, (0,)), Request(1, (2,)), Request(0, (0,), (2, 3, 3)), Request(1, (2, 3))]
+    events = told(trace(Arrangement(2, 4, 2, buffers=2), requests))
     assert events[4:] == [
         "hit 0.0 s0 request",
         "stage 1.3 b0 h3 guess",

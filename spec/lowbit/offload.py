@@ -97,7 +97,8 @@ class Request:
     Attributes:
         layer: from 0. A pass goes from layer 0 upwards one by one; it may end early, and the next begins at 0.
         needed: the experts to run: distinct, at least one, in any order.
-        guesses: experts of the next layer, distinct, likeliest first; none at the last layer.
+        guesses: experts of the next layer, likeliest first, of several tokens perhaps with repeats; none at the last
+            layer.
     """
 
     layer: int
@@ -235,9 +236,7 @@ class Offload:
             victim = residents.pop(0)
             slot, host = victim.slot, None
             if self.arrangement.memory == "swap":
-                host = newcomer.host
-                del self._host[layer][newcomer.expert]
-                self._host[layer][victim.expert] = host
+                host = self._host[layer][victim.expert] = self._host[layer].pop(newcomer.expert)
             self._write("evict", layer, victim.expert, newcomer.cause, slot=slot, host=host)
         else:
             slot = min(set(range(self.arrangement.slots)) - {resident.slot for resident in residents})
@@ -345,8 +344,8 @@ def check_request(request: Request, arrangement: Arrangement, last: int) -> None
     for name, experts in (("needed", request.needed), ("guesses", request.guesses)):
         for expert in experts:
             check_integer(f"an expert in {name}", expert, 0, arrangement.experts - 1)
-        if len(set(experts)) < len(experts):
-            raise ArgumentError(name, experts, "distinct experts")
+    if len(set(request.needed)) < len(request.needed):
+        raise ArgumentError("needed", request.needed, "distinct experts")
     if request.guesses and request.layer == arrangement.layers - 1:
         raise ArgumentError("guesses", request.guesses, "none at the last layer")
 
@@ -386,7 +385,7 @@ TRACE = operation(
         "C5": "Under swap slots begin with the lowest experts, and an evict names the host place that its newcomer "
         "left; under mirror slots begin empty and an evict names none.",
         "C6": "A pass that ends early leaves its guesses to be dropped when the next begins, before anything else.",
-        "C7": "Experts or layers that there are not, a layer out of turn, guesses at the last layer, and experts named "
-        "twice are refused with an ArgumentError.",
+        "C7": "Experts or layers that there are not, a layer out of turn, guesses at the last layer, and a needed "
+        "expert named twice are refused with an ArgumentError.",
     },
 )
