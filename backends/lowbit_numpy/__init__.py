@@ -18,6 +18,7 @@ from lowbit_numpy.codes import pack_bits, unpack_bits
 from lowbit_numpy.groups import dequantize_groups, quantize_groups
 from lowbit_numpy.heads import PoolingOperations
 from lowbit_numpy.hessians import GptqOperations
+from lowbit_numpy.orders import LayoutOperations
 from lowbit_numpy.real_zeros import HqqOperations
 from lowbit_numpy.routing import best_experts, chosen_weights, gate_scores, sparse_layer, swiglu
 
@@ -40,7 +41,7 @@ class NumpyLinear(PreparedLinear):
             np.matmul(x, self._weights, out=out)
 
 
-class NumpyBackend(GptqOperations, HqqOperations, PoolingOperations, Backend):
+class NumpyBackend(GptqOperations, HqqOperations, LayoutOperations, PoolingOperations, Backend):
     """Vectorised numpy and BLAS: dequantise, then multiply."""
 
     name = "numpy"
@@ -55,6 +56,7 @@ class NumpyBackend(GptqOperations, HqqOperations, PoolingOperations, Backend):
         operations |= {"routing.top_k": exact}
         operations |= dict.fromkeys(("routing.gate", "routing.weights", "routing.expert", "routing.sparse"), direct)
         operations |= GptqOperations.declared | HqqOperations.declared | PoolingOperations.declared
+        operations |= LayoutOperations.declared
         return Capabilities(operations, concurrent=True, details={"numpy": version("numpy")})
 
     def _packing_pack(self, codes: Codes, bits: int) -> Words:

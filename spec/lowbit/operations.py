@@ -4,7 +4,22 @@
 ['affine.dequantize', 'affine.quantize']
 """
 
-from lowbit import affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, linear, offload, packing, pooling, routing
+from lowbit import (
+    affine,
+    bfp,
+    bfp_dot,
+    bfp_storage,
+    gptq,
+    hqq,
+    hqq_solver,
+    ksort,
+    layouts,
+    linear,
+    offload,
+    packing,
+    pooling,
+    routing,
+)
 from lowbit.contract import OPERATIONS
 
 __all__ = [
@@ -16,6 +31,8 @@ __all__ = [
     "gptq",
     "hqq",
     "hqq_solver",
+    "ksort",
+    "layouts",
     "linear",
     "offload",
     "packing",

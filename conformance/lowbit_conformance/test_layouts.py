@@ -1,0 +1,144 @@
+"""Checks of `blocking.apply` and `blocking.invert`, all of them exact.
+
+A layout only moves words, so the words of most cases are their own places: then a wrong stream shows by itself which
+word went where.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from lowbit import layouts
+from lowbit.backend import Backend
+from lowbit.errors import ArgumentError
+from lowbit.layouts import ORDERS, ColumnPanels, Layout, ZCurve
+from lowbit.packing import Words
+from lowbit_conformance.calls import frozen
+from lowbit_conformance.cases import Case
+from lowbit_conformance.compare import assert_exact
+from lowbit_conformance.marking import Settings, checks
+
+
+@dataclass(frozen=True)
+class LayoutCase(Case):
+    """A case with a layout.
+
+    Attributes:
+        order: its name.
+        rows: rows of words.
+        columns: N.
+        height: rows of a block; not used by panels.
+        width: columns of a block or panel.
+    """
+
+    order: str
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    @property
+    def label(self) -> str:
+        block = f"p{self.width}" if self.order == ColumnPanels.order else f"{self.height}x{self.width}"
+        return f"{self.order.replace('_', '-')}-{block}-{self.rows}x{self.columns}"
+
+    @property
+    def layout(self) -> Layout:
+        if self.order == ColumnPanels.order:
+            return ColumnPanels(self.rows, self.columns, self.width)
+        return ZCurve(self.rows, self.columns, self.height, self.width)
+
+
+# Grids that are one block, a row or a column of blocks, a square of a power of two, and none of these; with and without
+# smaller blocks at the edges.
+SIZES = ((1, 1), (4, 4), (3, 5), (8, 8), (5, 13), (16, 4), (4, 16), (7, 33), (24, 96))
+BLOCKS = ((1, 1), (1, 4), (2, 3), (4, 8), (3, 32), (64, 128))
+PANELS = (1, 2, 3, 8, 32, 128)
+
+
+def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    """Every size with every block, one of a real matrix, then shapes from the seeds."""
+    for rows, columns in SIZES:
+        for height, width in BLOCKS:
+            yield LayoutCase(clause, "lattice", "", ZCurve.order, rows, columns, height, width)
+        for width in PANELS:
+            yield LayoutCase(clause, "lattice", "", ColumnPanels.order, rows, columns, rows, width)
+    for order in ORDERS:
+        yield LayoutCase(clause, "lattice", "large", order, 512, 11008, 24, 312)
+        for seed in settings.seeds:
+            rng = np.random.Generator(np.random.PCG64([seed, ORDERS.index(order)]))
+            sizes = (int(size) for size in rng.integers(1, (60, 200, 20, 40)))
+            yield LayoutCase(clause, "random", "drawn", order, *sizes, seed=seed)
+
+
+def places(case: LayoutCase) -> Words:
+    """Words that are all different: each the number of its place, row by row, times an odd number."""
+    count = case.rows * case.columns
+    return (np.arange(count, dtype=np.uint32) * np.uint32(2654435761)).reshape(case.rows, case.columns)
+
+
+@checks("blocking.apply/C1", shapes)
+def test_apply_equals_the_reference(backend: Backend, case: LayoutCase) -> None:
+    """Words that are all different lie in the stream where the reference has them, and are left as they were."""
+    words = places(case)
+    expected = layouts.apply(words, case.layout)
+    frozen(words)
+    assert_exact("stream", backend.run("blocking.apply", words, case.layout), expected)
+
+
+@checks("blocking.apply/C2", shapes)
+def test_apply_loses_nothing_and_adds_nothing(backend: Backend, case: LayoutCase) -> None:
+    """Random words with every bit in use come back, each as often as it was there."""
+    words = case.generator().integers(0, 2**32, (case.rows, case.columns), dtype=np.uint32)
+    frozen(words)
+    stream = backend.run("blocking.apply", words, case.layout)
+    assert_exact("sorted stream", np.sort(stream), np.sort(words, axis=None))
+
+
+@checks("blocking.invert/C1", shapes)
+def test_invert_equals_the_reference(backend: Backend, case: LayoutCase) -> None:
+    """Elements that are all different come to the rows and columns where the reference has them."""
+    stream = places(case).reshape(-1)
+    expected = layouts.invert(stream, case.layout)
+    frozen(stream)
+    assert_exact("words", backend.run("blocking.invert", stream, case.layout), expected)
+
+
+@checks("blocking.invert/C2", shapes)
+def test_invert_is_the_inverse(backend: Backend, case: LayoutCase) -> None:
+    """A stream that was inverted and laid out again, by the specification, is the stream."""
+    stream = places(case).reshape(-1)
+    words = backend.run("blocking.invert", stream, case.layout)
+    assert_exact("stream", layouts.apply(words, case.layout), stream)
+
+
+MISTAKES: dict[str, Callable[[Words, Layout], tuple[object, object]]] = {
+    "layout": lambda array, layout: (array, "z_curve"),
+    "dtype": lambda array, layout: (array.astype(np.int32), layout),
+    "list": lambda array, layout: (array.tolist(), layout),
+    "size": lambda array, layout: (array[:-1].copy(), layout),
+    "strided": lambda array, layout: (np.repeat(array, 2, axis=-1)[..., ::2], layout),
+    "dimensions": lambda array, layout: (array[None], layout),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    for variant in MISTAKES:
+        for order in ORDERS:
+            yield LayoutCase(clause, "edge", variant, order, 4, 6, 2, 4)
+
+
+@checks("blocking.apply/C3", mistakes)
+def test_apply_refuses(backend: Backend, case: LayoutCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with pytest.raises(ArgumentError):
+        backend.run("blocking.apply", *MISTAKES[case.variant](places(case), case.layout))
+
+
+@checks("blocking.invert/C3", mistakes)
+def test_invert_refuses(backend: Backend, case: LayoutCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with pytest.raises(ArgumentError):
+        backend.run("blocking.invert", *MISTAKES[case.variant](places(case).reshape(-1), case.layout))
