@@ -192,6 +192,6 @@ def test_files_that_are_no_model(tmp_path: Path) -> None:
     assert str(result.exception).startswith("a.txt: magic is b'no m'")
     result = run("generate", "--prompt", "x", "--model", tmp_path / "absent")
     assert isinstance(result.exception, ArgumentError)
-    other = write(tmp_path / "q.gguf", architecture="qwen2", metadata={"tokenizer.ggml.pre": "qwen2"})
+    other = write(tmp_path / "q.gguf", architecture="phi3", metadata={"tokenizer.ggml.pre": "phi-2"})
     result = run("generate", "--prompt", "x", "--model", other)
-    assert str(result.exception) == "q.gguf: general.architecture is 'qwen2'; allowed: 'llama'"
+    assert str(result.exception) == "q.gguf: general.architecture is 'phi3'; allowed: 'llama', 'qwen2' or 'gemma3'"

@@ -14,6 +14,7 @@ from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
 from lowbit.blocks import plain_linear
 from lowbit.bounds import Arithmetic, one_loop
+from lowbit.config import LlamaConfig
 from lowbit.decoder import Decoder, Step, first_difference, generate, next_logits
 from lowbit.engine import backend_linear, build
 from lowbit.errors import ArgumentError
@@ -21,10 +22,9 @@ from lowbit.formats.gguf import open_gguf, read_llama
 from lowbit.perplexity import perplexity
 from lowbit.reference import ReferenceLinear
 from lowbit.weights import (
-    LlamaConfig,
+    GatedWeights,
     LlamaWeights,
     Matrix,
-    SwiGLUWeights,
     matrices,
     requantize,
     select_columns,
@@ -377,7 +377,7 @@ def test_weights_that_do_not_fit_their_config(weights: LlamaWeights) -> None:
     with pytest.raises(ArgumentError, match="number of layers is 1; allowed: 2"):
         replace(weights, layers=weights.layers[:1])
     part = weights.layers[0].feed_forward
-    assert isinstance(part, SwiGLUWeights)
+    assert isinstance(part, GatedWeights)
     swapped = replace(weights.layers[0], feed_forward=replace(part, gate=part.down))
     with pytest.raises(ArgumentError, match=r"shape of layers\[0\].feed_forward.gate is \(96, 64\); allowed: 64 x 96"):
         replace(weights, layers=(swapped, weights.layers[1]))

@@ -68,8 +68,8 @@ def test_undecodable_bytes_of_a_command_line_are_refused(tmp_path: Path) -> None
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"metadata": {"tokenizer.ggml.model": "llama"}}, r"tokenizer\.ggml\.model is 'llama'; allowed: 'gpt2'"),
-    ({"metadata": {"tokenizer.ggml.pre": "qwen2"}}, r"tokenizer\.ggml\.pre is 'qwen2'; allowed: 'gpt-2' or 'smollm'"),
+    ({"metadata": {"tokenizer.ggml.model": "t5"}}, r"tokenizer\.ggml\.model is 't5'; allowed: 'gpt2' or 'llama'"),
+    ({"metadata": {"tokenizer.ggml.pre": "phi-2"}}, r"pre is 'phi-2'; allowed: 'gpt-2', 'smollm' or 'qwen2'"),
     ({"metadata": {"tokenizer.ggml.pre": None}}, r"tokenizer\.ggml\.pre is missing"),
     (
         {"metadata": {"tokenizer.ggml.tokens": [1, 2]}},

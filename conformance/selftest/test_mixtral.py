@@ -11,18 +11,17 @@ import pytest
 from lowbit.affine import QuantizedMatrix
 from lowbit.backend import load
 from lowbit.blocks import Linear
+from lowbit.config import LlamaConfig, Routing
 from lowbit.decoder import Decoder, generate, next_logits
 from lowbit.engine import build
 from lowbit.errors import ArgumentError
 from lowbit.routing import Ids, Softmax
 from lowbit.weights import (
+    GatedWeights,
     LayerWeights,
-    LlamaConfig,
     LlamaWeights,
     Matrix,
-    Routing,
     SparseWeights,
-    SwiGLUWeights,
     linear_shapes,
     matrices,
     requantize,
@@ -64,7 +63,7 @@ def mixtral(seed: int, config: LlamaConfig = CONFIG) -> LlamaWeights:
     for _ in range(config.layers):
         made = {name: matrix(*shape, 3.0 if "router" in name else 1.0) for name, shape in linear_shapes(config).items()}
         experts = tuple(
-            SwiGLUWeights(*(made[f"feed_forward.experts[{e}].{part}"] for part in ("gate", "up", "down")))
+            GatedWeights(*(made[f"feed_forward.experts[{e}].{part}"] for part in ("gate", "up", "down")))
             for e in range(config.routing.experts)
         )
         sparse = SparseWeights(made["feed_forward.router"], experts)

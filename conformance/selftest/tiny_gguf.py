@@ -1,4 +1,4 @@
-"""A Llama small enough to write by hand: its published weights, and the GGUF file that holds them."""
+"""Decoders small enough to write by hand: their published weights, and the GGUF files that hold them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
-from lowbit.weights import LlamaConfig
+from lowbit.config import LlamaConfig
 
 Floats = npt.NDArray[np.float32]
 Change = Callable[[GGUFWriter], None]
@@ -43,11 +43,15 @@ CONFIG = LlamaConfig(
 
 @dataclass(frozen=True)
 class Published:
-    """Weights as they are published: N × K, half-split channels, exactly representable in their stored type."""
+    """Weights as they are published: N × K, half-split channels, exactly representable in their stored type.
+
+    The gains of a Gemma are those that multiply, as its files have them.
+    """
 
     config: LlamaConfig
     tensors: dict[str, Floats]
     types: dict[str, GGMLQuantizationType] = field(default_factory=dict)
+    architecture: str = "llama"
 
 
 def published(
@@ -56,8 +60,12 @@ def published(
     kind: GGMLQuantizationType = Q4_1,
     head_kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
     tied: bool = True,
+    architecture: str = "llama",
 ) -> Published:
-    """Random weights, rounded to what `kind` (the blocks) and `head_kind` (embedding and head) can store."""
+    """Random weights, rounded to what `kind` (the blocks) and `head_kind` (embedding and head) can store.
+
+    The vectors are those of the architecture: biases for ``qwen2``, further norms for ``gemma3``.
+    """
     rng = np.random.default_rng(seed)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     hidden, inner = config.hidden, config.feed_forward
@@ -76,32 +84,40 @@ def published(
         tensors[name] = quants.dequantize(quants.quantize(weights, types[name]), types[name])
     for name in norms:
         types[name], tensors[name] = F32, rng.uniform(0.5, 1.5, hidden).astype(np.float32)
-    return Published(config, tensors, types)
+    for i in range(config.layers):
+        if architecture == "gemma3":
+            sizes = dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_dim)
+            for name, size in (sizes | dict.fromkeys(("post_attention_norm", "post_ffw_norm"), hidden)).items():
+                tensors[f"blk.{i}.{name}"] = rng.uniform(0.5, 1.5, size).astype(np.float32)
+        if architecture == "qwen2":
+            for name, size in {"attn_q": queries, "attn_k": keys, "attn_v": keys}.items():
+                tensors[f"blk.{i}.{name}.bias"] = rng.standard_normal(size).astype(np.float32)
+    return Published(config, tensors, dict.fromkeys(tensors, F32) | types, architecture)
 
 
 def write(
     path: Path,
     model: Published | None = None,
     *,
-    architecture: str = "llama",
+    architecture: str | None = None,
     tokens: list[str] = TOKENS,
     merges: list[str] = MERGES,
     metadata: dict[str, Any] | None = None,
     change: Change | None = None,
 ) -> Path:
-    """Write the GGUF file that a converter would make: query and key rows permuted to interleaved pairs.
+    """Write the GGUF file that a converter would make: for a Llama with rows permuted to interleaved pairs.
 
     Args:
         path: where.
         model: what; by default `published()`.
-        architecture: its name; keys are under it.
+        architecture: its name, that of the model if it is not given; keys are under it.
         tokens: the vocabulary.
         merges: its merges.
         metadata: by key, instead of what stands below; None leaves a key out.
         change: called with the writer before the file is written.
     """
     model = published() if model is None else model
-    config = model.config
+    config, architecture = model.config, architecture or model.architecture
     types = [3 if token in SPECIAL else 1 for token in tokens]
     values: dict[str, Any] = {
         "block_count": config.layers,
@@ -113,6 +129,10 @@ def write(
         "rope.freq_base": config.rope_base,
         "attention.layer_norm_rms_epsilon": config.rms_epsilon,
     }
+    if architecture == "gemma3":
+        values |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+        values |= {"attention.sliding_window": config.window, "attention.sliding_window_pattern": config.full_every}
+        values |= {"rope.freq_base_swa": config.local_rope_base}
     values = {f"{architecture}.{key}": value for key, value in values.items()}
     values |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}
     values |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": merges, "tokenizer.ggml.token_type": types}
@@ -124,10 +144,10 @@ def write(
         kind = model.types[name]
         stored = weights
         for part, heads in (("attn_q", config.heads), ("attn_k", config.kv_heads)):
-            if name.endswith(part):
+            if name.endswith(part) and model.architecture == "llama":
                 stored = weights.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(weights.shape)
         data = np.ascontiguousarray(stored) if kind == F32 else quants.quantize(np.ascontiguousarray(stored), kind)
-        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+        writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", data, raw_dtype=kind)
     if change is not None:
         change(writer)
     writer.write_header_to_file()

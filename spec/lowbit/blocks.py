@@ -9,7 +9,8 @@ A decoder sends a vector of `hidden` numbers for each token through a stack of b
     x \leftarrow x + \mathrm{FeedForward}(\mathrm{norm}(x)).
 
 Because each block changes the stream by a little, the stream before one block resembles the stream before the next;
-that resemblance is what lets the chapter `offload` guess which experts the next block will ask for.
+that resemblance is what lets the chapter `offload` guess which experts the next block will ask for. Gemma puts a second
+norm behind each part, before the sum.
 
 **Norm** (RMSNorm, gain :math:`g`, a small :math:`\varepsilon` from the file):
 
@@ -17,21 +18,24 @@ that resemblance is what lets the chapter `offload` guess which experts the next
 
 **Attention** projects to queries, keys and values, turns queries and keys by their positions (`rope`), reads the past
 (`attention`) and projects back:
-:math:`\mathrm{Attention}(x) = \mathrm{attend}(R\,xW_q,\; R\,xW_k,\; xW_v)\,W_o`.
+:math:`\mathrm{Attention}(x) = \mathrm{attend}(R\,xW_q,\; R\,xW_k,\; xW_v)\,W_o`. Qwen2 adds a bias to each of the three
+projections. Gemma 3 norms every query head and every key head, with one gain for all heads, before they are turned;
+scores then stay within bounds, however large the weights grow.
 
-**Feed-forward** is a value in a place: the same block has a dense SwiGLU there,
+**Feed-forward** is a value in a place: the same block has a dense gated linear unit there,
 
-.. math:: \mathrm{FeedForward}(x) = (\mathrm{silu}(xW_{gate}) \otimes xW_{up})\,W_{down},
+.. math:: \mathrm{FeedForward}(x) = (\mathrm{act}(xW_{gate}) \otimes xW_{up})\,W_{down},
 
-or a sparse layer that sends each token to a few of many (`routing`). Nothing else in the block knows which.
+with act = silu (SwiGLU) or gelu (GeGLU), or a sparse layer that sends each token to a few of many (`routing`). Nothing
+else in the block knows which.
 
 **Precision.** Nearly all weights and nearly all the time are in the linear layers, and those are what a backend
 computes, in float32 as its contract says. Everything between them is float64 here: norms, rotations, softmax, the
 residual stream. It costs little, and it means that two backends which agree on the linear layers agree on the
 logits, because nothing else is left to differ.
 
-Source: Llama (arXiv 2302.13971) §2.2; RMSNorm (arXiv 1910.07467) equation 4; SwiGLU (arXiv 2002.05202) equation 6;
-Mixtral (arXiv 2401.04088) §2.1; GQA §2.2.
+Source: Llama (arXiv 2302.13971) §2.2; RMSNorm (arXiv 1910.07467) equation 4; SwiGLU and GeGLU (arXiv 2002.05202)
+equation 6; Mixtral (arXiv 2401.04088) §2.1; GQA §2.2; Gemma 3 (arXiv 2503.19786) §2.
 """
 
 from collections.abc import Callable
@@ -40,19 +44,11 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.attention import KeyValueCache, attend, softmax
+from lowbit.config import Activation, LlamaConfig, Routing
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation, rotate
 from lowbit.routing import Ids, silu, top_k, weights
-from lowbit.weights import (
-    FeedForwardWeights,
-    Floats,
-    LayerWeights,
-    LlamaConfig,
-    Matrix,
-    Routing,
-    SparseWeights,
-    SwiGLUWeights,
-)
+from lowbit.weights import FeedForwardWeights, Floats, GatedWeights, LayerWeights, Matrix, SparseWeights
 
 Reals = npt.NDArray[np.float64]
 
@@ -92,45 +88,86 @@ def rms_norm(x: Reals, gain: Reals, epsilon: float) -> Reals:
     return gain * (x / np.sqrt(mean_square + epsilon))
 
 
-# **Attention** around its four linear layers. What a descendant of Llama adds here, biases after the projections or a
-# norm of each head before the rotation, goes between `_heads` and `rotate`.
+def norm(gain: Floats | None, epsilon: float) -> Callable[[Reals], Reals]:
+    """The norm with this gain, or nothing at all where a model has no gain for it.
+
+    >>> norm(None, epsilon=0.0)(np.array([[3.0, 4.0]]))
+    array([[3., 4.]])
+    """
+    if gain is None:
+        return lambda x: x
+    wide = gain.astype(np.float64)
+    return lambda x: rms_norm(x, wide, epsilon)
+
+
+# **Attention** around its four linear layers.
+
+
+class Projection:
+    """From the stream to heads: a linear layer and, where the model has them, a bias and a norm of each head."""
+
+    def __init__(self, linear: Linear, head_dim: int, bias: Floats | None, norm: Callable[[Reals], Reals]) -> None:
+        self._linear, self._head_dim, self._norm = linear, head_dim, norm
+        self._bias = None if bias is None else bias.astype(np.float64)
+
+    def __call__(self, x: Reals) -> Reals:
+        """Float64, T × heads × d_h."""
+        y = through(self._linear, x)
+        if self._bias is not None:
+            y += self._bias
+        return self._norm(y.reshape(len(x), -1, self._head_dim))
 
 
 class Attention:
     """The attention part of one block."""
 
-    def __init__(self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear) -> None:
-        self._config = config
-        self._query, self._key, self._value, self._output = map(
-            linear, (layer.query, layer.key, layer.value, layer.output)
-        )
+    def __init__(self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None) -> None:
+        def projection(matrix: Matrix, bias: Floats | None, gain: Floats | None) -> Projection:
+            return Projection(linear(matrix), config.head_dim, bias, norm(gain, config.rms_epsilon))
+
+        self._query = projection(layer.query, layer.query_bias, layer.query_norm)
+        self._key = projection(layer.key, layer.key_bias, layer.key_norm)
+        self._value = projection(layer.value, layer.value_bias, None)
+        self._output = linear(layer.output)
+        self._window = window
 
     def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
         """Float64, T × hidden, for the normed stream; the T tokens are added to the cache."""
-        config = self._config
-        queries = self._heads(self._query, x, config.heads)
-        keys = self._heads(self._key, x, config.kv_heads)
-        values = self._heads(self._value, x, config.kv_heads)
-        cache.append(rotate(keys, turn), values)
-        mixed = attend(rotate(queries, turn), cache.keys, cache.values, config.window)
-        return through(self._output, mixed.reshape(len(x), config.heads * config.head_dim))
-
-    def _heads(self, linear: Linear, x: Reals, heads: int) -> Reals:
-        """A projection as T × heads × d_h."""
-        return through(linear, x).reshape(len(x), heads, self._config.head_dim)
+        cache.append(rotate(self._key(x), turn), self._value(x))
+        mixed = attend(rotate(self._query(x), turn), cache.keys, cache.values, self._window)
+        return through(self._output, mixed.reshape(len(x), -1))
 
 
 # **Feed-forward**, dense or sparse: float64, T × hidden, to the same.
 
 
-class SwiGLU:
-    """A dense feed-forward part, or one expert of a sparse one."""
+def gelu(a: Reals) -> Reals:
+    r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
 
-    def __init__(self, part: SwiGLUWeights, linear: MakeLinear) -> None:
+    :math:`\Phi`, the distribution function of the normal distribution, is replaced by a tanh that comes close to it;
+    models that are trained with the approximation want the approximation.
+
+    >>> gelu(np.array([-100.0, 0.0, 1.0, 100.0])).round(4)
+    array([ -0.    ,   0.    ,   0.8412, 100.    ])
+
+    Source: GELU (arXiv 1606.08415) §2.
+    """
+    share: Reals = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
+    return a * share
+
+
+ACTIVATION_OF: dict[Activation, Callable[[Reals], Reals]] = {"silu": silu, "gelu": gelu}
+
+
+class Gated:
+    """A gated linear unit: a dense feed-forward part, or one expert of a sparse one."""
+
+    def __init__(self, activation: Activation, part: GatedWeights, linear: MakeLinear) -> None:
+        self._activation = ACTIVATION_OF[activation]
         self._gate, self._up, self._down = linear(part.gate), linear(part.up), linear(part.down)
 
     def __call__(self, x: Reals) -> Reals:
-        return through(self._down, silu(through(self._gate, x)) * through(self._up, x))
+        return through(self._down, self._activation(through(self._gate, x)) * through(self._up, x))
 
 
 class Sparse:
@@ -141,11 +178,16 @@ class Sparse:
     """
 
     def __init__(
-        self, routing: Routing, part: SparseWeights, linear: MakeLinear, observe: Callable[[Reals, Ids], None] | None
+        self,
+        routing: Routing,
+        activation: Activation,
+        part: SparseWeights,
+        linear: MakeLinear,
+        observe: Callable[[Reals, Ids], None] | None,
     ) -> None:
         self._routing, self._observe = routing, observe
         self._router = linear(part.router)
-        self._experts = [SwiGLU(expert, linear) for expert in part.experts]
+        self._experts = [Gated(activation, expert, linear) for expert in part.experts]
 
     def __call__(self, x: Reals) -> Reals:
         chosen, shares = self._route(x)
@@ -175,33 +217,41 @@ def feed_forward(
     observe: Callable[[Reals, Ids], None] | None = None,
 ) -> Callable[[Reals], Reals]:
     """The feed-forward part of a block, of the kind that its weights are."""
-    if isinstance(part, SwiGLUWeights):
-        return SwiGLU(part, linear)
+    if isinstance(part, GatedWeights):
+        return Gated(config.activation, part, linear)
     if config.routing is None:
         raise ArgumentError("routing", None, "a routing, where the weights are those of experts")
-    return Sparse(config.routing, part, linear, observe)
+    return Sparse(config.routing, config.activation, part, linear, observe)
 
 
 # **The block** puts the two around the stream.
 
 
 class Block:
-    """One layer of the stack, with its linear layers made ready to be called."""
+    """One layer of the stack, with its linear layers made ready to be called.
+
+    Attributes:
+        rope_base: base of the rotation that it expects.
+    """
 
     def __init__(
         self,
         config: LlamaConfig,
+        number: int,
         layer: LayerWeights,
         linear: MakeLinear,
         observe: Callable[[Reals, Ids], None] | None = None,
     ) -> None:
-        self._epsilon = config.rms_epsilon
-        self._attention_gain = layer.attention_norm.astype(np.float64)
-        self._feed_forward_gain = layer.feed_forward_norm.astype(np.float64)
-        self._attention = Attention(config, layer, linear)
+        self.rope_base = config.layer_rope_base(number)
+        self._attention = Attention(config, layer, linear, config.layer_window(number))
         self._feed_forward = feed_forward(config, layer.feed_forward, linear, observe)
+        epsilon = config.rms_epsilon
+        self._before_attention = norm(layer.attention_norm, epsilon)
+        self._after_attention = norm(layer.attention_post_norm, epsilon)
+        self._before_feed_forward = norm(layer.feed_forward_norm, epsilon)
+        self._after_feed_forward = norm(layer.feed_forward_post_norm, epsilon)
 
     def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
         """The residual stream after this block: float64, T × hidden."""
-        x = x + self._attention(rms_norm(x, self._attention_gain, self._epsilon), turn, cache)
-        return x + self._feed_forward(rms_norm(x, self._feed_forward_gain, self._epsilon))
+        x = x + self._after_attention(self._attention(self._before_attention(x), turn, cache))
+        return x + self._after_feed_forward(self._feed_forward(self._before_feed_forward(x)))

@@ -6,10 +6,13 @@ and multiplies by the *head*, a matrix with a column for each token. What comes 
 is tied, it is the table of the first step over again.
 
 **One decoder, several models.** Llama is all defaults. Mixtral puts a sparse layer where Llama has a dense
-feed-forward part, and may see the past through a sliding window; both are choices of the configuration, and the
-decoder itself is the same.
+feed-forward part, and may see the past through a sliding window. Qwen2 adds biases to queries, keys and values. Gemma 3
+norms the heads of queries and keys and what each part of a block adds, lets most layers see only a window, and scales
+what it looks up. All of these are values of the configuration (`config`) or vectors among the weights (`weights`), and
+the decoder itself is the same.
 
-Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window.
+Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window;
+Qwen2 (arXiv 2407.10671) §2.2; Gemma 3 (arXiv 2503.19786) §2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.attention import KeyValueCache
-from lowbit.blocks import Block, MakeLinear, Observer, Reals, plain_linear, rms_norm
+from lowbit.blocks import Block, MakeLinear, Observer, Reals, norm, plain_linear
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.rope import half_split, rotation
+from lowbit.rope import Rotation, half_split, rotation
 from lowbit.weights import Floats, LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
@@ -53,10 +56,10 @@ class Decoder:
         self.config = weights.config
         self._embedding = weights.embedding
         self._blocks = [
-            Block(weights.config, layer, linear, None if observe is None else partial(observe, number))
+            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number))
             for number, layer in enumerate(weights.layers)
         ]
-        self._gain = weights.norm.astype(np.float64)
+        self._norm = norm(weights.norm, weights.config.rms_epsilon)
         self._head = linear(weights.head)
         self._layout = half_split(weights.config.head_dim)
 
@@ -82,15 +85,15 @@ class Decoder:
         ids, parts, work = self._checked(tokens, already=len(state[0])), [], 0
         for start in range(0, len(ids), PREFILL_TOKENS):
             part = ids[start : start + PREFILL_TOKENS]
-            turn = rotation(self._layout, self.config.rope_base, start=len(state[0]), count=len(part))
-            x = self._embedding[part].astype(np.float64)
+            turns = self._rotations(start=len(state[0]), count=len(part))
+            x = self.config.embedding_scale * self._embedding[part].astype(np.float64)
             for block, cache in zip(self._blocks, state, strict=True):
                 with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused by `logits`
-                    x = block(x, turn, cache)
+                    x = block(x, turns[block.rope_base], cache)
                 work += len(part)
                 if progress is not None:
                     progress(work, len(ids) * len(state))
-            parts.append(rms_norm(x, self._gain, self.config.rms_epsilon))
+            parts.append(self._norm(x))
         return np.concatenate(parts)
 
     def logits(self, hidden: Reals) -> Floats:
@@ -104,6 +107,11 @@ class Decoder:
         if not np.isfinite(scores).all():
             raise ArgumentError("weights", "such that a logit is not finite", "weights that do not overflow float32")
         return scores
+
+    def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
+        """The rotation of these positions for every base that a block asks for; a Llama has one."""
+        bases = {block.rope_base for block in self._blocks}
+        return {base: rotation(self._layout, base, start, count) for base in bases}
 
     def _checked(self, tokens: Sequence[int], already: int) -> npt.NDArray[np.int64]:
         config = self.config

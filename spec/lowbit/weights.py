@@ -1,8 +1,8 @@
 """The weights of a decoder: what a file reader makes and what a decoder is built from.
 
-The names are Llama's, from which the others descend. What a descendant changes is an option of the configuration with
-Llama's choice as its default, or another kind of value in the same place: the feed-forward part of a block is dense in
-Llama, and in Mixtral it is a router and many experts.
+The names are Llama's, from which the others descend. What a descendant adds is a vector that Llama does not have, and
+None where it is absent: Qwen2's biases, Gemma's further norms. What it changes is another kind of value in the same
+place: the feed-forward part of a block is dense in Llama, and in Mixtral it is a router and many experts.
 
 A linear layer's weights come in two kinds, and a `Matrix` is either: codes with scales and zeros, as a low-bit file
 stores them, or plain float32 where the file stores something that `affine` does not describe. Both are K × N, with
@@ -23,9 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
-from lowbit.check import check_array, check_choice, check_finite, check_integer
+from lowbit.check import check_array, check_finite
+from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError
-from lowbit.routing import SOFTMAXES, Softmax
 
 Floats = npt.NDArray[np.float32]
 Matrix = QuantizedMatrix | Floats
@@ -54,84 +54,9 @@ def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
     return replace(matrix, words=words, scales=scales, zeros=zeros)
 
 
-# **The shape of a model**, as a file's metadata give it.
-
-
-@dataclass(frozen=True)
-class Routing:
-    """How the sparse layers of a model choose among their experts (`lowbit.routing`).
-
-    Attributes:
-        experts: E, the experts of a layer.
-        top_k: how many of them each token runs, 1 to E.
-        softmax: whether the gate's softmax comes ``before`` or ``after`` the choice.
-
-    Raises:
-        ArgumentError: a number that no model can have.
-    """
-
-    experts: int
-    top_k: int
-    softmax: Softmax = "after"
-
-    def __post_init__(self) -> None:
-        check_integer("experts", self.experts, least=1)
-        check_integer("top_k", self.top_k, 1, self.experts)
-        check_choice("softmax", self.softmax, SOFTMAXES)
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """The numbers that say how a decoder is put together: Llama's, and after them the options of its descendants.
-
-    Attributes:
-        layers: how many blocks of attention and feed-forward.
-        hidden: width of the residual stream.
-        feed_forward: width inside the feed-forward part, or inside each expert.
-        heads: H, query heads.
-        kv_heads: G, key-value heads; divides `heads`.
-        head_dim: d_h, channels of a head; even.
-        vocabulary: number of tokens.
-        context: the longest sequence the model was made for.
-        rope_base: base of the rotary frequencies.
-        rms_epsilon: added under the root of the norm.
-        routing: how experts are chosen, in a model whose blocks have them; None for a dense model.
-        window: how many tokens a token sees, itself included; None for all of them.
-
-    Raises:
-        ArgumentError: a number that no model can have.
-    """
-
-    layers: int
-    hidden: int
-    feed_forward: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int
-    rope_base: float
-    rms_epsilon: float
-    routing: Routing | None = None
-    window: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
-            check_integer(name, getattr(self, name), least=1)
-        if self.window is not None:
-            check_integer("window", self.window, least=1)
-        if self.heads % self.kv_heads != 0:
-            raise ArgumentError("heads", self.heads, f"a multiple of the {self.kv_heads} key-value heads")
-        if self.head_dim % 2 != 0:
-            raise ArgumentError("head_dim", self.head_dim, "an even number: channels rotate in pairs")
-        for name, value in (("rope_base", self.rope_base), ("rms_epsilon", self.rms_epsilon)):
-            if not (np.isfinite(value) and value > 0):
-                raise ArgumentError(name, value, "a finite number above 0")
-
-
 @dataclass(frozen=True, eq=False)
-class SwiGLUWeights:
-    """A SwiGLU: the feed-forward part of a dense block, or one expert.
+class GatedWeights:
+    """A gated linear unit: the feed-forward part of a dense block, or one expert.
 
     Attributes:
         gate: hidden × feed_forward.
@@ -163,7 +88,7 @@ class SparseWeights:
     """
 
     router: Floats
-    experts: tuple[SwiGLUWeights, ...]
+    experts: tuple[GatedWeights, ...]
 
     def linears(self) -> dict[str, Matrix]:
         """Its matrices by name, the router first."""
@@ -179,21 +104,28 @@ class SparseWeights:
         return replace(self, experts=tuple(expert.changed(change) for expert in self.experts))
 
 
-FeedForwardWeights = SwiGLUWeights | SparseWeights
+FeedForwardWeights = GatedWeights | SparseWeights
 
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """One block: two norm gains (float32, hidden), the four matrices of attention, and the feed-forward part.
+    """One block: the four matrices of attention, the feed-forward part, and vectors of float32.
 
     Attributes:
-        attention_norm: gain before attention.
+        attention_norm: hidden: gain before attention.
         query: hidden × H·d_h, half-split channels.
         key: hidden × G·d_h, half-split channels.
         value: hidden × G·d_h.
         output: H·d_h × hidden.
-        feed_forward_norm: gain before the feed-forward part.
+        feed_forward_norm: hidden: gain before the feed-forward part.
         feed_forward: dense, or sparse where the configuration has a routing.
+        query_bias: H·d_h, half-split channels: added to the queries; None for no bias, as for those that follow.
+        key_bias: G·d_h, half-split channels.
+        value_bias: G·d_h.
+        query_norm: d_h: gain of a norm of each query head before it is turned; None for no norm, as below.
+        key_norm: d_h: the same for each key head.
+        attention_post_norm: hidden: gain after attention.
+        feed_forward_post_norm: hidden: gain after the feed-forward part.
     """
 
     attention_norm: Floats
@@ -203,6 +135,13 @@ class LayerWeights:
     output: Matrix
     feed_forward_norm: Floats
     feed_forward: FeedForwardWeights
+    query_bias: Floats | None = None
+    key_bias: Floats | None = None
+    value_bias: Floats | None = None
+    query_norm: Floats | None = None
+    key_norm: Floats | None = None
+    attention_post_norm: Floats | None = None
+    feed_forward_post_norm: Floats | None = None
 
     def linears(self) -> dict[str, Matrix]:
         """Its matrices by the names of `linear_shapes`."""
@@ -216,6 +155,7 @@ class LayerWeights:
 
 
 ATTENTION = ("query", "key", "value", "output")
+NORMS = ("attention_norm", "feed_forward_norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,8 +196,18 @@ class LlamaWeights:
                 raise ArgumentError(f"layers[{number}].{name}", given, f"the matrices of {kind}")
             for name, shape in shapes.items():
                 _check_matrix(f"layers[{number}].{name}", linears[name], shape)
-            for name in ("attention_norm", "feed_forward_norm"):
-                check_array(f"layers[{number}].{name}", getattr(layer, name), np.float32, (config.hidden,))
+            for name, size in vector_sizes(config).items():
+                vector = getattr(layer, name)
+                if vector is not None or name in NORMS:
+                    check_array(f"layers[{number}].{name}", vector, np.float32, (size,))
+
+
+def vector_sizes(config: LlamaConfig) -> dict[str, int]:
+    """How long the vectors of a block are, by their names in `LayerWeights`; only those of `NORMS` must be there."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys}
+    head_norms = dict.fromkeys(("query_norm", "key_norm"), config.head_dim)
+    return dict.fromkeys((*NORMS, "attention_post_norm", "feed_forward_post_norm"), config.hidden) | head_norms | biases
 
 
 def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
@@ -269,17 +219,17 @@ def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
         "value": (config.hidden, keys),
         "output": (queries, config.hidden),
     }
-    swiglu = {
+    gated = {
         "gate": (config.hidden, config.feed_forward),
         "up": (config.hidden, config.feed_forward),
         "down": (config.feed_forward, config.hidden),
     }
     if config.routing is None:
-        return attention | {f"feed_forward.{name}": shape for name, shape in swiglu.items()}
+        return attention | {f"feed_forward.{name}": shape for name, shape in gated.items()}
     experts = {
         f"feed_forward.experts[{number}].{name}": shape
         for number in range(config.routing.experts)
-        for name, shape in swiglu.items()
+        for name, shape in gated.items()
     }
     return attention | {"feed_forward.router": (config.hidden, config.routing.experts)} | experts
 
@@ -306,7 +256,7 @@ def requantize(
 ) -> LlamaWeights:
     """The same model with every linear layer of its blocks dequantised exactly and quantised anew.
 
-    Embedding, head, norms and routers stay as they are.
+    Embedding, head, norms, biases and routers stay as they are.
 
     Args:
         weights: the model.

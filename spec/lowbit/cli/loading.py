@@ -48,7 +48,7 @@ def load_model(path: Path) -> LoadedModel:
 
     Raises:
         ArgumentError: there is no such file.
-        FormatError: it is not a GGUF file of a Llama model, or not a sound one.
+        FormatError: it is not a GGUF file of an architecture that is supported, or not a sound one.
     """
     with progress_bar(f"reading {path.name}") as progress:
         source = open_gguf(path)

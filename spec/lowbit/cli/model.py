@@ -16,19 +16,24 @@ from rich.text import Text
 
 from lowbit import backend as registry
 from lowbit.attention import softmax
-from lowbit.check import check_integer
+from lowbit.check import check_integer, spoken
 from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, file_of, load_model, on_backend
 from lowbit.cli.progress import progress_bar
 from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.decoder import Step, next_logits
 from lowbit.decoder import generate as generate_steps
 from lowbit.errors import ArgumentError
+from lowbit.formats.gguf_architectures import ARCHITECTURES
 from lowbit.formats.gguf_tokenizer import Tokenizer
 from lowbit.perplexity import perplexity as measure
 
 ModelOption = Annotated[
     Path | None,
-    typer.Option("--model", help=f"A GGUF file of a Llama model; without it {TABLE[DEFAULT_MODEL].file}, fetched."),
+    typer.Option(
+        "--model",
+        help=f"A GGUF file of architecture {spoken(list(ARCHITECTURES))}; "
+        f"without it {TABLE[DEFAULT_MODEL].file}, fetched.",
+    ),
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="A name that `lowbit backends` lists.")]
 PromptOption = Annotated[str, typer.Option("--prompt", help="The text to continue.")]

@@ -1,22 +1,23 @@
-"""GGUF: from a file to the weights of a Llama decoder.
+"""GGUF: from a file to the weights of a decoder.
 
 GGUF is the file format of the ggml project and the most common way in which small quantised models travel. The reader
-works in three steps, each in its own file: `gguf_header` walks the header and believes nothing, `gguf_tensors` decodes
-blocks, and this file knows what a *Llama* is called in GGUF and what its numbers mean. `gguf_tokenizer` makes the
-tokenizer out of the same metadata.
+works in steps, each in its own file: `gguf_header` walks the header and believes nothing, `gguf_tensors` decodes
+blocks, `gguf_architectures` says what the parts of each kind of decoder are called, and this file puts them together.
+`gguf_tokenizer` makes the tokenizer out of the same metadata.
 
 **Two things about orientation.** A GGUF matrix is N × K, one row for each output; a `Matrix` is K × N, so it is
-transposed here, at the door. And files of this architecture store the rows of the query and key projections with the
-two channels of each rotary pair side by side, whatever the published weights did; half-split channels (see `rope`)
+transposed here, at the door. And files of architecture ``llama`` store the rows of the query and key projections with
+the two channels of each rotary pair side by side, whatever the published weights did; half-split channels (see `rope`)
 come back by reading the even ones of a head first and then the odd ones. Rows of the file are columns here, and moving
 whole columns moves codes, scales and zeros together: nothing is decoded and nothing is rounded.
 
 What this file does not understand it refuses: a tensor that it would have to leave out, a scaled rotary embedding or a
 layer of experts would make another model of it, one that still speaks.
 
-Source: the GGUF specification of the ggml project, architecture ``llama``.
+Source: the GGUF specification of the ggml project.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
@@ -24,30 +25,27 @@ from typing import Any, BinaryIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.check import spoken
+from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.gguf_architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
 from lowbit.formats.gguf_header import Header, TensorInfo, Value, shown, walk
 from lowbit.formats.gguf_tensors import floats, matrix
 from lowbit.weights import (
     Floats,
+    GatedWeights,
     LayerWeights,
-    LlamaConfig,
     LlamaWeights,
     Matrix,
     Progress,
-    SwiGLUWeights,
     select_columns,
     to_float,
 )
 
 Kind = TypeVar("Kind", bool, int, float, str, list[str])
 
-ARCHITECTURE = "llama"
 DEFAULT_ROPE_BASE = 10000.0
-
-ATTENTION_MATRICES = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
-FEED_FORWARD_MATRICES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
 ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
-LAYER_NORMS = {"attention_norm": "attn_norm", "feed_forward_norm": "ffn_norm"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +100,7 @@ class GGUFFile:
         info = self._info(name)
         weights = matrix(self._bytes(info), info, self.file)
         for part, heads in ROTATED.items():
-            if name.endswith(f".{part}.weight"):
+            if name.endswith(f".{part}.weight") and ARCHITECTURES[check_architecture(self)].interleaved:
                 count, head_dim = getattr(self.config, heads), self.config.head_dim
                 self._check_shape(info, 2, count * head_dim)  # before anything is made of a size that is only claimed
                 return select_columns(weights, half_split_order(count, head_dim))
@@ -182,33 +180,39 @@ def half_split_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
     return channels.swapaxes(1, 2).ravel()
 
 
-# **A Llama in GGUF**: its numbers under ``llama.``, its tensors under ``blk.0`` to ``blk.n``.
+# **A decoder in GGUF**: its numbers under the name of its architecture, its tensors under ``blk.0`` to ``blk.n``.
 
 
-def check_architecture(source: GGUFFile) -> None:
+def check_architecture(source: GGUFFile) -> str:
     """Refuse a file that holds another kind of model; the first thing to know about it.
+
+    Returns:
+        Its name in `ARCHITECTURES`.
 
     Raises:
         FormatError: another architecture.
     """
-    architecture = source.value("general.architecture", str)
-    if architecture != ARCHITECTURE:
-        raise FormatError(source.file, "general.architecture", shown(architecture), f"'{ARCHITECTURE}'")
+    name = source.value("general.architecture", str)
+    if name not in ARCHITECTURES:
+        allowed = spoken([repr(known) for known in ARCHITECTURES])
+        raise FormatError(source.file, "general.architecture", shown(name), allowed)
+    return name
 
 
 def _config(source: GGUFFile) -> LlamaConfig:
-    check_architecture(source)
+    name = check_architecture(source)
+    architecture = ARCHITECTURES[name]
 
     def integer(key: str, default: int | None = None) -> int:
-        return source.value(f"llama.{key}", int, default)
+        return source.value(f"{name}.{key}", int, default)
 
     def real(key: str, default: float | None = None) -> float:
-        return source.value(f"llama.{key}", float, default)
+        return source.value(f"{name}.{key}", float, default)
 
     heads = integer("attention.head_count")
     hidden = integer("embedding_length")
     head_dim = integer("attention.key_length", hidden // max(1, heads))
-    _refuse_other_features(source, head_dim)
+    _refuse_other_features(source, name, head_dim)
     embedding = source._info("token_embd.weight")
     try:
         return LlamaConfig(
@@ -222,12 +226,22 @@ def _config(source: GGUFFile) -> LlamaConfig:
             context=integer("context_length"),
             rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
             rms_epsilon=real("attention.layer_norm_rms_epsilon"),
+            activation=architecture.activation,
+            embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
+            **_further_numbers(source, name, architecture),
         )
     except ArgumentError as error:
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
 
 
-def _refuse_other_features(source: GGUFFile, head_dim: int) -> None:
+def _further_numbers(source: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
+    return {
+        argument: source.value(f"{name}.{number.key}", number.kind, number.default)
+        for argument, number in architecture.numbers.items()
+    }
+
+
+def _refuse_other_features(source: GGUFFile, name: str, head_dim: int) -> None:
     """Metadata that would make this another model, each with the only value that is supported."""
     supported: dict[str, Value] = {
         "attention.value_length": head_dim,
@@ -235,30 +249,35 @@ def _refuse_other_features(source: GGUFFile, head_dim: int) -> None:
         "rope.scaling.type": "none",
         "expert_count": 0,
         "attention.causal": True,
+        "attention.scale": 0.0,
+        "attn_logit_softcapping": 0.0,
+        "final_logit_softcapping": 0.0,
     }
     for key, value in supported.items():
-        given = source.header.metadata.get(f"llama.{key}", value)
+        given = source.header.metadata.get(f"{name}.{key}", value)
         if type(given) is not type(value) or given != value:
-            raise FormatError(source.file, f"llama.{key}", given, str(value))
+            raise FormatError(source.file, f"{name}.{key}", given, str(value))
 
 
 def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeights:
-    """Read all weights of a Llama decoder.
+    """Read all weights of a decoder: a Llama, or a descendant among `gguf_architectures.ARCHITECTURES`.
 
     Args:
         source: from `open_gguf`.
         progress: called after each block.
 
     Raises:
-        FormatError: another architecture, a tensor missing, of the wrong shape, not decodable, or one that a Llama
-            decoder does not have.
+        FormatError: another architecture, a tensor missing, of the wrong shape, not decodable, or one that the
+            architecture does not have.
     """
     config = source.config
-    _refuse_other_tensors(source, config)
+    name = check_architecture(source)
+    architecture = ARCHITECTURES[name]
+    _refuse_other_tensors(source, config, name)
     table = source.tensor("token_embd.weight")
     layers = []
     for number in range(config.layers):
-        layers.append(_layer(source, f"blk.{number}"))
+        layers.append(_layer(source, architecture, f"blk.{number}"))
         if progress is not None:
             progress(number + 1, config.layers)
     try:
@@ -273,24 +292,24 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
 
 
-def _layer(source: GGUFFile, prefix: str) -> LayerWeights:
+def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWeights:
     def matrices(names: dict[str, str]) -> dict[str, Matrix]:
         return {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in names.items()}
 
     parts: dict[str, Any] = matrices(ATTENTION_MATRICES)
-    parts |= {name: source.vector(f"{prefix}.{stored}.weight") for name, stored in LAYER_NORMS.items()}
-    return LayerWeights(**parts, feed_forward=SwiGLUWeights(**matrices(FEED_FORWARD_MATRICES)))
+    parts |= {name: source.vector(f"{prefix}.{stored}") for name, stored in architecture.vectors.items()}
+    return LayerWeights(**parts, feed_forward=GatedWeights(**matrices(FEED_FORWARD_MATRICES)))
 
 
-def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig) -> None:
+def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig, name: str) -> None:
     """A tensor that is left out would change the model in silence: a bias, rotary factors, an expert."""
+    stored = [f"{part}.weight" for part in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values())]
+    stored += ARCHITECTURES[name].vectors.values()
     known = {"token_embd.weight", "output_norm.weight", "output.weight"}
     if config.layers > len(source.header.tensors):
         allowed = f"at most the {len(source.header.tensors)} tensors of the file"
-        raise FormatError(source.file, "llama.block_count", config.layers, allowed)
-    for number in range(config.layers):
-        for stored in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values(), *LAYER_NORMS.values()):
-            known.add(f"blk.{number}.{stored}.weight")
-    for name in source.header.tensors:
-        if name not in known:
-            raise FormatError(source.file, "tensor", shown(name), "the tensors of a Llama decoder without biases")
+        raise FormatError(source.file, f"{name}.block_count", config.layers, allowed)
+    known |= {f"blk.{number}.{part}" for number in range(config.layers) for part in stored}
+    for tensor in source.header.tensors:
+        if tensor not in known:
+            raise FormatError(source.file, "tensor", shown(tensor), f"the tensors of architecture '{name}'")
