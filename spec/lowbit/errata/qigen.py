@@ -5,15 +5,40 @@ Each function is the check of one ruling: it computes the printed form and the r
 Source: QIGen, as printed in the copy at hand.
 """
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 
 from lowbit.affine import dequantize, quantize
+from lowbit.blocking import (
+    equation_3,
+    equation_3_extended,
+    equation_4,
+    equation_4_extended,
+    solve,
+    solve_extended,
+    tiles,
+    tiles_extended,
+)
 from lowbit.errata import ruling
 from lowbit.errors import ArgumentError
+from lowbit.interpreter import run
+from lowbit.layouts import ColumnPanels, ZCurve
 from lowbit.linear import equation_2_left, equation_2_right, qgemv
+from lowbit.memory import GROUP_SIZES, LLAMA, model_bytes
+from lowbit.microkernel import algorithm_3
 from lowbit.packing import CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
 
 WEIGHTS = np.linspace(-1, 2, 32, dtype=np.float32).reshape(32, 1)
+
+TABLE_2 = {
+    128: (5.81, 6.43, 23.58, 5.19, 5.51, 15.88, 4.21, 4.63, 11.13),
+    64: (5.79, 6.23, 14.15, 5.18, 5.49, 11.13, 4.19, 4.55, 9.10),
+    32: (5.77, 6.11, 10.24, 5.15, 5.40, 8.37, 4.18, 4.47, 7.22),
+    16: (5.76, 5.99, 8.30, 5.13, 5.31, 7.11, 4.16, 4.39, 6.19),
+}
+"""Table 2, perplexity by group size; LLaMA-7B with 4, 3 and 2 bits, then 13B, then 30B."""
 
 
 @ruling("Q1", printed="D(x_q) = s(x_q z)", ruled="s·q + min under minimum, s·(q − zero) under zero_point")
@@ -79,6 +104,73 @@ def lanes_are_output_columns() -> None:
     assert np.abs(qgemv(x, matrix) - exact).max() < 1e-4
 
 
+@ruling("Q6", printed="the block of a Mini-GEMV is m_b × b·t_b/32 words", ruled="b·m_b/32 × t_b words")
+def a_block_is_packed_down_its_columns() -> None:
+    """Packing m_b × t_b codes gives the ruled shape and not the printed one; the bits that equation 3 counts agree."""
+    m_b, t_b = 16, 24
+    for bits in (2, 4, 8):
+        words = pack(np.zeros((m_b, t_b), np.uint8), bits)
+        assert words.shape == (bits * m_b // 32, t_b) != (m_b, bits * t_b // 32)
+        assert 32 * words.size == bits * m_b * t_b == equation_3(bits, m_b, t_b) - 32 * m_b - 32 * t_b
+
+
+@ruling(
+    "Q7",
+    printed="Algorithm 3 loops to m, loads rows i/8 to (i + m_u)/8, and its last register of y lies at j + t_u",
+    ruled="to m_b; rows i/8 to (i + m_u − 1)/8; t_u counts registers, so the last lies at j + (t_u − 1)·L",
+)
+def algorithm_3_stays_inside_its_block() -> None:
+    """The printed loop and the printed rows leave the block; the printed registers overlap and leave columns out."""
+    m, m_b, m_u, t_u, lanes = 32, 16, 8, 2, 4
+    program = algorithm_3(4, m_u, t_u, lanes=lanes, stride=t_u * lanes)
+    codes = np.ones((m_b, t_u * lanes), np.uint8)
+    memory = {"w": pack(codes, 4).reshape(-1), "x": np.ones(m_b, np.float32), "y": np.zeros(t_u * lanes, np.float32)}
+    run(program, memory, {"turns": m_b // m_u})
+    assert (memory["y"] == m_b).all()
+    _refuses(lambda: run(program, memory, {"turns": m // m_u}))
+    for i in range(0, m_b, m_u):
+        needed = sorted({code // 8 for code in range(i, i + m_u)})
+        assert needed == list(range(i // 8, (i + m_u - 1) // 8 + 1)) != list(range(i // 8, (i + m_u) // 8 + 1))
+    assert (m_b - m_u + m_u) // 8 == len(pack(codes, 4))  # the printed last row is one past the block's last
+    assert {start + lane for start in (0, t_u) for lane in range(lanes)} != set(range(t_u * lanes))
+    assert {start * lanes + lane for start in range(t_u) for lane in range(lanes)} == set(range(t_u * lanes))
+
+
+@ruling(
+    "Q8",
+    printed="equation 3 has no scales and zeros; equation 4 has no mask, and no second word of a code that straddles",
+    ruled="64·t_b·⌈m_b/g⌉ bits more, groups and blocks whole in each other; registers counted in the program",
+)
+def scales_and_the_mask_take_room_too() -> None:
+    """The fullest printed block overflows the cache with its scales, and a printed tile its registers with the mask."""
+    cache, group_size, registers = 32 * 1024 * 8, 16, 32
+    printed = solve(4, cache, m_u=8, t_u=32, rows=4096, columns=4096)
+    assert (
+        equation_3(4, printed.m_b, printed.t_b) <= cache < equation_3_extended(4, printed.m_b, printed.t_b, group_size)
+    )
+    block = solve_extended(4, cache, group_size, m_u=8, t_u=4, lanes=8, rows=4096, columns=4096)
+    assert block.used == equation_3_extended(4, block.m_b, block.t_b, group_size) <= cache
+    assert block.m_b % group_size == 0 or group_size % block.m_b == 0
+    assert equation_4(2, 10) == registers < equation_4_extended(4, 2, 10)
+    assert (2, 10) in tiles(registers)
+    assert (2, 10) not in tiles_extended(4, registers)
+    memory = {"w": np.zeros(10, np.uint32), "x": np.zeros(8, np.float32), "y": np.zeros(10, np.float32)}
+    _refuses(lambda: run(algorithm_3(4, 2, 10, lanes=1, stride=10), memory, {"turns": 1}, registers=registers))
+
+
+@ruling(
+    "Q9",
+    printed="groups of 32 to 128 in one copy, of 16 to 128 in the other",
+    ruled="groups of 16, 32, 64 and 128, and full columns",
+)
+def groups_begin_at_sixteen() -> None:
+    """The two copies differ by the size that costs most memory; the paper's own table 2 has it, and so has lowbit."""
+    one, other = ({g for g in TABLE_2 if least <= g <= 128} for least in (32, 16))
+    assert one != other == set(TABLE_2) == set(GROUP_SIZES)
+    sizes = [model_bytes(LLAMA["7b"], 4, group_size) for group_size in (*GROUP_SIZES, None)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 @ruling(
     "Q10",
     printed="constant groups, ties, K not a multiple of g, 3-bit straddles: not stated",
@@ -99,8 +191,40 @@ def silences() -> None:
     codes = np.zeros((32, 1), np.uint8)
     codes[10] = 0b110
     assert pack(codes, 3)[:, 0].tolist() == [0b10 << 30, 0b1, 0]
+    _refuses(lambda: pack(codes[:30].copy(), 3))
+
+
+@ruling(
+    "Q11",
+    printed="blocks lie along the Z-curve; the authors' published code stores column panels",
+    ruled="both are specified, and both are permutations of the same words",
+)
+def both_orders_are_permutations() -> None:
+    """The two streams differ, so a reader must know which one it has; each holds every word once."""
+    words = np.arange(8 * 12, dtype=np.uint32).reshape(8, 12)
+    curve, panels = ZCurve(8, 12, block_rows=2, block_columns=4), ColumnPanels(8, 12, panel=4)
+    assert (curve.apply(words) != panels.apply(words)).any()
+    for layout in (curve, panels):
+        assert sorted(layout.apply(words).tolist()) == list(range(8 * 12))
+        assert (layout.invert(layout.apply(words)) == words).all()
+
+
+@ruling(
+    "Q12",
+    printed="smaller groups are better with the only exception of LLaMA-7B in groups of 32",
+    ruled="table 2 has no exception; it is reported as it is",
+)
+def table_2_has_no_exception() -> None:
+    """In all nine columns of the table the perplexity falls with every smaller group, that one included."""
+    for column in zip(*(TABLE_2[group_size] for group_size in (128, 64, 32, 16)), strict=True):
+        assert all(smaller < larger for larger, smaller in itertools.pairwise(column))
+    assert TABLE_2[64][0] > TABLE_2[32][0] > TABLE_2[16][0]  # LLaMA-7B with 4 bits
+
+
+def _refuses(call: Callable[[], object]) -> None:
+    """The call raises `ArgumentError`."""
     try:
-        pack(codes[:30].copy(), 3)
+        call()
     except ArgumentError:
         return
-    raise AssertionError("30 codes of 3 bits do not fill whole words and must be refused")
+    raise AssertionError("this must be refused")
