@@ -13,14 +13,14 @@ from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.bounds import Arithmetic, any_order
 from lowbit.packing import Codes, Words
-from lowbit.routing import Ids, Scores, Softmax
+from lowbit_numpy.caches import CacheOperations
 from lowbit_numpy.codes import pack_bits, unpack_bits
 from lowbit_numpy.groups import dequantize_groups, quantize_groups
 from lowbit_numpy.heads import PoolingOperations
 from lowbit_numpy.hessians import GptqOperations
 from lowbit_numpy.orders import LayoutOperations
 from lowbit_numpy.real_zeros import HqqOperations
-from lowbit_numpy.routing import best_experts, chosen_weights, gate_scores, sparse_layer, swiglu
+from lowbit_numpy.routing import RoutingOperations
 
 __all__ = ["NumpyBackend"]
 
@@ -41,7 +41,9 @@ class NumpyLinear(PreparedLinear):
             np.matmul(x, self._weights, out=out)
 
 
-class NumpyBackend(GptqOperations, HqqOperations, LayoutOperations, PoolingOperations, Backend):
+class NumpyBackend(
+    CacheOperations, GptqOperations, HqqOperations, LayoutOperations, PoolingOperations, RoutingOperations, Backend
+):
     """Vectorised numpy and BLAS: dequantise, then multiply."""
 
     name = "numpy"
@@ -52,11 +54,8 @@ class NumpyBackend(GptqOperations, HqqOperations, LayoutOperations, PoolingOpera
         bounded = Declaration(arithmetic=Arithmetic("dequantised", "float32", any_order))
         operations = dict.fromkeys(("packing.pack", "packing.unpack", "affine.quantize", "affine.dequantize"), exact)
         operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)
-        direct = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
-        operations |= {"routing.top_k": exact}
-        operations |= dict.fromkeys(("routing.gate", "routing.weights", "routing.expert", "routing.sparse"), direct)
         operations |= GptqOperations.declared | HqqOperations.declared | PoolingOperations.declared
-        operations |= LayoutOperations.declared
+        operations |= LayoutOperations.declared | RoutingOperations.declared | CacheOperations.declared
         return Capabilities(operations, concurrent=True, details={"numpy": version("numpy")})
 
     def _packing_pack(self, codes: Codes, bits: int) -> Words:
@@ -78,23 +77,6 @@ class NumpyBackend(GptqOperations, HqqOperations, LayoutOperations, PoolingOpera
 
     def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
         return dequantize_groups(matrix)
-
-    def _routing_gate(self, x: Floats, router: Floats, scores: Scores = "logits") -> Floats:
-        return gate_scores(x, router, scores)
-
-    def _routing_top_k(self, scores: Floats, k: int) -> Ids:
-        return best_experts(scores, k)
-
-    def _routing_weights(self, scores: Floats, chosen: Ids, softmax: Softmax = "after") -> Floats:
-        return chosen_weights(scores, chosen, softmax)
-
-    def _routing_expert(self, x: Floats, gate: Floats, up: Floats, down: Floats) -> Floats:
-        return swiglu(x, gate, up, down)
-
-    def _routing_sparse(
-        self, x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats
-    ) -> Floats:
-        return sparse_layer(x, gate, up, down, chosen, weights)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return NumpyLinear(matrix)
