@@ -20,7 +20,8 @@ Belady     how soon it runs again, known beforehand                             
 *Newcomers first*: the experts that just ran are preferred to those that did not, as in an engine that runs experts
 from its slots. *All alike*: a newcomer may be let go at once, which an engine can do from a staging buffer. LFRU is the
 combined recency and frequency of Lee et al.: with :math:`\rho = 1` it counts uses, and with :math:`\rho \le 1/2` the
-last use outweighs all before it, so LFU and LRU are its ends.
+last use outweighs all before it, so LFU and LRU are its ends (among experts of one pass, where LRU keeps those that ran
+last, LFRU keeps those that ran more often before).
 
 **Belady is the bound.** Keeping an expert from one use to the next earns one hit and occupies one slot for the time
 between. Choosing what to keep is therefore choosing as many intervals as possible such that at most :math:`k` overlap,
