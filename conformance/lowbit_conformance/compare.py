@@ -53,7 +53,8 @@ def assert_within(given: Floats | Doubles, exact: Doubles, bound: Bound) -> floa
         index = np.unravel_index(int(np.argmax(outside)), outside.shape)
         budget = f"error {error[index]:.6g} against a bound of {bound.limit[index]:.6g} ({bound.derivation})"
         raise AssertionError(f"WRONG: {_where(outside)}; {_values(outside, given, exact)}; {budget}")
-    return float(np.max(error / bound.limit))
+    used = np.divide(error, bound.limit, out=np.zeros_like(error), where=bound.limit > 0)
+    return float(np.max(used))
 
 
 def assert_same_bits(first: Floats, second: Floats, what: str) -> None:

@@ -33,9 +33,11 @@ Source: GQA §2.2 and figure 2; errata G1, G4.
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_integer
+from lowbit.check import check_array, check_finite, check_integer
+from lowbit.contract import BOUNDED, operation
 from lowbit.errors import ArgumentError
 
+Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
 
 
@@ -150,11 +152,8 @@ class KeyValueCache:
         Raises:
             ArgumentError: heads or channels that are not the cache's.
         """
-        kv_heads, capacity, head_dim = self._keys.shape
-        if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
-            raise ArgumentError(
-                "shapes of keys and values", (keys.shape, values.shape), f"T x {kv_heads} x {head_dim}, both"
-            )
+        self._check(keys, values)
+        capacity = self._keys.shape[1]
         end = self._length + len(keys)
         if end > capacity:
             self._keys = _grown(self._keys, max(end, 2 * capacity))
@@ -163,8 +162,110 @@ class KeyValueCache:
         self._values[:, self._length : end] = values.swapaxes(0, 1)
         self._length = end
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens so far."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def _check(self, keys: Reals, values: Reals) -> None:
+        kv_heads, _, head_dim = self._keys.shape
+        if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
+            allowed = f"T x {kv_heads} x {head_dim}, both"
+            raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), allowed)
+
 
 def _grown(array: Reals, capacity: int) -> Reals:
     larger = np.empty((array.shape[0], capacity, array.shape[2]))
     larger[:, : array.shape[1]] = array
     return larger
+
+
+# **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
+# is measured against. The bounds are derived in the chapter `attention_bounds`.
+
+
+def check_softmax(scores: Floats) -> None:
+    """The checks of `attention.softmax`: every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
+    check_array("scores", scores, np.float32, (None, None))
+    if np.isnan(scores).any() or np.isposinf(scores).any():
+        raise ArgumentError("scores", "NaN or +∞ somewhere", "finite numbers and −∞")
+    if np.isneginf(scores).all(axis=-1).any():
+        raise ArgumentError("scores", "−∞ all through a row", "at least one finite number a row")
+
+
+def check_attend(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> None:
+    """The checks of `attention.attend` on float32 inputs."""
+    check_array("queries", queries, np.float32, (None, None, None))
+    tokens, heads, head_dim = queries.shape
+    check_array("keys", keys, np.float32, (None, None, head_dim))
+    check_array("values", values, np.float32, keys.shape)
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        check_finite(name, array)
+    if heads % keys.shape[0]:
+        raise ArgumentError("query heads", heads, f"a multiple of the {keys.shape[0]} key-value heads")
+    if tokens > keys.shape[1]:
+        raise ArgumentError("query tokens", tokens, f"at most the {keys.shape[1]} tokens of the keys")
+    if window is not None:
+        check_integer("window", window, least=1)
+
+
+def softmax_of(scores: Floats) -> Reals:
+    """`softmax` of float32 scores, R × S, in float64: the reference of `attention.softmax`.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; NaN, +∞, or a row of nothing but −∞.
+    """
+    check_softmax(scores)
+    return softmax(scores.astype(np.float64))
+
+
+def attend_to(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Reals:
+    """`attend` for float32 inputs, in float64: the reference of `attention.attend`.
+
+    Raises:
+        ArgumentError: wrong dtypes, shapes or layouts; numbers that are not finite; a window below 1.
+    """
+    check_attend(queries, keys, values, window)
+    return attend(queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64), window)
+
+
+SOFTMAX = operation(
+    "attention.softmax",
+    "Exponentials that sum to 1",
+    promise=BOUNDED,
+    source="GQA §2.2",
+    reference=softmax_of,
+    check=check_softmax,
+    parameters=lambda scores: {},
+    clauses={
+        "C1": "Where all but one score of a row are −∞, or lie 200 and more below it, its share is exactly 1 and "
+        "theirs exactly 0.",
+        "C2": "Each share differs from the exact one by at most the derived bound, however large the scores are.",
+        "C3": "Equal scores have equal shares, to the bit; a row depends on no other row.",
+        "C4": "NaN, +∞, a row of nothing but −∞, and wrong dtypes, shapes or layouts are refused with an "
+        "ArgumentError.",
+    },
+)
+
+ATTEND = operation(
+    "attention.attend",
+    "Grouped-query attention",
+    promise=BOUNDED,
+    source="GQA §2.2 and figure 2; errata G1",
+    reference=attend_to,
+    check=check_attend,
+    parameters=lambda queries, keys, values, window=None: {
+        "head_dim": queries.shape[2],
+        "window": "none" if window is None else "sliding",
+    },
+    clauses={
+        "C1": "A token that sees one token only, the first or one with a window of 1, takes its value exactly.",
+        "C2": "Where one score lies 200 and more above all others, the result is that token's value exactly; query "
+        "head h reads key-value head ⌊h / r⌋.",
+        "C3": "Each element differs from the exact one by at most the derived bound.",
+        "C4": "A token depends on no later token, and with a window of w on none before the w − 1 that precede it: "
+        "changing those changes no bit.",
+        "C5": "Wrong dtypes, shapes or layouts, numbers that are not finite, heads that do not divide and a window "
+        "below 1 are refused with an ArgumentError.",
+    },
+)

@@ -6,6 +6,7 @@
 
 from lowbit import (
     affine,
+    attention,
     bfp,
     bfp_dot,
     bfp_storage,
@@ -18,6 +19,7 @@ from lowbit import (
     offload,
     packing,
     pooling,
+    rope,
     routing,
 )
 from lowbit.contract import OPERATIONS
@@ -25,6 +27,7 @@ from lowbit.contract import OPERATIONS
 __all__ = [
     "OPERATIONS",
     "affine",
+    "attention",
     "bfp",
     "bfp_dot",
     "bfp_storage",
@@ -37,5 +40,6 @@ __all__ = [
     "offload",
     "packing",
     "pooling",
+    "rope",
     "routing",
 ]

@@ -34,9 +34,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_integer
+from lowbit.bounds import Arithmetic, Bound, direct_bound
+from lowbit.check import check_array, check_integer
+from lowbit.contract import BOUNDED, operation
 from lowbit.errors import ArgumentError
 
+Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
 
 
@@ -178,3 +181,66 @@ def _check_head_dim(head_dim: int) -> None:
     check_integer("head_dim", head_dim, least=2)
     if head_dim % 2 != 0:
         raise ArgumentError("head_dim", head_dim, "an even number: channels rotate in pairs")
+
+
+# **What a backend promises.** It turns float32 heads; cosines and sines are given, since how they are computed is not
+# part of the operation, and a backend may round them to float32 first.
+
+
+def check_rotate(x: Floats, turn: Rotation) -> None:
+    """The checks of `rope.rotate` on float32 heads."""
+    if not isinstance(turn, Rotation):
+        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.rope.Rotation")
+    check_array("x", x, np.float32, (turn.cos.shape[0], None, turn.cos.shape[1]))
+
+
+def rotate_heads(x: Floats, turn: Rotation) -> Reals:
+    """`rotate` for float32 heads, in float64: the reference of `rope.rotate`.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout.
+
+    Source: K-sort, equation 4.
+    """
+    check_rotate(x, turn)
+    return rotate(x.astype(np.float64), turn)
+
+
+def rotate_bound(x: Floats, turn: Rotation, arithmetic: Arithmetic, exact: Reals) -> Bound:
+    r"""The bound of `rope.rotate`: a term is rounded when its cosine or sine is stored, multiplied and added.
+
+    .. math:: |\hat y - y| \le \gamma_D\,(|x||\cos| + |x_i||\sin|) + \text{underflow},
+
+    where a backend declares D for a sum of two terms: 3 for a plain one.
+
+    Args:
+        x: float32, T × heads × d_h.
+        turn: the rotation.
+        arithmetic: what the backend declares; its roundings are taken at 2.
+        exact: float64: the reference's result.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
+    """
+    size, partner = np.abs(x.astype(np.float64)), turn.layout.partner
+    cos, sin = np.abs(turn.cos[:, np.newaxis]), np.abs(turn.sin[:, np.newaxis])
+    return direct_bound(
+        size * cos + size[..., partner] * sin, 2, arithmetic, exact, 2 * (2 + size + size[..., partner])
+    )
+
+
+ROTATE = operation(
+    "rope.rotate",
+    "Heads turned by their positions",
+    promise=BOUNDED,
+    source="K-sort §II.D equation 4; errata B5, B8",
+    reference=rotate_heads,
+    check=check_rotate,
+    parameters=lambda x, turn: {"head_dim": x.shape[2]},
+    clauses={
+        "C1": "Quarter turns of integers are exact: a channel becomes itself, its partner, or the negative of either.",
+        "C2": "Each element differs from the exact one by at most the bound of two terms.",
+        "C3": "Any pairing of channels works: interleaved, half-split, and both in another order.",
+        "C4": "Heads of another dtype, shape or layout are refused with an ArgumentError.",
+    },
+)

@@ -1,0 +1,78 @@
+"""What a key-value cache needs, vectorised: blocks of integers, rotations, attention, and the order of channels."""
+
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.backend import Declaration
+from lowbit.bfp import Blocks, Floats, Format
+from lowbit.bfp_dot import BlockSums
+from lowbit.bounds import Arithmetic, any_order
+from lowbit.ksort import Order, Reals
+from lowbit.rope import Layout, Rotation
+
+BOUNDED = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
+
+
+class CacheOperations:
+    """Hooks of `bfp`, `rope`, `attention` and `ksort`."""
+
+    declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(
+        ("bfp.cast", "bfp.decode", "bfp.dot", "ksort.permutation", "ksort.relabel"), Declaration()
+    ) | dict.fromkeys(("rope.rotate", "attention.softmax", "attention.attend"), BOUNDED)
+
+    def _bfp_cast(self, x: Floats, format: Format) -> Blocks:
+        """All blocks at once: rows are filled up with zeros to whole blocks, which changes no block's largest."""
+        rows, columns = x.shape
+        count = format.blocks(columns)
+        padded = np.zeros((rows, count * format.block), np.float32)
+        padded[:, :columns] = x
+        cut = padded.reshape(rows, count, format.block)
+        largest = np.abs(cut).max(axis=2)
+        exponents = np.frexp(largest)[1] - 1 - (format.mantissa - 2)
+        exponents = np.where(largest == 0, -format.reach, np.clip(exponents, -format.reach, format.reach))
+        scaled = np.rint(np.ldexp(cut.astype(np.float64), -exponents[:, :, None]))
+        mantissas = np.clip(scaled, -format.top, format.top).astype(format.dtype).reshape(rows, -1)
+        return Blocks(np.ascontiguousarray(mantissas[:, :columns]), exponents.astype(np.int16), format)
+
+    def _bfp_decode(self, blocks: Blocks) -> Floats:
+        exponents = np.repeat(blocks.exponents.astype(np.int32), blocks.format.block, axis=1)[:, : blocks.columns]
+        with np.errstate(over="ignore", under="ignore"):
+            return np.ldexp(blocks.mantissas.astype(np.float64), exponents).astype(np.float32)
+
+    def _bfp_dot(self, a: Blocks, b: Blocks) -> BlockSums:
+        """Sums up to the end of each block, and the difference of neighbours."""
+        ends = np.array([span.start for span in a.format.spans(a.columns)])
+        products = a.mantissas[:, None].astype(np.int64) * b.mantissas[None].astype(np.int64)
+        exponents = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
+        return BlockSums(np.add.reduceat(products, ends, axis=2), exponents)
+
+    def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
+        cos, sin = turn.cos.astype(np.float32)[:, None], turn.sin.astype(np.float32)[:, None]
+        result: Floats = x * cos + x[..., turn.layout.partner] * sin
+        return result
+
+    def _attention_softmax(self, scores: Floats) -> Floats:
+        with np.errstate(under="ignore"):
+            powers: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        total: Floats = powers.sum(axis=-1, keepdims=True)
+        return powers / total
+
+    def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+        """Keys and values repeated for every query head, and one mask for all."""
+        tokens, heads, head_dim = queries.shape
+        group, length = heads // keys.shape[0], keys.shape[1]
+        wide_keys, wide_values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
+        scores = np.einsum("thd,hsd->hts", queries, wide_keys) / np.float32(np.sqrt(head_dim))
+        back = np.arange(length - tokens, length)[:, None] - np.arange(length)
+        hidden: npt.NDArray[np.bool_] = (back < 0) | (back >= (window or length))
+        shares = self._attention_softmax(np.where(hidden, np.float32(-np.inf), scores))
+        return np.ascontiguousarray((shares @ wide_values).swapaxes(0, 1))
+
+    def _ksort_permutation(self, sizes: Reals) -> Order:
+        return np.lexsort((np.arange(sizes.size), sizes)).astype(np.int64)
+
+    def _ksort_relabel(self, layout: Layout, order: Order) -> Layout:
+        new_name = np.argsort(order)  # an order's inverse
+        return Layout(new_name[layout.partner[order]], layout.sign[order], layout.pair[order])

@@ -1,0 +1,114 @@
+"""Checks of `rope.rotate`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit import rope
+from lowbit.backend import Backend
+from lowbit.errors import ArgumentError
+from lowbit.ksort import permuted_layout
+from lowbit.rope import Floats, Layout, Rotation, half_split, interleaved
+from lowbit_conformance.cases import Case
+from lowbit_conformance.compare import assert_equal_values
+from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.routing_cases import Record, assert_bounded, run_bounded
+
+
+@dataclass(frozen=True)
+class RopeCase(Case):
+    """A case with T tokens of some heads of d_h channels; the variant names how they pair."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+
+
+PAIRINGS = ("half-split", "interleaved", "half-split-permuted", "interleaved-permuted")
+SHAPES = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64), (7, 1, 128), (1, 4, 256))
+
+
+def shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    """Every pairing at every shape, then shapes from the seeds."""
+    for pairing in PAIRINGS:
+        for shape in SHAPES:
+            yield RopeCase(clause, "lattice", pairing, *shape)
+        for seed in settings.seeds:
+            yield RopeCase(clause, "random", pairing, 1 + seed % 7, 1 + seed % 5, 2 + 2 * (29 * seed % 60), seed=seed)
+
+
+def layout_of(case: RopeCase) -> Layout:
+    layout = (half_split if case.variant.startswith("half") else interleaved)(case.head_dim)
+    if not case.variant.endswith("permuted"):
+        return layout
+    return permuted_layout(layout, case.generator().permutation(case.head_dim))
+
+
+def inputs(case: RopeCase) -> tuple[Floats, Rotation]:
+    rng = case.generator()
+    x = rng.normal(size=(case.tokens, case.heads, case.head_dim)) * np.exp(rng.normal(size=case.head_dim))
+    return x.astype(np.float32), rope.rotation(layout_of(case), 10000.0, int(rng.integers(0, 5000)), case.tokens)
+
+
+def quarter_turns(case: RopeCase) -> tuple[Floats, Rotation]:
+    """Integers, and an angle of 0, 1, 2 or 3 quarters for each token and pair."""
+    rng, layout = case.generator(), layout_of(case)
+    quarters = rng.integers(0, 4, (case.tokens, case.head_dim // 2))[:, layout.pair]
+    cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
+    x = rng.integers(-99, 100, (case.tokens, case.heads, case.head_dim))
+    return x.astype(np.float32), Rotation(layout, cos, layout.sign * sin)
+
+
+@checks("rope.rotate/C1", shapes)
+def test_quarter_turns_are_exact(backend: Backend, case: RopeCase) -> None:
+    """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
+    x, turn = quarter_turns(case)
+    exact = rope.rotate_heads(x, turn)
+    assert_equal_values(run_bounded(backend, case, exact.shape, x, turn), exact)
+
+
+@checks("rope.rotate/C2", shapes)
+def test_turns_within_the_bound(backend: Backend, case: RopeCase, record_property: Record) -> None:
+    """Random heads at random positions stay within the bound of two terms."""
+    x, turn = inputs(case)
+    exact = rope.rotate_heads(x, turn)
+    assert_bounded(
+        backend, case, record_property, exact, lambda declared: rope.rotate_bound(x, turn, declared, exact), x, turn
+    )
+
+
+@checks("rope.rotate/C3", shapes)
+def test_a_pair_turns_alone(backend: Backend, case: RopeCase) -> None:
+    """With one channel not zero, only it and its partner are not zero afterwards."""
+    x, turn = inputs(case)
+    for channel in (0, case.head_dim // 2, case.head_dim - 1):
+        one = np.zeros_like(x)
+        one[..., channel] = x[..., channel]
+        given = run_bounded(backend, case, x.shape, one, turn)
+        others = np.delete(np.arange(case.head_dim), [channel, turn.layout.partner[channel]])
+        assert (given[..., others] == 0).all(), f"WRONG: channel {channel} moved others than its partner"
+
+
+MISTAKES: dict[str, Callable[[Floats, Rotation], tuple[Any, Any]]] = {
+    "float64": lambda x, turn: (x.astype(np.float64), turn),
+    "tokens": lambda x, turn: (np.concatenate([x, x]), turn),
+    "channels": lambda x, turn: (np.concatenate([x, x], axis=2), turn),
+    "dimensions": lambda x, turn: (x[0], turn),
+    "strided": lambda x, turn: (np.repeat(x, 2, axis=2)[..., ::2], turn),
+    "no-rotation": lambda x, turn: (x, turn.cos),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    for variant in MISTAKES:
+        yield RopeCase(clause, "edge", variant, 3, 2, 8)
+
+
+@checks("rope.rotate/C4", mistakes)
+def test_rotate_refuses(backend: Backend, case: RopeCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with pytest.raises(ArgumentError):
+        backend.run("rope.rotate", *MISTAKES[case.variant](*inputs(case)))
