@@ -10,9 +10,11 @@ each step down is a step of a whole row of N words, a new page of memory every t
              group 1: …
     panel 1: …
 
-A matrix is then one *stream* of 32-bit elements, read once from front to back. The last panel is filled up with zero
-codes, scales and offsets; so is the last unit of a group whose size is not whole units. The offset of a group is what
-a code of 0 stands for: its minimum, or ``−scale · zero`` rounded to float32.
+In the specification's words (`lowbit.layouts`): words, scales and offsets are the rows of one *table*, group after
+group, and the table lies in column panels. A matrix is then one *stream* of 32-bit elements, read once from front to
+back. The table is filled up to whole panels with zero codes, scales and offsets; so is the last unit of a group whose
+size is not whole units. The offset of a group is what a code of 0 stands for: its minimum, or ``−scale · zero``
+rounded to float32.
 
 A layout is a value: it says where everything lies, applies itself to a matrix, and can be inverted.
 """
@@ -26,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.affine import QuantizedMatrix
+from lowbit.layouts import ColumnPanels
 from lowbit.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
 
 ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector register
@@ -71,10 +74,16 @@ class PanelLayout:
         """Codes of a unit."""
         return CODES_PER_UNIT[self.bits]
 
+    @cached_property
+    def order(self) -> ColumnPanels:
+        """The order of the table's elements: whole panels, from left to right."""
+        rows = sum(self.units) * WORDS_PER_UNIT[self.bits] + 2 * self.groups
+        return ColumnPanels(rows, self.panels * self.panel, self.panel)
+
     @property
     def panel_words(self) -> int:
         """32-bit elements of one panel."""
-        return (sum(self.units) * WORDS_PER_UNIT[self.bits] + 2 * self.groups) * self.panel
+        return self.order.rows * self.panel
 
     @property
     def x_length(self) -> int:
@@ -95,32 +104,28 @@ class PanelLayout:
         """
         group, place = divmod(row, self.group_size)
         word, bit = divmod(place * self.bits, WORD_BITS)
-        return self._element(self._group_starts[group] + word, column), bit
+        return self.order.index(self._group_starts[group] + word, column), bit
 
     def index_scale(self, group: int, column: int) -> int:
         """The element of the stream that holds a scale; the offset lies one panel's width further on."""
-        return self._element(int(self._scale_rows[group]), column)
-
-    def _element(self, row: int, column: int) -> int:
-        panel, lane = divmod(column, self.panel)
-        return panel * self.panel_words + row * self.panel + lane
+        return self.order.index(int(self._scale_rows[group]), column)
 
     @cached_property
     def _group_starts(self) -> list[int]:
-        """The row of a panel in which each group begins."""
+        """The row of the table in which each group begins."""
         heights = (n * WORDS_PER_UNIT[self.bits] + 2 for n in self.units)
         return [0, *accumulate(heights)][:-1]
 
     @cached_property
     def _scale_rows(self) -> npt.NDArray[np.intp]:
-        """The row of a panel that holds the scales of each group."""
+        """The row of the table that holds the scales of each group; the offsets are the row below."""
         words = np.array(self.units, np.intp) * WORDS_PER_UNIT[self.bits]
         return np.array(self._group_starts, np.intp) + words
 
     @cached_property
     def _word_rows(self) -> npt.NDArray[np.intp]:
-        """The rows of a panel that hold words: all but the scales and offsets."""
-        rows = np.ones(self.panel_words // self.panel, np.bool_)
+        """The rows of the table that hold words: all but the scales and offsets."""
+        rows = np.ones(self.order.rows, np.bool_)
         rows[self._scale_rows] = rows[self._scale_rows + 1] = False
         return np.flatnonzero(rows)
 
@@ -135,12 +140,11 @@ class PanelLayout:
         Returns:
             uint32, panels × rows of a panel × P.
         """
-        stream = aligned_zeros(self.panels * self.panel_words).reshape(self.panels, -1, self.panel)
-        scales, offsets = scales_and_offsets(matrix)
-        self._scatter(stream, self._word_rows, self._fill_units(matrix.words))
-        self._scatter(stream, self._scale_rows, scales.view(np.uint32))
-        self._scatter(stream, self._scale_rows + 1, offsets.view(np.uint32))
-        return stream
+        table = np.zeros((self.order.rows, self.order.columns), np.uint32)
+        for rows, values in zip(self._rows, (self._fill_units(matrix.words), *scales_and_offsets(matrix)), strict=True):
+            table[rows, : self.columns] = values.view(np.uint32)
+        stream = self.order.apply(table, out=aligned(self.order.rows * self.order.columns))
+        return stream.reshape(self.panels, self.order.rows, self.panel)
 
     def invert(self, stream: Words) -> tuple[Words, Floats, Floats]:
         """Words as the specification packs them, scales and offsets, read back from a stream.
@@ -148,22 +152,14 @@ class PanelLayout:
         Returns:
             uint32, ``K * bits // 32`` × N; float32, G × N; float32, G × N.
         """
-        words = self._drop_fill(self._gather(stream, self._word_rows))
-        scales = self._gather(stream, self._scale_rows).view(np.float32)
-        return words, scales, self._gather(stream, self._scale_rows + 1).view(np.float32)
+        table = self.order.invert(stream.reshape(-1))
+        words, scales, offsets = (np.ascontiguousarray(table[rows, : self.columns]) for rows in self._rows)
+        return self._drop_fill(words), scales.view(np.float32), offsets.view(np.float32)
 
-    def _scatter(self, stream: Words, rows: npt.NDArray[np.intp], values: Words) -> None:
-        """Write rows of N values into these rows of every panel."""
-        whole, rest = divmod(self.columns, self.panel)
-        cut = whole * self.panel
-        stream[:whole, rows] = values[:, :cut].reshape(len(rows), whole, self.panel).swapaxes(0, 1)
-        if rest:
-            stream[whole, rows, :rest] = values[:, cut:]
-
-    def _gather(self, stream: Words, rows: npt.NDArray[np.intp]) -> Words:
-        """Read these rows of every panel as rows of N values."""
-        values = stream[:, rows].swapaxes(0, 1).reshape(len(rows), -1)
-        return np.ascontiguousarray(values[:, : self.columns])
+    @property
+    def _rows(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """The rows of the table that hold words, scales and offsets."""
+        return self._word_rows, self._scale_rows, self._scale_rows + 1
 
     @cached_property
     def _places(self) -> npt.NDArray[np.intp]:
@@ -191,9 +187,9 @@ class PanelLayout:
         return _words_of(_codes_of(words, self.bits)[self._places], self.bits)
 
 
-def aligned_zeros(elements: int) -> Words:
-    """Zeroed uint32 elements from an address that is a multiple of `ALIGNMENT`."""
-    room = np.zeros(4 * elements + ALIGNMENT, np.uint8)
+def aligned(elements: int) -> Words:
+    """Room for so many uint32 elements from an address that is a multiple of `ALIGNMENT`."""
+    room = np.empty(4 * elements + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + 4 * elements].view(np.uint32)
 
