@@ -215,7 +215,10 @@ def both_orders_are_permutations() -> None:
     ruled="table 2 has no exception; it is reported as it is",
 )
 def table_2_has_no_exception() -> None:
-    """In all nine columns of the table the perplexity falls with every smaller group, that one included."""
+    """In all nine columns of the table the perplexity falls with every smaller group, that one included.
+
+    Source: QIGen §4, table 2; errata Q12.
+    """
     for column in zip(*(TABLE_2[group_size] for group_size in (128, 64, 32, 16)), strict=True):
         assert all(smaller < larger for larger, smaller in itertools.pairwise(column))
     assert TABLE_2[64][0] > TABLE_2[32][0] > TABLE_2[16][0]  # LLaMA-7B with 4 bits
