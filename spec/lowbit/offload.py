@@ -11,6 +11,10 @@ keeps to the specification if its events are these.
 :math:`k` experts that ran last; a newcomer replaces the one that ran longest ago. (The copy at hand prints "keep *k*
 least recently used"; errata M1.)
 
+.. plot:: figures/offload_pattern.py
+
+The figure is the paper's figure 1 redrawn from synthetic routing (`lowbit.replay.residual_walk`).
+
 **Guesses: what will be used next** (§3.2). As soon as a layer's experts are loaded, the next layer's gate is applied
 to *this* layer's gate input, and the experts that it scores best are copied ahead (errata M5, `lowbit.replay.guess`).
 They do not go into slots, where they would push out experts known to be useful; they wait in *buffers*.

@@ -1,0 +1,29 @@
+"""The paper's figure 1 on a synthetic stream: experts by token, with what LRU keeps for k = 2."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from lowbit.offload import Arrangement, Offload, Request
+from lowbit.replay import residual_walk
+from lowbit.routing import gate, top_k, weights
+
+LAYERS, EXPERTS, TOKENS, SLOTS = 3, 8, 48, 2
+walk = residual_walk(4, tokens=TOKENS, layers=LAYERS, experts=EXPERTS)
+scores = [gate(x, router).astype(np.float32) for x, router in zip(walk.inputs, walk.routers, strict=True)]
+chosen = [top_k(logits, 2) for logits in scores]
+shares = [weights(logits, experts) for logits, experts in zip(scores, chosen, strict=True)]
+
+machine = Offload(Arrangement(LAYERS, EXPERTS, SLOTS))
+figure, rows = plt.subplots(LAYERS, 1, figsize=(9, 4.6), sharex=True)
+for t in range(TOKENS):
+    for layer in range(LAYERS):
+        kept = [resident.expert for resident in machine.slots[layer]]
+        rows[layer].scatter([t] * len(kept), kept, s=14, marker="s", color="gray", zorder=3)
+        machine.visit(Request(layer, tuple(chosen[layer][t].tolist())))
+for layer, axes in enumerate(rows):
+    active = np.zeros((EXPERTS, TOKENS))
+    for t in range(TOKENS):
+        active[chosen[layer][t], t] = shares[layer][t]
+    axes.imshow(active, cmap="Blues", aspect="auto", vmin=0, vmax=1, origin="lower")
+    axes.set_ylabel(f"layer {layer}")
+rows[-1].set_xlabel("token (blue: weight of an active expert; gray squares: in a slot when the token comes)")
