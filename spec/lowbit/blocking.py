@@ -59,11 +59,11 @@ FLOAT_BITS = 32
 def equation_3(bits: int, m_b: int, t_b: int) -> int:
     """Bits of cache that a block takes, as printed: its part of x, its codes, its part of y.
 
-    >>> equation_3(4, m_b=197, t_b=312)
+    >>> equation_3(4, m_b=312, t_b=197)
     262144
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         m_b: codes down the block.
         t_b: columns of the block.
 
@@ -75,14 +75,14 @@ def equation_3(bits: int, m_b: int, t_b: int) -> int:
 def equation_3_extended(bits: int, m_b: int, t_b: int, group_size: int) -> int:
     """The same with the scales and zeros of each group that the block meets, 32 bits each.
 
-    >>> equation_3_extended(4, m_b=192, t_b=312, group_size=16) - equation_3(4, m_b=192, t_b=312)
-    239616
+    >>> equation_3_extended(4, m_b=192, t_b=312, group_size=16)
+    495360
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         m_b: codes down the block.
         t_b: columns of the block.
-        group_size: g.
+        group_size: g, rows of a group.
 
     Source: QIGen §3, equation 3; errata Q8.
     """
@@ -128,7 +128,7 @@ def tiles(registers: int) -> list[tuple[int, int]]:
     (19, 58)
 
     Args:
-        registers: η.
+        registers: η, how many registers there are.
 
     Raises:
         ArgumentError: fewer than the 3 of the smallest tile.
@@ -150,8 +150,8 @@ def tiles_extended(bits: int, registers: int) -> list[tuple[int, int]]:
     [(2, 10), (10, 2)]
 
     Args:
-        bits: b.
-        registers: η.
+        bits: b, the width of a code.
+        registers: η, how many registers there are.
 
     Raises:
         ArgumentError: wrong bits, or too few registers.
@@ -193,7 +193,7 @@ def solve(
     Block(m_b=312, t_b=197, used=262144)
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         cache_bits: γ, the size of the first data cache in bits.
         m_u: what :math:`m_b` is a multiple of.
         t_u: what :math:`t_b` is a multiple of.
@@ -218,14 +218,14 @@ def solve_extended(
     Block(m_b=16, t_b=1632, used=261632)
 
     Args:
-        bits: b.
-        cache_bits: γ.
+        bits: b, the width of a code.
+        cache_bits: γ, bits of cache.
         group_size: g; K for one group.
         m_u: codes of a micro-step.
         t_u: registers of columns of a tile.
         lanes: L, columns of a register.
-        rows: K.
-        columns: N.
+        rows: K, rows of codes.
+        columns: N, columns.
 
     Raises:
         ArgumentError: wrong bits, a size below 1, groups that are not whole turns of the loop, or no block fits.

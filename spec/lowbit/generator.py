@@ -98,8 +98,8 @@ def candidates(bits: int, registers: int) -> Iterator[Tile]:
     """Every tile whose program needs no more than these registers.
 
     Args:
-        bits: b.
-        registers: η.
+        bits: b, the width of a code.
+        registers: η, how many registers there are.
 
     Source: QIGen algorithm 4, line 2; equation 4; errata Q8.
     """
@@ -128,7 +128,7 @@ def costs(bits: int, machine: Machine, cost: Cost = instructions) -> dict[Tile, 
     """The cost of every candidate.
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         machine: whose registers to fill.
         cost: of a number of bits and a tile; less is better.
 
@@ -150,10 +150,10 @@ class Plan:
     """All that was decided for one matrix on one machine.
 
     Attributes:
-        bits: b.
-        rows: K.
-        columns: N.
-        group_size: g.
+        bits: b, the width of a code.
+        rows: K, rows of codes.
+        columns: N, columns.
+        group_size: g, rows of a group.
         machine: for which.
         tile: of the micro-kernel.
         block: of the cache.
@@ -178,7 +178,7 @@ def generate(bits: int, rows: int, columns: int, group_size: int, machine: Machi
     """Algorithm 4.
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         rows: K, whole groups.
         columns: N, whole registers.
         group_size: g, whole turns of the micro-kernel's loop; K for one group.

@@ -65,7 +65,7 @@ class Layout(ABC):
 
     Attributes:
         rows: rows of words.
-        columns: N.
+        columns: N, columns.
         order: the name of the order, by which a backend declares it.
     """
 

@@ -21,7 +21,7 @@ stay float32 here. `ROWS_OF_TABLE_3` has the numbers that the paper measured, an
 
 **What differs.** The paper measured what a process took while it made 128 tokens, not a model. Counted as above, the
 float32 models are 25705, 49652 and 124088 MiB, and the paper has 850, 1060 and 1526 MiB more (3.3, 2.1 and 1.2 %). Keys
-and values of 128 tokens in float32 are 128, 200 and 390 MiB of that; the rest is the process's own.
+and values of 128 tokens in float32 are 128, 200 and 390 MiB of that; the rest is not told apart.
 
 With 4 bits it has 4508, 8756 and 19164 MiB more than the formula, with 3 bits 4544, 8130 and 17018. So the printed
 reductions, 3.0 to 3.4 times and 3.3 to 4.0 times, are about half of what the sizes of the weights allow, 6.0 to 6.9
@@ -60,7 +60,7 @@ def matrix_bits(
     4.28125
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         rows: the paper's N.
         columns: the paper's M.
         group_size: g; ``None`` for full columns.

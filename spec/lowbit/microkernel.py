@@ -49,7 +49,7 @@ def unpack_code(bits: int, code: int, word: str, following: str, *, a: str, b: s
     l = cvt_int_float a
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         code: its number in the unit, or in any run of codes that begins with a word.
         word: the register with the word in which the code begins.
         following: the register with the next word, read only where the code straddles.
@@ -84,10 +84,10 @@ def streamed_unit(bits: int, *, rows: int, registers: int, lanes: int, stride: i
     the registers ``acc_r_j``.
 
     Args:
-        bits: b.
+        bits: b, the width of a code.
         rows: rows of x.
         registers: registers side by side, :math:`t_u`.
-        lanes: L.
+        lanes: L, lanes of a register.
         stride: elements from one row of words to the next.
 
     Source: QIGen algorithm 1, lines 5 to 12; algorithm 2.
@@ -159,7 +159,7 @@ def algorithm_1(bits: int, rows: int, columns: int, group_size: int, *, lanes: i
         rows: K, whole groups.
         columns: N, whole registers.
         group_size: rows of a group, whole units; K for one group.
-        lanes: L.
+        lanes: L, lanes of a register.
 
     Raises:
         ArgumentError: wrong bits, or sizes that are not whole.
@@ -244,7 +244,7 @@ def algorithm_3(bits: int, m_u: int, t_u: int, *, lanes: int, stride: int) -> Pr
         bits: 2, 3, 4 or 8.
         m_u: codes of a micro-step.
         t_u: registers side by side.
-        lanes: L.
+        lanes: L, lanes of a register.
         stride: elements from one row of words to the next.
 
     Raises:
