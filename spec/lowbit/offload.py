@@ -48,7 +48,7 @@ expert in one of them. A promotion and its eviction exchange places: the victim 
 the newcomer was loaded. Slot :math:`s` begins with expert :math:`s`, the lowest as the longest unused, and host place
 :math:`h` with expert :math:`k + h`.
 
-Source: MoE offloading §3.1 to §3.3; errata M1 to M5, M9.
+Source: MoE offloading §3.1 to §3.3, figure 1; errata M1 to M5, M9.
 """
 
 from collections.abc import Sequence

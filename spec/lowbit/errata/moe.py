@@ -3,7 +3,7 @@
 Each function is the check of one ruling: it computes the printed form and the ruled one on short runs, or two readings
 of a silence. M6 and M7, on the sizes of quantised weights, stand with the rulings on HQQ.
 
-Source: MoE offloading, as printed in the copy at hand.
+Source: MoE offloading §3, §4.1, §4.3 and Table 2, as printed in the copy at hand.
 """
 
 import numpy as np
