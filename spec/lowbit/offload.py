@@ -40,7 +40,7 @@ Guesses are staged (4) as soon as copying has ended and old ones are dropped (5)
 two new guesses need the paper's :math:`b = 4` buffers.
 
 An expert runs when its *hit* or its *promote* is written, and from the slot named there. That settles the order of
-use; the order in which answers are *added* is `routing`'s and does not depend on it.
+use; the order in which answers are *added* is fixed in `lowbit.routing` and does not depend on it.
 
 **Memory** (errata M4). *mirror*: the host keeps a copy of every expert, so an eviction forgets; slots begin empty.
 *swap* (the paper's): layers × experts places in all, :math:`k` a layer on the device and the rest on the host, each
@@ -296,7 +296,7 @@ class Offload:
         self._events.append(Event(self._step, kind, layer, expert, slot, buffer, host, cause))
 
 
-# **The trace** of a whole run. What it says about caching and guessing is counted in the chapter `replay`.
+# **The trace** of a whole run. What it says about caching and guessing is counted in the chapter `lowbit.replay`.
 
 
 def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:

@@ -4,7 +4,7 @@ A *sparse* layer holds :math:`E` feed-forward networks, its *experts*, where a d
 linear layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and
 their answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
 :math:`k`: in Mixtral two of eight. It also means that which weights are needed is known only when the token is
-there, and that is the whole difficulty of the chapter `offload`.
+there, and that is the whole difficulty of the chapter `lowbit.offload`.
 
 **Gate.** For an input :math:`x` of the layer and the gate's matrix :math:`W_r` (hidden × E),
 
@@ -17,8 +17,8 @@ goes first, so the choice is a function of the scores and of nothing else.
 
 .. math::
 
-    \text{softmax after the choice:}\quad w_e = \frac{e^{l_e}}{\sum_{i \in \mathcal{T}} e^{l_i}}, \qquad
-    \text{softmax before it, renormalised:}\quad w_e = \frac{p_e}{\sum_{i \in \mathcal{T}} p_i}.
+    \text{softmax after the choice:} \qquad & w_e = \frac{e^{l_e}}{\sum_{i \in \mathcal{T}} e^{l_i}} \\
+    \text{softmax before it, renormalised:} \qquad & w_e = \frac{p_e}{\sum_{i \in \mathcal{T}} p_i}
 
 They are the same number, because the denominator of :math:`p` cancels; they differ in rounding, and where two unequal
 logits round to one probability they may differ in the choice.
@@ -295,7 +295,7 @@ def check_chosen(chosen: Ids, tokens: int, experts: int) -> None:
         raise ArgumentError("chosen", "an expert twice for one token", "distinct experts")
 
 
-# **What a backend promises.** The bounds are derived in the chapter `routing_bounds`.
+# **What a backend promises.** The bounds are derived in the chapter `lowbit.routing_bounds`.
 
 GATE = operation(
     "routing.gate",
