@@ -29,6 +29,40 @@ As printed the last is :math:`i \leftarrow \pi(i)`, which points at wrong channe
 that sum; and where a block holds a whole head, all its channels share one exponent in any order, and even the blocks'
 integers are the same ones, moved.
 
+**Measured** on the keys of SmolLM2-135M (90 heads of 64 channels; 1024 tokens of alice29.txt; BFP12 in blocks of 32): the
+squared error of the keys, divided by that of the same cache with the channels as they stand.
+
+.. list-table::
+   :header-rows: 1
+
+   * - order
+     - median
+     - 10 to 90 %
+     - heads made worse
+   * - before RoPE, row norm (as printed)
+     - 0.95
+     - 0.81 to 1.03
+     - 22
+   * - before RoPE, calibrated
+     - 0.88
+     - 0.72 to 0.96
+     - 3
+   * - after RoPE, norm of the pair
+     - 0.95
+     - 0.79 to 1.05
+     - 25
+   * - after RoPE, calibrated
+     - 0.88
+     - 0.76 to 0.95
+     - 2
+   * - after RoPE, Hadamard rotation
+     - 0.41
+     - 0.34 to 0.68
+     - 0
+
+This model has mild outliers and no biases; ``bench/experiments/ksort.py`` measures any other. On it the printed order
+gains little, an order found on real keys more, and the rotation most.
+
 Source: K-sort §II.C, §III, equations 2 and 3, Algorithm 1, figure 1; errata B1, B3 to B7.
 """
 
