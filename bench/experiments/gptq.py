@@ -11,6 +11,7 @@ layer. The head and the embedding stay as they are.
 
 import argparse
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -76,19 +77,25 @@ METHODS: Mapping[str, Method] = {
 }
 
 
-def compare_layers(weights: LlamaWeights, squares: Mapping[str, Doubles], layers: list[int], bits: int) -> None:
+def compare_layers(
+    weights: LlamaWeights,
+    squares: Mapping[str, Doubles],
+    measured_on: Mapping[str, Doubles],
+    layers: list[int],
+    bits: int,
+    where: str,
+) -> None:
     """The relative error of each layer under each method; says at the end in how many a method lost to the nearest."""
-    print(f"\n{bits} bits, groups of 64: squared error / squared output on the calibration set")
+    print(f"\n{bits} bits, groups of 64: squared error / squared output on {where}")
     print(f"{'matrix':27}" + "".join(f"{name:>16}" for name in METHODS))
     worse = dict.fromkeys(METHODS, 0)
     for name, matrix in matrices(weights):
         if not any(name.startswith(f"layers[{layer}].") for layer in layers):
             continue
         plain, square = to_float(matrix), squares[source_of(name)]
-        whole = layer_error(plain, np.zeros_like(plain), square)
-        errors = {
-            m: layer_error(plain, method(plain, square, bits, 64), square) / whole for m, method in METHODS.items()
-        }
+        seen = measured_on[source_of(name)]
+        whole = layer_error(plain, np.zeros_like(plain), seen)
+        errors = {m: layer_error(plain, method(plain, square, bits, 64), seen) / whole for m, method in METHODS.items()}
         for method, error in errors.items():
             worse[method] += error > errors["nearest"]
         print(f"{name:27}" + "".join(f"{error:16.3e}" for error in errors.values()), flush=True)
@@ -121,20 +128,34 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="*", default=[])
     parser.add_argument("--bits", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--perplexity", action="store_true")
+    parser.add_argument("--held-out", action="store_true", help="also measure layers on text that is not calibrated on")
     parser.add_argument("--calibration", type=int, default=4096, help="tokens of alice29 to calibrate on")
-    parser.add_argument("--tokens", type=int, default=4096, help="tokens of lcet10 to measure perplexity on")
+    parser.add_argument("--tokens", type=int, default=4096, help="tokens of lcet10, the text that is not calibrated on")
     parser.add_argument("--window", type=int, default=512)
     options = parser.parse_args()
     source = open_gguf(fetch("smollm2-135m"))
     tokenizer, weights = read_tokenizer(source), read_llama(source)
     calibration = tokenizer.encode(read_text(fetch("alice29")))[: options.calibration]
-    squares = hessians(weights, calibration, options.window)
-    for bits in options.bits:
-        if options.layers:
-            compare_layers(weights, squares, options.layers, bits)
-        if options.perplexity:
-            held_out = tokenizer.encode(read_text(fetch("lcet10")))[: options.tokens]
+    held_out = tokenizer.encode(read_text(fetch("lcet10")))[: options.tokens]
+    if options.perplexity:
+        squares = hessians(weights, calibration, options.window)
+        for bits in options.bits:
             compare_perplexity(weights, squares, held_out, bits, options.window)
+    if options.layers:
+        beginning = first_layers(weights, 1 + max(options.layers))  # what comes after changes nothing
+        squares = hessians(beginning, calibration, options.window)
+        for bits in options.bits:
+            where = f"{len(calibration)} tokens of calibration"
+            compare_layers(beginning, squares, squares, options.layers, bits, where)
+            if options.held_out:
+                others = hessians(beginning, held_out, options.window)
+                where = f"{len(held_out)} other tokens, after {len(calibration)} of calibration"
+                compare_layers(beginning, squares, others, options.layers, bits, where)
+
+
+def first_layers(weights: LlamaWeights, count: int) -> LlamaWeights:
+    """The model cut off after its first layers."""
+    return replace(weights, config=replace(weights.config, layers=count), layers=weights.layers[:count])
 
 
 if __name__ == "__main__":

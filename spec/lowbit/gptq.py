@@ -39,9 +39,18 @@ largest :math:`H_{kk}`, which hurt most, come first, while all the later rows ca
 
 **Is it better than rounding to the nearest?** Not by a theorem. Each step is best given the ones before it, but the
 greedy choice can be wrong in the end. With two rows it never is, because the first row is rounded alike and the second
-is then best; with three there are counterexamples, and the tests keep one. What is tested is that over a corpus of
-layers with correlated inputs, random and real, the error of the layer on its calibration set is never larger; and that
-where :math:`H` is a multiple of the identity the result is `affine.quantize` to the bit.
+is then best; with three there are counterexamples, and the tests find one. What is tested is that over a corpus of
+layers with correlated inputs the error on the calibration set is never larger, and that where :math:`H` is a multiple
+of the identity the result is `affine.quantize` to the bit. On a real model (SmolLM2-135M, stored in 4 bits and
+quantised again, groups of 64, 2048 tokens of calibration) it was smaller for all 21 matrices of layers 0, 15 and 29 at
+2, 3 and 4 bits, by 1.9 to 39 times.
+
+**Only on the calibration set.** The same weights on other text, 4096 tokens at 3 bits: of the 7 matrices of layer 15
+six were better than rounded to the nearest, by 1.1 to 2.4 times, but the one with the most inputs (1536) was worse by
+half. After 16384 tokens of calibration it was worse by 3 %, the others better by 1.3 to 2.6 times. A Hessian from few
+tokens is believed too well, and it shows in the whole model: calibrated on 4096 tokens of one text, its perplexity on
+2048 of another rose from 38 to 243, where rounding to the nearest made it 134. `bench/experiments/gptq.py` measures
+all of this again.
 
 .. plot:: figures/gptq_error.py
 
