@@ -57,7 +57,7 @@ def _quantize_block(
         low, high = np.minimum(low, 0), np.maximum(high, 0)
     with np.errstate(over="ignore", under="ignore"):
         scale, minimum = ((high - low) / levels).astype(dtype), low.astype(dtype)
-    if not (np.isfinite(scale).all() and np.isfinite(minimum).all()):
+    if not (np.isfinite(scale).all() and (convention == "zero_point" or np.isfinite(minimum).all())):
         given = f"{low.min()} to {high.max()}"
         raise ArgumentError("range of a group of weights", given, f"what a {dtype} scale and minimum can hold")
     scale = np.where(scale > 0, scale, dtype.type(1))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.backend import PreparedLinear
+from lowbit.backend import Backend, PreparedLinear
 
 PAD = 16  # floats on either side: one register of 512 bits
 CANARY = np.float32(-1.2345e-30)
@@ -42,6 +42,20 @@ def freeze(matrix: QuantizedMatrix) -> QuantizedMatrix:
     """Make the arrays of a matrix read-only."""
     frozen(matrix.words, matrix.scales, matrix.zeros)
     return matrix
+
+
+def prepare(backend: Backend, matrix: QuantizedMatrix) -> PreparedLinear:
+    """``backend.prepare`` on read-only arrays, which must come back as they were.
+
+    Raises:
+        BrokenPromiseError: ``INPUT_MUTATED``.
+    """
+    arrays = [matrix.words, matrix.scales, matrix.zeros]
+    copies = [array.copy() for array in arrays]
+    prepared = backend.prepare(freeze(matrix))
+    if not all(np.array_equal(array, copy) for array, copy in zip(arrays, copies, strict=True)):
+        raise BrokenPromiseError("INPUT_MUTATED: the matrix was changed by prepare")
+    return prepared
 
 
 def multiply(linear: PreparedLinear, x: Floats, vectors: int) -> Floats:

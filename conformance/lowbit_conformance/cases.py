@@ -98,10 +98,22 @@ class MatrixCase(Case):
 
 # **Shapes.** A tile of a kernel is a word deep and a register or a panel wide; these numbers lie on and about both.
 
+CONCURRENT = "concurrent"
+"""The variant of cases for backends that declare calls from several threads."""
+
 COLUMNS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100)
 UNITS = (1, 2, 3, 5, 8, 9)
 # Deep, wide and model-like shapes; 11008 and 4096 are those of a 7-billion-parameter Llama.
-LARGE = ((576, 192, 64), (1536, 40, 128), (4096, 24, 128), (11008, 9, 128), (4096, 9, 4096), (96, 1500, 32))
+# The last is large enough that a backend will use all its threads.
+LARGE = (
+    (576, 192, 64),
+    (1536, 40, 128),
+    (4096, 24, 128),
+    (11008, 9, 128),
+    (4096, 9, 4096),
+    (96, 1500, 32),
+    (1024, 1100, 64),
+)
 
 
 def group_sizes(rows: int, unit: int) -> list[int]:
@@ -124,8 +136,14 @@ def systematic(clause: str) -> Iterator[MatrixCase]:
                     turn += 1
             for columns in COLUMNS:
                 yield MatrixCase(clause, "lattice", "wide", bits, 2 * unit, columns, unit, convention)
-        for rows, columns, group_size in LARGE:
-            yield MatrixCase(clause, "lattice", "large", bits, rows, columns, group_size, "zero_point")
+            yield from large(clause, bits, convention)
+
+
+def large(clause: str, bits: int, convention: Convention, tier: str = "lattice") -> Iterator[MatrixCase]:
+    """The large shapes, the dtype of the scales taking turns, the other way round for the other convention."""
+    for turn, shape in enumerate(LARGE):
+        scale_dtype = SCALE_DTYPES[(turn + CONVENTIONS.index(convention)) % 2]
+        yield MatrixCase(clause, tier, "large", bits, *shape, convention, scale_dtype)
 
 
 def drawn(clause: str, tier: str, seed: int) -> Iterator[MatrixCase]:
@@ -146,7 +164,9 @@ def drawn(clause: str, tier: str, seed: int) -> Iterator[MatrixCase]:
 def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[MatrixCase]:
     """Each special input at one small shape with a tail in every direction, for each width and convention."""
     for variant in variants:
+        scale_dtype: ScaleDtype = "float16" if "half" in variant else "float32"
         for bits in BITS:
             rows = 3 * CODES_PER_UNIT[bits]
             for convention in CONVENTIONS:
-                yield MatrixCase(clause, "edge", variant, bits, rows, 19, rows // 2 + 1, convention, "float32", vectors)
+                shape = (rows, 19, rows // 2 + 1)
+                yield MatrixCase(clause, "edge", variant, bits, *shape, convention, scale_dtype, vectors)

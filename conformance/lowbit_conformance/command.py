@@ -10,9 +10,12 @@ unavailable backend.
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -24,16 +27,22 @@ from lowbit.errors import UnavailableError
 from lowbit_conformance.tally import Tally, Verdict
 
 USAGE_ERROR = 2
+WRONG_USE = 4  # pytest's status for a wrong use
 SHOWN_FAILURES = 10
+DEADLINE = 120.0
 
 
 def conformance(
     name: Annotated[str, typer.Argument(help="The backend under test; `lowbit backends` lists them.")],
-    op: Annotated[list[str] | None, typer.Option(help="Only this operation, e.g. linear.qgemv; repeatable.")] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this operation or clause; repeatable."),
+    ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds of the random tier.")] = 5,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one case may take.")] = DEADLINE,
     exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
@@ -43,7 +52,7 @@ def conformance(
     arguments += ["--case", case] if case else []
     arguments += ["--model", model] if model else []
     arguments += ["--exitfirst"] if exitfirst else []
-    tally = run_suite(name, arguments)
+    tally = run_suite(name, arguments, deadline)
     if as_json:
         print(json.dumps(tally.as_json()))
     else:
@@ -51,8 +60,10 @@ def conformance(
     raise typer.Exit(0 if tally.verdict == "passed" else 1)
 
 
-def run_suite(name: str, arguments: list[str]) -> Tally:
+def run_suite(name: str, arguments: list[str], deadline: float = DEADLINE) -> Tally:
     """Run pytest on the suite in a process of its own and gather its verdicts.
+
+    Whatever ends that process, it has not passed unless it said that it had finished.
 
     Raises:
         UnavailableError: pytest is not installed.
@@ -71,49 +82,78 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     ) as suite:
         os.close(writer)
         try:
-            tally, running = _gather(name, reader)
+            run = _gather(name, reader, deadline)
+            if run.hung:
+                suite.kill()
             output = suite.communicate()[0]
         except BaseException:
             suite.kill()
             raise
-    if suite.returncode == 4:  # pytest's code for a wrong use
-        typer.echo(output.strip().removeprefix("ERROR: "), err=True)
+    if suite.returncode == WRONG_USE:
+        typer.echo("lowbit: " + output.strip().removeprefix("ERROR: "), err=True)
         raise typer.Exit(USAGE_ERROR)
-    if suite.returncode < 0 or suite.returncode > 5:
-        tally.verdicts.append(Verdict(running or "the suite", "failed", _death(suite.returncode)))
-    elif suite.returncode not in (0, 1, 5):
-        typer.echo(output, err=True)
-        raise typer.Exit(suite.returncode)
-    return tally
+    if run.hung:
+        run.tally.verdicts.append(Verdict(run.running or "the suite", "failed", f"HUNG: longer than {deadline:g} s"))
+    elif run.running or not run.finished:
+        run.tally.verdicts.append(Verdict(run.running or "the suite", "failed", _death(suite.returncode, output)))
+    return run.tally
 
 
-def _gather(name: str, reader: int) -> tuple[Tally, str | None]:
-    """Read events to their end, with a progress bar on standard error; also returns the case last started."""
-    tally, running = Tally(name), None
+@dataclass
+class _Run:
+    """What the events told: the verdicts, the case that was running when they ended, and how they ended."""
+
+    tally: Tally
+    running: str | None = None
+    finished: bool = False
+    hung: bool = False
+
+
+def _gather(name: str, reader: int, deadline: float) -> _Run:
+    """Read events to their end, or until a case takes too long, with a progress bar on standard error."""
+    run = _Run(Tally(name))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with os.fdopen(reader) as events, Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=None)
-        for line in events:
-            event: dict[str, Any] = json.loads(line)
+        for event in _events(reader, lambda: deadline if run.running else None):
+            if event is None:
+                run.hung = True
+                break
             kind = event.pop("event")
             if kind == "collected":
-                tally.details = event["details"]
+                run.tally.details = event["details"]
                 progress.update(task, total=event["total"])
             elif kind == "start":
-                running = event["id"]
-            else:
-                running = None
-                tally.verdicts.append(Verdict(**event))
+                run.running = event["id"]
+            elif kind == "verdict":
+                run.running = None
+                run.tally.verdicts.append(Verdict(**event))
                 progress.advance(task)
-    return tally, running
+            else:
+                run.finished = True
+    return run
 
 
-def _death(returncode: int) -> str:
-    """How the suite's process ended: by a signal, or by an exit that pytest does not know (cppyy turns a
-    segmentation fault into 129 unless faulthandler is enabled)."""
+def _events(reader: int, patience: Callable[[], float | None]) -> Iterator[dict[str, Any] | None]:
+    """The events of a pipe, one after another; None, and no more, if one is waited for longer than `patience`."""
+    pending = b""
+    try:
+        while select.select([reader], [], [], patience())[0]:
+            if not (part := os.read(reader, 65536)):
+                return
+            *lines, pending = (pending + part).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+        yield None
+    finally:
+        os.close(reader)
+
+
+def _death(returncode: int, output: str) -> str:
+    """How the suite's process ended without having finished."""
     if returncode < 0:
         return f"CRASHED({signal.Signals(-returncode).name})"
-    return f"CRASHED: the process ended with status {returncode}"
+    last = " ".join(output.split()[-20:])
+    return f"CRASHED: the process ended with status {returncode}{': ' + last if last else ''}"
 
 
 def show(tally: Tally) -> None:

@@ -13,35 +13,47 @@ import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix, Scales
 from lowbit.errors import ArgumentError
+from lowbit.linear import Doubles
 from lowbit.packing import Codes, pack
 from lowbit_conformance.cases import MatrixCase
 
 FLOAT32_INTEGERS = 2**24
 
 
-def build(case: MatrixCase, codes: Codes, scales: Scales, zero_codes: Codes) -> QuantizedMatrix:
-    """A matrix in the convention of the case whose value is ``scale * (code - zero_code)`` either way."""
-    scales = scales.astype(case.scale_dtype)
+def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: Doubles) -> QuantizedMatrix:
+    """A matrix in the convention of the case whose value is ``scale * (code - zero)`` either way.
+
+    Under ``zero_point`` the zeros are codes; under ``minimum`` they are any real numbers, of either sign.
+    """
+    stored = scales.astype(case.scale_dtype)
     if case.convention == "minimum":
-        zeros = (-scales.astype(np.float32) * zero_codes).astype(case.scale_dtype)
+        offsets = (-stored.astype(np.float64) * zeros).astype(case.scale_dtype)
     else:
-        zeros = zero_codes
+        offsets = zeros.astype(np.uint8)
     words = pack(codes, case.bits)
-    return QuantizedMatrix(words, scales, zeros, case.bits, case.rows, case.group_size, case.convention)
+    return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 
 def lattice(case: MatrixCase, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
-    """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32."""
+    """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32.
+
+    Minima are odd multiples of half a scale, so that they have either sign, are no zero-point in disguise, and meet no
+    code: a product is never zero under ``minimum``.
+    """
     rng = case.generator()
     top = 2**case.bits - 1
+    halves = 2 if case.convention == "minimum" else 1
     # The largest sum of magnitudes is K times twice the top code, in units of the least scale and activation.
-    room = FLOAT32_INTEGERS // (case.rows * 2 * top)
+    room = FLOAT32_INTEGERS // (case.rows * 2 * top * halves)
     if room < 1:
-        raise ArgumentError("rows", case.rows, f"at most {FLOAT32_INTEGERS // (2 * top)} for an exact lattice")
+        raise ArgumentError("rows", case.rows, f"at most {FLOAT32_INTEGERS // (2 * top * halves)} for an exact lattice")
     amplitude, octaves = (3, 2) if room >= 12 else (1, 1) if room >= 2 else (1, 0)
     shape = (-(-case.rows // case.group_size), case.columns)
     scales = np.exp2(-rng.integers(0, octaves + 1, shape))
-    zeros = rng.integers(0, top + 1, shape).astype(np.uint8)
+    if case.convention == "minimum":
+        zeros: Doubles = rng.integers(-top, top, shape).astype(np.float64) + 0.5
+    else:
+        zeros = rng.integers(0, top + 1, shape).astype(np.float64)
     x = rng.integers(1, amplitude + 1, (max(1, case.vectors), case.rows)) * rng.choice((-1, 1), case.rows)
     if dense:
         zero = np.repeat(zeros, case.group_size, axis=0)[: case.rows]
@@ -53,17 +65,25 @@ def lattice(case: MatrixCase, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
     return x.astype(np.float32), build(case, codes.astype(np.uint8), scales, zeros)
 
 
+def random_zeros(case: MatrixCase, rng: np.random.Generator) -> Doubles:
+    """Zeros as they occur: codes, or real numbers from below the codes to above them."""
+    shape, top = (-(-case.rows // case.group_size), case.columns), 2**case.bits - 1
+    if case.convention == "minimum":
+        return rng.uniform(-top / 2, 1.5 * top, shape)
+    return rng.integers(0, top + 1, shape).astype(np.float64)
+
+
 def random(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     """Activations (max(1, T) × K) and a matrix as they occur: normal activations, scales over several octaves."""
     rng = case.generator()
-    shape = (-(-case.rows // case.group_size), case.columns)
     codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
-    zeros = rng.integers(0, 2**case.bits, shape).astype(np.uint8)
-    scales = np.exp(rng.normal(-4, 1, shape))
+    zeros = random_zeros(case, rng)
+    scales = np.exp(rng.normal(-4, 1, zeros.shape))
     x = rng.normal(size=(max(1, case.vectors), case.rows)) * np.exp(rng.normal(0, 1, case.rows))
     return x.astype(np.float32), build(case, codes, scales, zeros)
 
 
+HALF_SUBNORMAL = "subnormal-half-scales"
 EDGES = (
     "zero-x",
     "one-hot-first",
@@ -75,6 +95,7 @@ EDGES = (
     "subnormal-result",
     "top-codes",
     "zero-weights",
+    HALF_SUBNORMAL,
 )
 
 
@@ -100,8 +121,11 @@ def edge(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     elif case.variant == "top-codes":
         matrix = _with(case, matrix, codes=np.full((case.rows, case.columns), 2**case.bits - 1, np.uint8))
     elif case.variant == "zero-weights":
-        zeros = np.full(matrix.scales.shape, 1, np.uint8)
+        zeros = np.ones(matrix.scales.shape)
         matrix = _with(case, matrix, codes=np.ones((case.rows, case.columns), np.uint8), zeros=zeros)
+    elif case.variant == HALF_SUBNORMAL:  # float16 has them below 2^-14, and home-made conversions flush them
+        steps = case.generator().integers(1, 500, matrix.scales.shape)
+        matrix = _with(case, matrix, scales=np.ldexp(steps.astype(np.float16), -24))
     return x, matrix
 
 
@@ -110,14 +134,14 @@ def _with(
     matrix: QuantizedMatrix,
     codes: Codes | None = None,
     scales: Scales | None = None,
-    zeros: Codes | None = None,
+    zeros: Doubles | None = None,
 ) -> QuantizedMatrix:
     """The matrix of a case with some of its parts replaced."""
     rng = case.generator()
     if codes is None:
         codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
     if zeros is None:
-        zeros = rng.integers(0, 2**case.bits, matrix.scales.shape).astype(np.uint8)
+        zeros = random_zeros(case, rng)
     return build(case, codes, matrix.scales if scales is None else scales, zeros)
 
 

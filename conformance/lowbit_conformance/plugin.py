@@ -6,7 +6,7 @@ A case that the backend does not declare is not run and is counted as *not decla
 an error, and so is a run in which no case was executed.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from lowbit.affine import QuantizedMatrix
 from lowbit.backend import Backend, Declaration
 from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.cases import Case
+from lowbit_conformance.cases import CONCURRENT, Case
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.tally import EventPipe, Tally, Verdict
@@ -27,8 +27,13 @@ DEFAULT_SEEDS = 5
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lowbit", "conformance with the lowbit specification")
-    group.addoption("--backend", help="name of the backend under test (see: lowbit backends)")
-    group.addoption("--op", action="append", default=[], help="only this operation, e.g. linear.qgemv; repeatable")
+    group.addoption("--backend", help="the backend under test: a name that `lowbit backends` lists, or module:Class")
+    group.addoption(
+        "--op",
+        action="append",
+        default=[],
+        help="only this operation or clause; repeatable",
+    )
     group.addoption("--seeds", type=int, default=DEFAULT_SEEDS, help="seeds of the random tier (default %(default)s)")
     group.addoption("--first-seed", type=int, default=0, help="the first of them (default 0)")
     group.addoption("--case", help="only the case of this id")
@@ -37,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.backend and not config.option.collectonly:
+    if config.option.backend is not None and not config.option.collectonly:
         config.pluginmanager.register(Run(config), "lowbit-run")
 
 
@@ -52,17 +57,14 @@ class Run:
             self.model = model_matrices_of(option.model) if option.model else {}
         except LowbitError as error:
             raise pytest.UsageError(str(error)) from None
-        self._check_operations(option.op)
+        clauses = [clause for specified in OPERATIONS.values() for clause in specified.clauses]
+        _check_known("--op", option.op, [*OPERATIONS, *clauses])
+        _check_known("an operation that the backend declares", self.capabilities.operations, list(OPERATIONS))
         self.case_id: str | None = option.case
         self.operations: list[str] = option.op
         self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
         self.tally = Tally(option.backend, dict(self.capabilities.details or {}))
         self.events = EventPipe(option.lowbit_events) if option.lowbit_events is not None else None
-
-    def _check_operations(self, wanted: list[str]) -> None:
-        for operation in wanted:
-            if operation not in OPERATIONS:
-                raise pytest.UsageError(f"--op is {operation}; allowed: {', '.join(sorted(OPERATIONS))}")
 
     # Cases.
 
@@ -77,12 +79,14 @@ class Run:
     def _wanted(self, case: Case) -> bool:
         if self.case_id is not None:
             return case.id == self.case_id
-        return not self.operations or case.operation in self.operations
+        return not self.operations or case.operation in self.operations or case.clause in self.operations
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if case_of(item) is not None]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
+        if self.case_id is not None and not session.items:
+            raise pytest.UsageError(f"--case is {self.case_id}; allowed: the id of a case, as a report prints it")
         if self.events:
             self.events.send("collected", total=len(session.items), details=self.tally.details)
 
@@ -94,6 +98,8 @@ class Run:
         if self.events:
             self.events.send("start", id=case.id)
         missing = not_declared(self.capabilities.operations.get(case.operation), case)
+        if case.variant == CONCURRENT and not self.capabilities.concurrent:
+            missing = "calls from several threads"
         if missing:
             pytest.skip(NOT_DECLARED + missing)
 
@@ -111,6 +117,8 @@ class Run:
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.events and session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt, too
+            self.events.send("finished")
         self.backend.close()
         if self.tally.verdict != "passed" and session.exitstatus in (
             pytest.ExitCode.OK,
@@ -129,11 +137,19 @@ class Run:
             write(f"reproduce: lowbit conformance {self.tally.backend} --case {failure.id}")
 
 
+def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
+    """Refuse the name of what does not exist; the message lists operations, not every clause of them."""
+    for name in given:
+        if name not in known:
+            allowed = ", ".join(sorted(each for each in known if "/" not in each))
+            raise pytest.UsageError(f"{argument} is {name}; allowed: {allowed}")
+
+
 def _seeds(option: Any) -> range:
     """The seeds of the random tier; a single case brings its own."""
     if option.case:
         seed = option.case.rpartition("-s")[2]
-        if not seed.isdigit():
+        if not (seed.isascii() and seed.isdecimal()):
             raise pytest.UsageError(f"--case is {option.case}; allowed: the id of a case, which ends in -sNUMBER")
         return range(int(seed), int(seed) + 1)
     if option.seeds < 0 or option.first_seed < 0:
@@ -165,12 +181,14 @@ def verdict_of(
         if not isinstance(raised.value, AssertionError):
             message = f"RAISED: {raised.typename}: {message}"
         return Verdict(case_id, "failed", message)
-    if report.skipped:
+    if report.skipped and report.when == "setup":
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = reason.removeprefix("Skipped: ")
         if reason.startswith(NOT_DECLARED):
             return Verdict(case_id, "not declared", reason.removeprefix(NOT_DECLARED))
         return Verdict(case_id, "failed", f"skipped: {reason}")  # a skip is not a pass
+    if report.skipped:
+        return Verdict(case_id, "failed", "skipped by the backend itself, which only a declaration may do")
     if report.when == "call":
         shares = [float(str(value)) for name, value in report.user_properties if name == "share"]
         return Verdict(case_id, "passed", share=max(shares, default=None))
@@ -195,5 +213,5 @@ def model_matrices(request: pytest.FixtureRequest) -> dict[str, QuantizedMatrix]
 def _run(request: pytest.FixtureRequest) -> Run:
     run = request.config.pluginmanager.get_plugin("lowbit-run")
     if not isinstance(run, Run):
-        raise pytest.UsageError("--backend is missing; allowed: a name that `lowbit backends` lists")
+        raise pytest.UsageError("--backend is missing; allowed: a name that `lowbit backends` lists, or module:Class")
     return run

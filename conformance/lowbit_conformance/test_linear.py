@@ -1,20 +1,21 @@
 """Checks of `linear.qgemv` and `linear.qgemm`: equal on the lattice, within the derived bound elsewhere."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lowbit import linear
-from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.affine import CONVENTIONS, Floats, QuantizedMatrix
 from lowbit.backend import Backend
 from lowbit.bounds import Arithmetic, linear_bound
 from lowbit.errors import ArgumentError
-from lowbit.packing import CODES_PER_UNIT
+from lowbit.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance import inputs
-from lowbit_conformance.calls import freeze, multiply
-from lowbit_conformance.cases import MatrixCase, drawn, edges, systematic
+from lowbit_conformance.calls import multiply, prepare
+from lowbit_conformance.cases import CONCURRENT, MatrixCase, drawn, edges, large, systematic
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits, assert_within
 from lowbit_conformance.marking import Settings, checks
 
@@ -24,7 +25,7 @@ VECTORS = (1, 2, 3, 4, 5, 8, 17)
 
 def lattice_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """The systematic shapes, the shape of every random case and those of the model, each dense and full."""
-    shapes = [*with_vectors(systematic(clause)), *model_cases(clause, settings)]
+    shapes = [*with_vectors(systematic(clause)), *tall(clause), *model_cases(clause, settings)]
     for seed in settings.seeds:
         shapes += drawn(clause, "lattice", seed)
     for case in shapes:
@@ -48,8 +49,16 @@ def model_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 def with_vectors(cases: Iterator[MatrixCase]) -> Iterator[MatrixCase]:
     """Give the cases of qgemm several vectors, each case another number of them; leave those of qgemv alone."""
     for turn, case in enumerate(cases):
-        wide = case.operation == "linear.qgemm"
-        yield replace(case, vectors=VECTORS[turn % len(VECTORS)]) if wide else case
+        vectors = 2 if case.variant == "large" else VECTORS[turn % len(VECTORS)]
+        yield replace(case, vectors=vectors) if case.operation == "linear.qgemm" else case
+
+
+def tall(clause: str) -> Iterator[MatrixCase]:
+    """For qgemm, more rows of x than a kernel takes at once, as a prompt has them."""
+    if clause.startswith("linear.qgemm"):
+        for bits in BITS:
+            for convention in CONVENTIONS:
+                yield MatrixCase(clause, "lattice", "tall", bits, 64, 40, 48, convention, vectors=131)
 
 
 def arithmetic(backend: Backend, case: MatrixCase) -> Arithmetic:
@@ -61,8 +70,7 @@ def arithmetic(backend: Backend, case: MatrixCase) -> Arithmetic:
 
 def run(backend: Backend, x: Floats, matrix: QuantizedMatrix, case: MatrixCase) -> Floats:
     """One guarded call, as T × N."""
-    prepared = backend.prepare(freeze(matrix))
-    return np.atleast_2d(multiply(prepared, x, case.vectors))
+    return np.atleast_2d(multiply(prepare(backend, matrix), x, case.vectors))
 
 
 @checks("linear.qgemv/C1", lattice_cases)
@@ -119,8 +127,45 @@ def assert_bounded(
 
 
 def few_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """One drawn shape for each width and convention."""
+    """One drawn shape for each width and convention, and for 4 bits the large ones."""
     yield from drawn(clause, "random", 0)
+    for convention in CONVENTIONS:
+        yield from with_vectors(large(clause, 4, convention, tier="random"))
+
+
+def concurrent_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """A small shape and one for which a backend uses threads of its own."""
+    for rows, columns in ((64, 33), (1024, 1100)):
+        case = MatrixCase(clause, "random", CONCURRENT, 4, rows, columns, 64)
+        yield replace(case, vectors=3) if clause.startswith("linear.qgemm") else case
+
+
+@checks("linear.qgemv/C3", concurrent_cases)
+def test_qgemv_from_several_threads(backend: Backend, case: MatrixCase) -> None:
+    """Threads that multiply at once, each by its own x, get the bits that each gets alone."""
+    assert_concurrent(backend, case)
+
+
+@checks("linear.qgemm/C3", concurrent_cases)
+def test_qgemm_from_several_threads(backend: Backend, case: MatrixCase) -> None:
+    """Threads that multiply at once, each by its own X, get the bits that each gets alone."""
+    assert_concurrent(backend, case)
+
+
+def assert_concurrent(backend: Backend, case: MatrixCase) -> None:
+    __tracebackhide__ = True
+    x, matrix = inputs.random(case)
+    prepared = prepare(backend, matrix)
+    own = [x * np.float32(factor) for factor in (1, -2, 0.5, 3)]
+    alone = [multiply(prepared, each, case.vectors) for each in own]
+
+    def repeatedly(number: int) -> list[Floats]:
+        return [multiply(prepared, own[number], case.vectors) for _ in range(25)]
+
+    with ThreadPoolExecutor(len(own)) as threads:
+        for expected, results in zip(alone, threads.map(repeatedly, range(len(own))), strict=True):
+            for result in results:
+                assert_same_bits(expected, result, "the same call beside others")
 
 
 @checks("linear.qgemv/C3", few_cases)
@@ -134,7 +179,7 @@ def test_qgemm_repeats_itself(backend: Backend, case: MatrixCase) -> None:
     """The same call gives the same bits, and a row does not depend on its neighbours."""
     assert_repeats(backend, case)
     x, matrix = inputs.random(case)
-    prepared = backend.prepare(freeze(matrix))
+    prepared = prepare(backend, matrix)
     together = multiply(prepared, x, case.vectors)
     changed = x.copy()
     changed[1:] += 1
@@ -145,13 +190,20 @@ def test_qgemm_repeats_itself(backend: Backend, case: MatrixCase) -> None:
 def assert_repeats(backend: Backend, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.random(case)
-    prepared = backend.prepare(freeze(matrix))
+    prepared = prepare(backend, matrix)
     first = multiply(prepared, x, case.vectors)
     assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call again")
+    allocated = prepared.qgemm(x) if case.vectors else prepared.qgemv(x[0])
+    assert_same_bits(first, allocated, "the same call without out")
+    _, other = inputs.random(replace(case, seed=case.seed + 1))
+    beside = prepare(backend, other)
+    second = multiply(beside, x, case.vectors)
+    assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call after another matrix was prepared")
+    assert_same_bits(second, multiply(beside, x, case.vectors), "that other matrix after the first was used")
     for factor in (2, -1, 0):
         multiply(prepared, x * np.float32(factor), case.vectors)
     assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call after others")
-    assert_same_bits(first, multiply(backend.prepare(matrix), x, case.vectors), "weights prepared anew")
+    assert_same_bits(first, multiply(prepare(backend, matrix), x, case.vectors), "weights prepared anew")
 
 
 def exact_edges(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -172,25 +224,41 @@ def test_qgemv_zero_and_one_hot(backend: Backend, case: MatrixCase, record_prope
     record_property("share", assert_within(given[0], exact, bound))
 
 
-@checks("linear.qgemv/C5", lambda clause, settings: edges(clause, tuple(inputs.NON_FINITE)))
+def non_finite_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """Each value that is not finite at the small shape of edges, and at deeper and wider ones."""
+    vectors = 5 if clause.startswith("linear.qgemm") else 0
+    yield from edges(clause, tuple(inputs.NON_FINITE), vectors)
+    for variant in inputs.NON_FINITE:
+        for convention in CONVENTIONS:
+            for rows, columns in ((576, 40), (2048, 9)):
+                yield MatrixCase(clause, "edge", variant, 4, rows, columns, 64, convention, vectors=vectors)
+
+
+@checks("linear.qgemv/C5", non_finite_cases)
 def test_qgemv_passes_non_finite_on(backend: Backend, case: MatrixCase) -> None:
     """A NaN or an infinity in any row of x reaches every column."""
-    for row in (0, case.rows // 2, case.rows - 1):
-        x, matrix = inputs.random(case)
+    x, matrix = inputs.random(case)
+    prepared = prepare(backend, matrix)
+    for row in (0, 1, case.rows // 2, case.rows - 1):
+        x, _ = inputs.random(case)
         x[0, row] = inputs.NON_FINITE[case.variant]
-        given = run(backend, x, matrix, case)
+        given = np.atleast_2d(multiply(prepared, x, case.vectors))
         finite = np.flatnonzero(np.isfinite(given[0]))
         assert len(finite) == 0, f"WRONG: x[{row}] is {x[0, row]}, and y is finite at columns {finite[:6].tolist()}"
 
 
-@checks("linear.qgemm/C4", lambda clause, settings: edges(clause, tuple(inputs.NON_FINITE), vectors=5))
+@checks("linear.qgemm/C4", non_finite_cases)
 def test_qgemm_keeps_non_finite_to_its_row(backend: Backend, case: MatrixCase) -> None:
     """A NaN or an infinity in one row of X reaches every column of that row of Y, and no other row."""
-    x, matrix = inputs.random(case)
-    x[2, case.rows - 1] = inputs.NON_FINITE[case.variant]
-    finite = np.isfinite(run(backend, x, matrix, case))
-    assert not finite[2].any(), "WRONG: row 2 of X is not finite, and row 2 of Y has finite elements"
-    assert finite[[0, 1, 3, 4]].all(), "WRONG: a finite row of X gave a row of Y that is not finite"
+    _, matrix = inputs.random(case)
+    prepared = prepare(backend, matrix)
+    for row, place in ((0, case.rows - 1), (2, case.rows // 2), (case.vectors - 1, 0)):
+        x, _ = inputs.random(case)
+        x[row, place] = inputs.NON_FINITE[case.variant]
+        finite = np.isfinite(multiply(prepared, x, case.vectors))
+        assert not finite[row].any(), f"WRONG: row {row} of X is not finite, and row {row} of Y has finite elements"
+        others = np.delete(finite, row, axis=0)
+        assert others.all(), "WRONG: a finite row of X gave a row of Y that is not finite"
 
 
 Call = tuple[object, object]  # x and out
@@ -243,7 +311,7 @@ def assert_refuses(backend: Backend, case: MatrixCase) -> None:
     x, matrix = inputs.random(case)
     out = np.full((len(x), case.columns), 7, np.float32)
     given = MISTAKES[case.variant](x, out) if case.vectors else MISTAKES[case.variant](x[0], out[0])
-    prepared = backend.prepare(freeze(matrix))
+    prepared = prepare(backend, matrix)
     call = prepared.qgemm if case.vectors else prepared.qgemv
     before = np.array(given[1], copy=True)
     with pytest.raises(ArgumentError):

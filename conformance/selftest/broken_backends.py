@@ -3,11 +3,15 @@
 `Correct` computes as the numpy backend does, from unpacked codes; each class below it changes one thing.
 """
 
+import dataclasses
 import os
 import signal
+import time
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
@@ -166,6 +170,107 @@ class HiddenNaN(Correct):
         super().multiply(np.nan_to_num(x), weights, out)
 
 
+# Large, tall and shared: what small shapes alone would not show.
+
+
+class PositiveMinimum(Correct):
+    """Takes every minimum for a negative one."""
+
+    def spoil_zeros(self, zeros: Floats, matrix: QuantizedMatrix) -> Floats:
+        return -np.abs(zeros) if matrix.convention == "minimum" else zeros
+
+
+class MinimumRoundedToAZeroPoint(Correct):
+    """Keeps minima as whole multiples of the scale, as if they were zero-points."""
+
+    def spoil_zeros(self, zeros: Floats, matrix: QuantizedMatrix) -> Floats:
+        scales = matrix.scales.astype(np.float32)
+        return np.rint(zeros / scales) * scales if matrix.convention == "minimum" else zeros
+
+
+class DroppedTailOfDeepMinimum(Correct):
+    """The last row of matrices of more than 512 rows is left out, under minimum only."""
+
+    def spoil_zeros(self, zeros: Floats, matrix: QuantizedMatrix) -> Floats:
+        self.deep = matrix.convention == "minimum" and matrix.rows > 512
+        return zeros
+
+    def spoil_weights(self, weights: Floats) -> Floats:
+        weights[-1:] *= not self.deep
+        return weights
+
+
+class LastColumnOfLargeMatrices(Correct):
+    """The last column of matrices of 200,000 weights and more is never computed."""
+
+    def spoil_weights(self, weights: Floats) -> Floats:
+        weights[:, -1:] *= weights.size < 200_000
+        return weights
+
+
+class FlushedHalves(Correct):
+    """Takes subnormal float16 scales for zero, as conversions written by hand do."""
+
+    def spoil_weights(self, weights: Floats) -> Floats:
+        return weights
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        prepared = Weights(self, matrix)
+        if matrix.scales.dtype == np.float16:
+            tiny = (matrix.scales < 2.0**-14)[self.group_of(np.arange(matrix.rows), matrix)]
+            prepared.weights = np.where(tiny, np.float32(0), prepared.weights)
+        return prepared
+
+
+class HiddenNaNInDeepMatrices(Correct):
+    """Turns NaN into zero on the way, in matrices of 128 rows and more."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        super().multiply(np.nan_to_num(x) if len(weights) >= 128 else x, weights, out)
+
+
+class SharedBuffer(Correct):
+    """All matrices of one shape use the weights that were prepared last."""
+
+    buffers: ClassVar[dict[tuple[int, ...], Floats]] = {}
+
+    def spoil_weights(self, weights: Floats) -> Floats:
+        shared = self.buffers.setdefault(weights.shape, weights)
+        shared[...] = weights
+        return shared
+
+
+class AllocatesAnother(Correct):
+    """Right where it is given out, and wrong where it makes its own."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        super().multiply(x, weights, out)
+        if out.base is not None and out.base.size == out.size:  # no buffer around it: it was made for this call
+            out *= 2
+
+
+class ScratchForAll(Correct):
+    """Declares calls from several threads, and keeps one scratch for all of them."""
+
+    scratch: ClassVar[Floats] = np.zeros(11008, np.float32)
+
+    def capabilities(self) -> Capabilities:
+        return dataclasses.replace(super().capabilities(), concurrent=True)
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        for row, result in zip(x, out, strict=True):
+            self.scratch[: row.size] = row
+            time.sleep(0.0005)  # the moment in which another thread writes to it
+            super().multiply(self.scratch[None, : row.size], weights, result[None])
+
+
+class RowsPastSixtyFour(Correct):
+    """Rows of X past the 64th are those before them."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        super().multiply(x[np.arange(len(x)) % 64], weights, out)
+
+
 # Writing the result.
 
 
@@ -221,6 +326,52 @@ class Crashes(Correct):
         super().multiply(x, weights, out)
 
 
+class LeavesEarly(Correct):
+    """Ends the process in good order, in the middle, as if all had been done."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        super().multiply(x, weights, out)
+        if out.shape[1] == 33:
+            os._exit(0)
+
+
+class SkipsItself(Correct):
+    """Pretends that a case was not declared."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        pytest.skip("not declared: today")
+
+
+class Interrupts(Correct):
+    """Raises what Ctrl-C raises."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        raise KeyboardInterrupt
+
+
+class Hangs(Correct):
+    """Never comes back from matrices of 33 columns."""
+
+    def multiply(self, x: Floats, weights: Floats, out: Floats) -> None:
+        if out.shape[1] == 33:
+            time.sleep(3600)
+        super().multiply(x, weights, out)
+
+
+class DeclaresAnUnknownOperation(Correct):
+    """Declares an operation that the specification does not have."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities({"linear.qgemw": Declaration()})
+
+
+class LimitsAnUnknownParameter(Correct):
+    """Limits a parameter that the operation does not have."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities({"linear.qgemv": Declaration({"bitz": (4,)}, Arithmetic("dequantised"))})
+
+
 class Unavailable(Correct):
     """Cannot run here, and says so."""
 
@@ -253,11 +404,21 @@ FOUND_BY_RESULT = (
     DroppedTailOfRows,
     HalfPrecision,
     HiddenNaN,
+    PositiveMinimum,
+    MinimumRoundedToAZeroPoint,
+    DroppedTailOfDeepMinimum,
+    LastColumnOfLargeMatrices,
+    FlushedHalves,
+    HiddenNaNInDeepMatrices,
 )
+# The verdict, and the clause whose cases give it.
 FOUND_BY_VERDICT = {
-    TailColumnsUnwritten: "STALE_OUTPUT",
-    WritesBeyond: "OOB_WRITE",
-    ChangesItsInput: "INPUT_MUTATED",
-    KeepsState: "NONDETERMINISTIC",
-    MeaninglessDeclaration: "DECLARATION_REFUSED",
+    TailColumnsUnwritten: ("STALE_OUTPUT", "C1"),
+    WritesBeyond: ("OOB_WRITE", "C1"),
+    ChangesItsInput: ("INPUT_MUTATED", "C1"),
+    KeepsState: ("NONDETERMINISTIC", "C3"),
+    SharedBuffer: ("NONDETERMINISTIC", "C3"),
+    AllocatesAnother: ("NONDETERMINISTIC", "C3"),
+    ScratchForAll: ("NONDETERMINISTIC", "C3"),
+    MeaninglessDeclaration: ("DECLARATION_REFUSED", "C2"),
 }

@@ -46,8 +46,43 @@ def test_a_wrong_result_fails(defect: type) -> None:
 @pytest.mark.parametrize("defect", FOUND_BY_VERDICT, ids=lambda defect: defect.__name__)
 def test_a_bad_habit_gets_its_verdict(defect: type[broken_backends.Correct]) -> None:
     """Each habit that no single result shows gets the verdict that names it."""
-    _, answer, _ = conformance(defect, "--op", "linear.qgemv", "--seeds", "1", "-x")
-    assert FOUND_BY_VERDICT[defect] in {failure["message"].partition(":")[0] for failure in answer["failures"]}
+    verdict, clause = FOUND_BY_VERDICT[defect]
+    _, answer, _ = conformance(defect, "--op", f"linear.qgemv/{clause}", "--seeds", "1", "-x")
+    assert [failure["message"].partition(":")[0] for failure in answer["failures"]] == [verdict]
+
+
+def test_rows_past_a_block_are_found() -> None:
+    """A prompt longer than a kernel takes at once: the rows past its first block are checked too."""
+    status, answer, _ = conformance(broken_backends.RowsPastSixtyFour, "--op", "linear.qgemm", "--seeds", "0", "-x")
+    assert (status, answer["verdict"]) == (1, "failed")
+    assert "tall" in answer["failures"][0]["id"]
+
+
+@pytest.mark.parametrize(
+    ("defect", "message"),
+    [
+        (broken_backends.LeavesEarly, "CRASHED: the process ended with status 0"),
+        (broken_backends.SkipsItself, "skipped by the backend itself"),
+        (broken_backends.Interrupts, "CRASHED: the process ended with status 2"),
+        (broken_backends.Hangs, "HUNG: longer than 1 s"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_no_way_of_ending_is_a_pass(defect: type, message: str) -> None:
+    """A backend that leaves in good order, skips, interrupts or hangs has failed, in the case in which it did."""
+    status, answer, _ = conformance(defect, "--op", "linear.qgemv", "--seeds", "0", "-x", "--deadline", "1")
+    assert status == 1
+    assert answer["failures"][-1]["message"].startswith(message)
+    assert answer["failures"][-1]["id"].startswith("linear.qgemv/")
+
+
+def test_declarations_of_what_does_not_exist_are_refused() -> None:
+    """An operation or a parameter that the specification does not have is named."""
+    status, _, error = conformance(broken_backends.DeclaresAnUnknownOperation)
+    assert status == 2
+    assert "an operation that the backend declares is linear.qgemw" in error
+    _, answer, _ = conformance(broken_backends.LimitsAnUnknownParameter, "--op", "linear.qgemv/C4", "-x")
+    assert "limit of a declaration is 'bitz'; allowed: bits," in answer["failures"][0]["message"]
 
 
 def test_a_failure_is_reproduced_alone() -> None:
@@ -84,7 +119,7 @@ def test_an_unknown_backend_is_an_error() -> None:
 
 def test_nothing_executed_is_no_pass() -> None:
     """A backend that declares nothing has not passed."""
-    status, answer, _ = conformance(broken_backends.DeclaresNothing)
+    status, answer, _ = conformance(broken_backends.DeclaresNothing, "--op", "packing.pack")
     assert (status, answer["verdict"]) == (1, "nothing executed")
 
 

@@ -107,6 +107,14 @@ class QuantizedMatrix:
         else:
             check_array("zeros", self.zeros, np.uint8, self.scales.shape)
             check_codes("zeros", self.zeros, self.bits)
+        self._check_largest()
+
+    def _check_largest(self) -> None:
+        """Refuse a matrix in which scale times the largest code, or the largest weight, overflows float32."""
+        reach = self.scales.astype(np.float64) * (2**self.bits - 1)
+        offset = self.zeros.astype(np.float64) if self.convention == "minimum" else np.zeros(1)
+        if max(reach.max(), np.abs(reach + offset).max()) > np.finfo(np.float32).max:
+            raise ArgumentError("scales", f"as high as {self.scales.max()}", "such that no weight overflows float32")
 
     @property
     def columns(self) -> int:
@@ -204,9 +212,12 @@ def group_scale_and_zero(
     with np.errstate(over="ignore", under="ignore"):  # overflow is refused just below, in words
         scale = ((high - low) / levels).astype(dtype)
         minimum = low.astype(dtype)
-    for name, stored in (("range of a group of weights", scale), ("minimum of a group of weights", minimum)):
-        if not np.isfinite(stored).all():
-            raise ArgumentError(name, f"{low.min()} to {high.max()}", f"what a {dtype} scale and minimum can hold")
+    stored = {"range": scale, "minimum": minimum} if convention == "minimum" else {"range": scale}
+    for name, numbers in stored.items():
+        if not np.isfinite(numbers).all():
+            raise ArgumentError(
+                f"{name} of a group of weights", f"{low.min()} to {high.max()}", f"what {dtype} can hold"
+            )
     # No range: every weight of the group is the same number. A scale of 1 represents it exactly (errata Q10). The
     # same holds for a range so small that the stored scale vanishes: rounding error is then the range itself.
     scale = np.where(scale > 0, scale, dtype.type(1))
@@ -293,8 +304,8 @@ QUANTIZE = operation(
         "C1": "Scales and zeros equal the table's expressions evaluated in float32 in the order written, then rounded "
         "to the stored dtype.",
         "C2": "Codes are computed with the scale and zero as stored, rounded half to even and clamped.",
-        "C3": "A group without a range has scale 1: under minimum the constant comes back exactly, under zero_point "
-        "an all-zero group does.",
+        "C3": "A group without a range, or one so small that the stored scale vanishes, has scale 1: under minimum a "
+        "constant comes back exactly, under zero_point an all-zero group does.",
         "C4": "Rows start·g to (start + 1)·g − 1 of a column share a group; the last group may be short.",
         "C5": "Weights that are not finite, and wrong bits, groups, dtypes, shapes or layouts, are refused with an "
         "ArgumentError.",

@@ -33,7 +33,7 @@ Source: GQA §2.2 and figure 2; errata G1, G4.
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_array, check_finite, check_integer
+from lowbit.check import check_array, check_finite, check_integer, check_reals
 from lowbit.contract import BOUNDED, operation
 from lowbit.errors import ArgumentError
 
@@ -78,6 +78,8 @@ def attend(queries: Reals, keys: Reals, values: Reals, window: int | None = None
 
     Source: GQA §2.2; errata G1.
     """
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        check_reals(name, array, 3)
     tokens, heads, head_dim = queries.shape
     kv_heads, length, _ = keys.shape
     if heads % kv_heads != 0:
@@ -168,6 +170,8 @@ class KeyValueCache:
         return self.keys.nbytes + self.values.nbytes
 
     def _check(self, keys: Reals, values: Reals) -> None:
+        check_reals("keys", keys, 3)
+        check_reals("values", values, 3)
         kv_heads, _, head_dim = self._keys.shape
         if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
             allowed = f"T x {kv_heads} x {head_dim}, both"

@@ -35,6 +35,9 @@ A package makes its backend known by an entry point in the group ``lowbit.backen
 Source: lowbit's own.
 """
 
+import os
+import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +55,7 @@ from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
 
 ENTRY_POINTS = "lowbit.backends"
+DIRECT = re.compile(r"[\w.]+:[\w.]+")
 
 
 # **What a backend says of itself.**
@@ -86,6 +90,8 @@ class Declaration:
         'bits 3'
         """
         for name, allowed in self.limits.items():
+            if name not in parameters:
+                raise ArgumentError("limit of a declaration", repr(name), spoken(sorted(parameters)) or "none")
             if parameters[name] not in allowed:
                 return f"{name} {parameters[name]}"
         return ""
@@ -277,9 +283,13 @@ def find(name: str) -> Backend:
         ArgumentError: no installed package offers it.
         UnavailableError: its package cannot be imported.
     """
+    if not isinstance(name, str):
+        raise ArgumentError("backend", repr(name), "a name")
     found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name]
-    if ":" in name:
+    if DIRECT.fullmatch(name):
         found = [EntryPoint(name, name, ENTRY_POINTS)]
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where the author of an unregistered backend stands
     if not found:
         raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class")
     try:

@@ -45,7 +45,8 @@ the final rounding, :math:`u|y|`. And the reference itself, summing in float64, 
 :math:`2^{-29}` of the whole.
 
 **A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused: within a tenth of the gauge
-almost anything would pass. And even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so
+almost anything would pass. So is one of several times more roundings than a plain loop over the sum has.
+And even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so
 that one dropped product among thousands can hide inside it. That is why every random case of the suite stands beside
 a *lattice* case, whose inputs make every partial sum exact and leave no room at all.
 
@@ -221,9 +222,10 @@ def linear_bound(x: Floats, matrix: QuantizedMatrix, arithmetic: Arithmetic, exa
     if u < UNIT_ROUNDOFF["float32"]:
         limit += UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
         derivation += " + rounding of the result"
-    # Products may underflow: at most two a row and two a group, plus the offset's own times the sum of |x|.
+    # Products may underflow: at most two a row, of which one may meet a code afterwards, as in (s x) q; two a group;
+    # and the offset's own, times the sum of |x|.
     x_sum = float(np.sum(np.abs(x.astype(np.float64))))
-    limit += HALF_LEAST_SUBNORMAL * (1 + relative) * (2 * matrix.rows + 2 * matrix.groups + x_sum + 1)
+    limit += HALF_LEAST_SUBNORMAL * (1 + relative) * (2 * matrix.rows * 2**matrix.bits + 2 * matrix.groups + x_sum + 1)
     # The reference sums the factored form in float64, by one loop.
     reference = gamma(one_loop(matrix.rows, matrix.group_size), UNIT_ROUNDOFF["float64"])
     factored = terms if arithmetic.form == "factored" else gauge(x, codes, matrix, "factored")
@@ -260,14 +262,20 @@ def direct_bound(
 def checked_gamma(arithmetic: Arithmetic, rows: int, group_size: int) -> float:
     """The relative bound of a declaration, refused where it is too wide to mean anything.
 
-    >>> checked_gamma(Arithmetic("factored", "float32", lambda rows, group_size: 4_000_000), 4096, 128)
+    >>> checked_gamma(Arithmetic("factored", "float32", lambda rows, group_size: rows), 4_000_000, 128)
     Traceback (most recent call last):
     lowbit.errors.ArgumentError: declared roundings is 4000000 in float32 (γ = 0.313); allowed: γ of at most 0.1
 
     Raises:
-        ArgumentError: fewer than one rounding, or γ above a tenth.
+        ArgumentError: fewer than one rounding, several times more than any sum of this length needs, or γ above a
+            tenth.
     """
     depth = arithmetic.roundings(rows, group_size)
+    most = 4 * (rows + 2 * -(-rows // group_size)) + 64
+    if depth > most:
+        raise ArgumentError(
+            "declared roundings", depth, f"at most {most} for sums of {rows}, four times what one loop needs"
+        )
     if depth < 1:
         raise ArgumentError("declared roundings", depth, "at least 1: a product or its rounding to float32")
     relative = gamma(depth, UNIT_ROUNDOFF[arithmetic.accumulator])

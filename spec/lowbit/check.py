@@ -20,12 +20,12 @@ def spoken(choices: Sequence[object]) -> str:
     '2, 3, 4 or 8'
     """
     words = [str(choice) for choice in choices]
-    return words[0] if len(words) == 1 else ", ".join(words[:-1]) + " or " + words[-1]
+    return "".join(words) if len(words) < 2 else ", ".join(words[:-1]) + " or " + words[-1]
 
 
 def check_choice(argument: str, given: object, allowed: Sequence[object]) -> None:
     """Refuse anything but one of the `allowed` values (`True` is not 1 and `4.0` is not 4)."""
-    if not any(given == choice and type(given) is type(choice) for choice in allowed):
+    if not any(type(given) is type(choice) and given == choice for choice in allowed):
         raise ArgumentError(argument, repr(given), spoken(allowed))
 
 
@@ -54,8 +54,9 @@ def check_array(
     """
     expected = np.dtype(dtype)
     sizes = " x ".join("any" if size is None else str(size) for size in shape)
-    if not isinstance(array, np.ndarray):
+    if type(array) not in (np.ndarray, np.memmap):  # a matrix or a masked array computes otherwise
         raise ArgumentError(argument, f"a {type(array).__name__}", f"a numpy array of {expected}, {sizes}")
+    assert isinstance(array, np.ndarray)
     if array.dtype != expected:
         raise ArgumentError(f"dtype of {argument}", array.dtype, str(expected))
     if array.ndim != len(shape):
@@ -77,3 +78,12 @@ def check_finite(argument: str, array: npt.NDArray[Any]) -> None:
     if not finite.all():
         where = tuple(int(i) for i in np.unravel_index(int(np.argmin(finite)), array.shape))
         raise ArgumentError(f"{argument}{list(where)}", array[where], "finite numbers")
+
+
+def check_reals(argument: str, array: object, dimensions: int) -> None:
+    """Refuse anything but a float64 array of so many dimensions, each at least 1; views of any stride are welcome."""
+    if not isinstance(array, np.ndarray) or array.dtype != np.float64:
+        given = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        raise ArgumentError(argument, given, "a numpy array of float64")
+    if array.ndim != dimensions or 0 in array.shape:
+        raise ArgumentError(f"shape of {argument}", array.shape, f"{dimensions} dimensions, each at least 1")

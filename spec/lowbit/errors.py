@@ -5,6 +5,16 @@ what it was, and what is allowed. Anything else that escapes from lowbit is a de
 """
 
 
+def on_one_line(given: object) -> str:
+    """What was given, without line breaks and not longer than a line.
+
+    >>> on_one_line("a\\nb")
+    'a b'
+    """
+    text = " ".join(str(given).split())
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
 class LowbitError(Exception):
     """The common ancestor: catch this to catch every error that lowbit raises on purpose."""
 
@@ -22,7 +32,7 @@ class ArgumentError(LowbitError, ValueError):
         self.argument, self.given, self.allowed = argument, given, allowed
 
     def __str__(self) -> str:
-        return f"{self.argument} is {self.given}; allowed: {self.allowed}"
+        return f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
 
 
 class FormatError(LowbitError, ValueError):
@@ -38,7 +48,7 @@ class FormatError(LowbitError, ValueError):
         self.file, self.field, self.given, self.allowed = file, field, given, allowed
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.field} is {self.given}; allowed: {self.allowed}"
+        return f"{self.file}: {self.field} is {on_one_line(self.given)}; allowed: {self.allowed}"
 
 
 class UnavailableError(LowbitError, RuntimeError):

@@ -29,8 +29,8 @@ As printed the last is :math:`i \leftarrow \pi(i)`, which points at wrong channe
 that sum; and where a block holds a whole head, all its channels share one exponent in any order, and even the blocks'
 integers are the same ones, moved.
 
-**Measured** on the keys of SmolLM2-135M (90 heads of 64 channels; 1024 tokens of alice29.txt; BFP12 in blocks of 32): the
-squared error of the keys, divided by that of the same cache with the channels as they stand.
+**Measured** on the keys of SmolLM2-135M (90 heads of 64 channels; 1024 tokens of alice29.txt; BFP12 in blocks of 32):
+the squared error of the keys, divided by that of the same cache with the channels as they stand.
 
 .. list-table::
    :header-rows: 1

@@ -7,6 +7,7 @@ Source: the chapters.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,8 @@ class ReferenceLinear(PreparedLinear):
 
     def __init__(self, matrix: QuantizedMatrix) -> None:
         super().__init__("reference", matrix.rows, matrix.columns, matrix.nbytes)
-        self._matrix, self._codes = matrix, packing.unpack(matrix.words, matrix.bits)
+        own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller may reuse his
+        self._matrix, self._codes = replace(matrix, **own), packing.unpack(matrix.words, matrix.bits)
 
     def _qgemv(self, x: Floats, out: Floats) -> None:
         with np.errstate(over="ignore"):

@@ -35,12 +35,16 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.bounds import Arithmetic, Bound, direct_bound
-from lowbit.check import check_array, check_integer
+from lowbit.check import check_array, check_integer, check_reals
 from lowbit.contract import BOUNDED, operation
 from lowbit.errors import ArgumentError
 
 Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
+
+MOST_CHANNELS = 2**16
+MOST_POSITIONS = 2**40
+"""Far beyond any model; an angle of a later position would have lost its fraction."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +143,12 @@ def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
 
     Source: RoFormer §3.2.2.
     """
-    if not (np.isfinite(base) and base > 0):
-        raise ArgumentError("base", base, "a finite number above 0")
-    check_integer("start", start, least=0)
-    check_integer("count", count, least=1)
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.rope.Layout")
+    if not isinstance(base, int | float) or not (np.isfinite(base) and base > 0):
+        raise ArgumentError("base", repr(base), "a finite number above 0")
+    check_integer("start", start, 0, MOST_POSITIONS)
+    check_integer("count", count, 1, MOST_POSITIONS)
     theta = base ** (-2 * layout.pair / layout.head_dim)
     angle = np.arange(start, start + count)[:, np.newaxis] * theta
     return Rotation(layout, np.cos(angle), layout.sign * np.sin(angle))
@@ -170,6 +176,9 @@ def rotate(x: Reals, turn: Rotation) -> Reals:
 
     Source: K-sort, equation 4; errata B5, B8.
     """
+    if not isinstance(turn, Rotation):
+        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.rope.Rotation")
+    check_reals("x", x, 3)
     positions, head_dim = turn.cos.shape
     if x.ndim != 3 or x.shape[0] != positions or x.shape[2] != head_dim:
         raise ArgumentError("shape of x", x.shape, f"{positions} x heads x {head_dim}")
@@ -178,7 +187,7 @@ def rotate(x: Reals, turn: Rotation) -> Reals:
 
 
 def _check_head_dim(head_dim: int) -> None:
-    check_integer("head_dim", head_dim, least=2)
+    check_integer("head_dim", head_dim, 2, MOST_CHANNELS)
     if head_dim % 2 != 0:
         raise ArgumentError("head_dim", head_dim, "an even number: channels rotate in pairs")
 
