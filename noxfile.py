@@ -2,7 +2,7 @@
 
 =============  ===========================================================================================
 demo           fetch a real model, certify the backends on its weights, generate, measure
-tests          the specification's own tests and doctests, then the suite on every backend
+tests          the specification's own tests and doctests, and the suite on every backend
 conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
 bench          compare the speed of the backends
 docs           build the documentation into docs/_build/html
@@ -35,7 +35,6 @@ HERE = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
 SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance"]
 TYPED = ["spec", "backends", "conformance", "bench", "docs/_ext"]
-BACKENDS = ["reference", "numpy", "cppyy"]
 
 
 @nox.session
@@ -48,15 +47,20 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the specification's own tests and doctests, then the suite on every backend.
+    """Run the specification's own tests and doctests, and among them the suite on every backend.
 
-    Arguments go to pytest, and then the suite is left out: ``nox -s tests -- -k packing``.
+    Arguments go to pytest: ``nox -s tests -- -k packing``.
     """
     install(session, extras=["cppyy", "conformance"], groups=["tests", "docs"])
-    session.run("pytest", "--numprocesses=auto", "conformance/selftest", "--pyargs", "lowbit", *session.posargs)
-    if not session.posargs:
-        for backend in BACKENDS:
-            run_outside(session, "lowbit", "conformance", backend)
+    session.run(
+        "pytest",
+        "--numprocesses=auto",
+        "--dist=worksteal",
+        "conformance/selftest",
+        "--pyargs",
+        "lowbit",
+        *session.posargs,
+    )
 
 
 @nox.session

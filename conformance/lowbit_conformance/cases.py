@@ -136,7 +136,8 @@ def systematic(clause: str) -> Iterator[MatrixCase]:
                     turn += 1
             for columns in COLUMNS:
                 yield MatrixCase(clause, "lattice", "wide", bits, 2 * unit, columns, unit, convention)
-            yield from large(clause, bits, convention)
+            if clause.startswith("linear."):
+                yield from large(clause, bits, convention)
 
 
 def large(clause: str, bits: int, convention: Convention, tier: str = "lattice") -> Iterator[MatrixCase]:

@@ -49,7 +49,7 @@ def model_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 def with_vectors(cases: Iterator[MatrixCase]) -> Iterator[MatrixCase]:
     """Give the cases of qgemm several vectors, each case another number of them; leave those of qgemv alone."""
     for turn, case in enumerate(cases):
-        vectors = 2 if case.variant == "large" else VECTORS[turn % len(VECTORS)]
+        vectors = 5 if case.variant == "large" else VECTORS[turn % len(VECTORS)]
         yield replace(case, vectors=vectors) if case.operation == "linear.qgemm" else case
 
 

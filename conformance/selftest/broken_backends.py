@@ -393,24 +393,25 @@ class DeclaresWhatItLacks(Correct):
         return Capabilities({"packing.pack": Declaration()})
 
 
-FOUND_BY_RESULT = (
-    SwappedNibble,
-    StraddleCutShort,
-    WrongGroupAtOneRow,
-    ShortLastGroup,
-    ZeroOffByOne,
-    DroppedProduct,
-    DroppedProductInDeepMatrices,
-    DroppedTailOfRows,
-    HalfPrecision,
-    HiddenNaN,
-    PositiveMinimum,
-    MinimumRoundedToAZeroPoint,
-    DroppedTailOfDeepMinimum,
-    LastColumnOfLargeMatrices,
-    FlushedHalves,
-    HiddenNaNInDeepMatrices,
-)
+# The clause whose cases show that the result is wrong.
+FOUND_BY_RESULT = {
+    SwappedNibble: "C1",
+    StraddleCutShort: "C1",
+    WrongGroupAtOneRow: "C1",
+    ShortLastGroup: "C1",
+    ZeroOffByOne: "C1",
+    DroppedProduct: "C1",
+    DroppedProductInDeepMatrices: "C1",
+    DroppedTailOfRows: "C1",
+    HalfPrecision: "C2",
+    HiddenNaN: "C5",
+    PositiveMinimum: "C1",
+    MinimumRoundedToAZeroPoint: "C1",
+    DroppedTailOfDeepMinimum: "C1",
+    LastColumnOfLargeMatrices: "C1",
+    FlushedHalves: "C2",
+    HiddenNaNInDeepMatrices: "C5",
+}
 # The verdict, and the clause whose cases give it.
 FOUND_BY_VERDICT = {
     TailColumnsUnwritten: ("STALE_OUTPUT", "C1"),
