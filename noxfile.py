@@ -75,9 +75,15 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare the speed of the backends; arguments go to pytest."""
+    """Compare the speed of the backends, as a table and a picture in bench/results; arguments go to pytest."""
     install(session, extras=["cppyy", "conformance", "bench"])
-    session.run("pytest", "bench", *session.posargs)
+    results = HERE / "bench/results"
+    results.mkdir(exist_ok=True)
+    figures = results / "bench.json"
+    session.run(
+        "pytest", "bench", f"--benchmark-json={figures}", "--benchmark-columns=median,iqr,rounds", *session.posargs
+    )
+    session.run("python", "bench/report.py", str(figures), str(results / "bench.svg"))
 
 
 @nox.session

@@ -10,6 +10,7 @@ import numpy as np
 from lowbit_cppyy.compiler import runtime
 
 ROTATION = 2**30  # bytes read before any is read again; the caches of these machines hold 32 MiB
+TRIAL = 2**26  # bytes of one reading by which the fastest reader is found
 READERS = ("plain loop", "256-bit registers", "256-bit registers, prefetched")
 
 
@@ -48,7 +49,7 @@ class MemoryReader:
         return median(ratios)
 
     def _trial(self, which: int) -> float:
-        return min(self._timed(2**26, which) for _ in range(16))
+        return min(self._timed(TRIAL, which) for _ in range(16))
 
     def _timed(self, nbytes: int, which: int) -> float:
         words = min(nbytes // 8, len(self._memory))

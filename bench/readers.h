@@ -67,7 +67,7 @@ inline void read_chunk(const void* context, std::int64_t first, std::int64_t las
 // Read `words` eight-byte words by the threads of a pool; the result depends on every one of them.
 inline std::uint64_t read(lowbit::Pool& pool, const std::uint64_t* from, std::int64_t words, int which) {
   Reading reading{from, which, {}, (words + 4 * pool.threads() - 1) / (4 * pool.threads())};
-  pool.run(words, reading.chunk, read_chunk, &reading);
+  pool.run(words, reading.chunk, true, read_chunk, &reading);
   std::uint64_t sum = 0;
   for (const std::uint64_t part : reading.sums) sum += part;
   return sum;
@@ -82,7 +82,7 @@ inline void spin_chunk(const void* context, std::int64_t first, std::int64_t las
 // Arithmetic that no other core can slow down: whether the threads have a core each.
 inline void spin(lowbit::Pool& pool, std::int64_t steps) {
   double sink[64] = {};
-  pool.run(steps, steps / pool.threads(), spin_chunk, sink);
+  pool.run(steps, steps / pool.threads(), true, spin_chunk, sink);
 }
 
 }  // namespace lowbit::bench

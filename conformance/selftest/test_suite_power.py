@@ -36,10 +36,19 @@ def test_the_control_passes() -> None:
     assert 0 < rows["linear.qgemv"]["worst_share"] < 1
 
 
-@pytest.mark.parametrize("name", ["cppyy", "numpy", "reference"])
+# The reference against itself where the backends do not declare all, which is where no other run computes with it.
+RUNS = {
+    "cppyy": (),
+    "numpy": (),
+    "reference": ("offload.trace", "bfp.store", "bfp.load", "bfp.total", "linear.qgemv/C3"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_the_backends_of_this_distribution_pass(name: str) -> None:
-    """The whole suite, run as a user runs it: every operation and clause that each backend declares."""
-    status, answer, error = conformance(name, "--seeds", "0")
+    """The suite, run as a user runs it: every operation and clause that a backend declares."""
+    chosen = [part for operation in RUNS[name] for part in ("--op", operation)]
+    status, answer, error = conformance(name, "--seeds", "0", *chosen)
     assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
 
 
