@@ -122,3 +122,20 @@ def test_a_window_is_attention_over_fewer_tokens(seed: int, tokens: int, before:
         seen = slice(max(0, before + t + 1 - window), before + t + 1)
         alone = attend(queries[t : t + 1], keys[:, seen], values[:, seen])
         np.testing.assert_allclose(result[t], alone[0], rtol=0, atol=1e-13)
+
+
+def test_scale_and_bias_of_t5() -> None:
+    """Without 1/√d and with a bias for each head and distance, by loops; also inside a window (errata G4)."""
+    rng = np.random.default_rng(9)
+    queries, bias = rng.normal(size=(3, 4, 6)), rng.normal(size=(4, 3, 5))
+    keys, values = rng.normal(size=(2, 2, 5, 6))
+    for window in (None, 2):
+        given = attend(queries, keys, values, window, scale=1.0, bias=bias)
+        for t in range(3):
+            for h in range(4):
+                seen = range(0 if window is None else max(0, t + 3 - window), t + 3)
+                scores = np.array([queries[t, h] @ keys[h // 2, u] + bias[h, t, u] for u in seen])
+                shares = np.exp(scores) / np.exp(scores).sum()
+                np.testing.assert_allclose(given[t, h], shares @ values[h // 2, seen.start : seen.stop], rtol=1e-12)
+    with pytest.raises(ArgumentError, match="shape of bias is"):
+        attend(queries, keys, values, bias=bias[:, :, :4].copy())

@@ -52,8 +52,16 @@ def softmax(scores: Reals) -> Reals:
     return powers / total
 
 
-def attend(queries: Reals, keys: Reals, values: Reals, window: int | None = None) -> Reals:
-    """Grouped-query attention of the last T of S tokens over all S.
+def attend(
+    queries: Reals,
+    keys: Reals,
+    values: Reals,
+    window: int | None = None,
+    *,
+    scale: float | None = None,
+    bias: Reals | None = None,
+) -> Reals:
+    r"""Grouped-query attention of the last T of S tokens over all S.
 
     The first of two tokens sees only itself; the second, whose query favours neither key, sees both alike:
 
@@ -69,6 +77,8 @@ def attend(queries: Reals, keys: Reals, values: Reals, window: int | None = None
         keys: float64, G × S × d_h; G divides H.
         values: float64, G × S × d_h.
         window: how many tokens a token sees, itself included; None for all.
+        scale: what scores are multiplied by; None for :math:`1/\sqrt{d_h}`. T5 has 1.
+        bias: float64, H × T × S, added to the scaled scores, as T5 adds one by the distance of tokens; None for none.
 
     Returns:
         float64, T × H × d_h.
@@ -76,7 +86,7 @@ def attend(queries: Reals, keys: Reals, values: Reals, window: int | None = None
     Raises:
         ArgumentError: shapes that do not belong together; a window below 1.
 
-    Source: GQA §2.2; errata G1.
+    Source: GQA §2.2; errata G1, G4.
     """
     for name, array in (("queries", queries), ("keys", keys), ("values", values)):
         check_reals(name, array, 3)
@@ -88,14 +98,22 @@ def attend(queries: Reals, keys: Reals, values: Reals, window: int | None = None
         raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), f"G x S x {head_dim}, both")
     if tokens > length:
         raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
+    if bias is not None:
+        check_reals("bias", bias, 3)
+        if bias.shape != (heads, tokens, length):
+            raise ArgumentError("shape of bias", bias.shape, f"{heads} x {tokens} x {length}")
     if window is not None:
         check_integer("window", window, least=1)
         first = max(0, length - tokens - window + 1)  # the first token that any of the queries sees
         keys, values, length = keys[:, first:], values[:, first:], length - first
+        bias = None if bias is None else bias[:, :, first:]
     # Group j is heads j·r … (j+1)·r − 1, so splitting the head axis into (G, r) is the grouping; the keys and values of
     # a group meet its r heads by broadcasting over that second axis.
     grouped = queries.reshape(tokens, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
-    scores = grouped @ keys[:, np.newaxis].swapaxes(-1, -2) / np.sqrt(head_dim)  # G × r × T × S
+    products = grouped @ keys[:, np.newaxis].swapaxes(-1, -2)  # G × r × T × S
+    scores = products / np.sqrt(head_dim) if scale is None else products * scale
+    if bias is not None:
+        scores += bias.reshape(kv_heads, heads // kv_heads, tokens, length)
     if tokens > 1:
         position = np.arange(length - tokens, length)[:, np.newaxis]
         scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it

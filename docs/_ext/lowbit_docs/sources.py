@@ -137,7 +137,7 @@ def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
             text = nodes.literal(text=name.removeprefix("lowbit."))
             links += make_refnode(app.builder, docname, entry.docname, entry.node_id, text)
         if not len(links):
-            links += nodes.emphasis(text="in no chapter yet")
+            links += nodes.emphasis(text="in no chapter")
         empty.replace_self(links)
 
 
