@@ -49,12 +49,14 @@ import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.bounds import Arithmetic
-from lowbit.check import check_array, check_choice, spoken
+from lowbit.check import check_array, check_choice, check_integer, spoken
 from lowbit.contract import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
 
 ENTRY_POINTS = "lowbit.backends"
+MOST_ALIGNMENT = 4096
+"""Bytes: a page of memory."""
 DIRECT = re.compile(r"[\w.]+:[\w.]+")
 
 
@@ -105,11 +107,24 @@ class Capabilities:
         operations: operation id to what is claimed of it.
         concurrent: whether several threads may call it at once.
         details: anything a report should state: version, instruction set, threads.
+        alignment: the addresses of arrays that it is given are multiples of so many bytes, a power of two; 0 means
+            those of the array's own elements, which is what numpy promises.
+        overread: so many bytes past the end of an array it may read, and must not use; the caller then sees to it
+            that they can be read.
+        profiles: the names of the `lowbit.profiles` that it claims to keep.
     """
 
     operations: Mapping[str, Declaration]
     concurrent: bool = False
     details: Mapping[str, str] | None = None
+    alignment: int = 0
+    overread: int = 0
+    profiles: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.alignment & (self.alignment - 1) or not 0 <= self.alignment <= MOST_ALIGNMENT:
+            raise ArgumentError("alignment", self.alignment, f"0 or a power of two up to {MOST_ALIGNMENT}")
+        check_integer("overread", self.overread, 0, MOST_ALIGNMENT)
 
 
 # **Weights made ready.**

@@ -18,6 +18,9 @@ that it computes; it is never tuned to what a kernel happens to return.
 
 **Either**: where a standard leaves a choice, one of the named alternatives, and the same one all through a run.
 
+Beside the clauses of its own every operation keeps the same seven *habits* (`HABITS`): they say what a call may do to
+the process it runs in, and are broken by a kernel whose numbers are right.
+
 An operation ends where arithmetic turns discontinuous (a cast, a choice of the largest): beyond that point one
 rounding more or less gives quite another result, so what lies beyond is another operation with inputs of its own.
 """
@@ -108,3 +111,35 @@ def operation(
     full = {f"{id}/{number}": sentence for number, sentence in clauses.items()}
     _operations[id] = Operation(id, title, promise, source, reference, check, parameters, MappingProxyType(full))
     return _operations[id]
+
+
+# **Habits** have ids like clauses, ``packing.pack/H4``, with the same text for every operation. The suite watches all
+# of them in every case; H4 and H6 have cases of their own besides.
+
+HABITS: Mapping[str, str] = MappingProxyType(
+    {
+        "H1": "It reads nothing but its arguments, and as many bytes past an array's end as the backend declares.",
+        "H2": "It writes nothing but its result: not its arguments, and nothing beside them.",
+        "H3": "It writes every element of its result.",
+        "H4": "Equal arguments give equal bits: again, after a hundred other calls, wherever the arrays lie and "
+        "whatever lies around them, and from several threads at once if the backend declares that.",
+        "H5": "It comes back in time, and does not end the process.",
+        "H6": "It leaves the process as it found it: environment, folder, locale, floating-point mode, signal handlers, "
+        "standard output, open files, threads, child processes; and memory does not grow with the number of calls.",
+        "H7": "It computes the result itself, and asks neither the reference nor another backend.",
+    }
+)
+
+
+def sentence(clause: str) -> str:
+    """What a clause or a habit says.
+
+    >>> sentence("packing.pack/H3")
+    'It writes every element of its result.'
+
+    Raises:
+        KeyError: there is no such operation, clause or habit; import `lowbit.operations` first.
+    """
+    operation, _, number = clause.rpartition("/")
+    clauses = _operations[operation].clauses
+    return HABITS[number] if number in HABITS else clauses[clause]
