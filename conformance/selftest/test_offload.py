@@ -104,11 +104,11 @@ class OffloadMachine(RuleBasedStateMachine):
         request = Request(layer, tuple(needed), tuple(guesses))
         self.layer, self.most_guesses = layer, max(self.most_guesses, len(guesses))
         self.requests.append(request)
-        events = self.machine.visit(request)
+        events = self.machine.step(request)
         self.events += events
         output = self.run(self.memory, request, events)
         without = Request(layer, tuple(needed))
-        assert output == self.run(self.plain, without, self.unguessed.visit(without)), "prefetching changed the output"
+        assert output == self.run(self.plain, without, self.unguessed.step(without)), "prefetching changed the output"
         direct = 0.0
         for e in sorted(needed):
             direct += self.shares[layer, e] * self.answers[layer, e]

@@ -92,8 +92,8 @@ def test_a_needed_guess_is_not_dropped_for_a_load() -> None:
 def test_a_prompt_streams_through() -> None:
     """M3: residents run first, misses by ascending id, and the k that ran last remain."""
     machine = Offload(Arrangement(1, 8, 2))
-    machine.visit(Request(0, (5, 6)))
-    events = machine.visit(Request(0, (7, 6, 0, 3)))
+    machine.step(Request(0, (5, 6)))
+    events = machine.step(Request(0, (7, 6, 0, 3)))
     assert [(e.kind, e.expert) for e in events if e.kind in ("hit", "promote")] == [
         ("hit", 6),
         ("promote", 0),
@@ -157,8 +157,8 @@ def test_a_refused_request_changes_nothing(seed: int) -> None:
             Request(request.layer, ()),
         ):
             with pytest.raises(ArgumentError):
-                machine.visit(wrong)
-        events += machine.visit(request)
+                machine.step(wrong)
+        events += machine.step(request)
     assert tuple(events) == trace(Arrangement(2, 6, 2), requests)
 
 

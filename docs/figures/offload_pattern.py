@@ -19,7 +19,7 @@ for t in range(TOKENS):
     for layer in range(LAYERS):
         kept = [resident.expert for resident in machine.slots[layer]]
         rows[layer].scatter([t] * len(kept), kept, s=14, marker="s", color="gray", zorder=3)
-        machine.visit(Request(layer, tuple(chosen[layer][t].tolist())))
+        machine.step(Request(layer, tuple(chosen[layer][t].tolist())))
 for layer, axes in enumerate(rows):
     active = np.zeros((EXPERTS, TOKENS))
     for t in range(TOKENS):

@@ -9,9 +9,9 @@ What it declares and lacks is a failure. And it never answers by calling the ref
 
 **Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
 whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
-`packing.pack`. `PreparedLinear` does the same for products. A backend overrides hooks only, so it never sees a wrong
-bit width, a strided array or a read-only output, and every backend words such an error the same way. The smallest
-backend is one hook:
+`packing.pack`. `PreparedLinear` does the same for products, and `lowbit.session.Session` for each step of an operation
+that remembers. A backend overrides hooks only, so it never sees a wrong bit width, a strided array or a read-only
+output, and every backend words such an error the same way. The smallest backend is one hook:
 
 >>> class Mine(Backend):
 ...     name = "mine"
@@ -53,6 +53,7 @@ from lowbit.check import check_array, check_choice, check_integer, spoken
 from lowbit.contract import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
+from lowbit.session import Session
 
 ENTRY_POINTS = "lowbit.backends"
 MOST_ALIGNMENT = 4096
@@ -228,10 +229,32 @@ class Backend(ABC):
         """Run one operation of the specification, with the arguments of its reference function.
 
         Raises:
-            ArgumentError: there is no such operation, or an argument is wrong.
+            ArgumentError: there is no such operation, or it is one to be opened, or an argument is wrong.
             NotDeclaredError: the backend does not declare it, or not for these arguments.
         """
-        check_choice("operation", operation, sorted(OPERATIONS))
+        check_choice("operation", operation, sorted(name for name in OPERATIONS if not OPERATIONS[name].stateful))
+        return self._call(operation, *arguments, **choices)
+
+    def open(self, operation: str, *arguments: Any, **choices: Any) -> Session:
+        """Open a stateful operation; its hook answers with an object that has `step`, and `close` if it needs one.
+
+        >>> from lowbit.offload import Arrangement, Request
+        >>> with load("reference").open("offload.engine", Arrangement(layers=1, experts=4, slots=2)) as engine:
+        ...     print(*(event.kind for event in engine.step(Request(0, (3,)))))
+        load promote
+
+        Raises:
+            ArgumentError: there is no such operation, or it is one to be run, or an argument is wrong.
+            NotDeclaredError: the backend does not declare it, or not for these arguments.
+        """
+        check_choice("operation", operation, sorted(name for name in OPERATIONS if OPERATIONS[name].stateful))
+        check_step = OPERATIONS[operation].check_step
+        assert check_step is not None
+        steps = self._call(operation, *arguments, **choices)
+        return Session(operation, steps, check_step(*arguments, **choices))
+
+    def _call(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """Check the arguments, then the declaration, then call the hook."""
         specified = OPERATIONS[operation]
         specified.check(*arguments, **choices)
         self._check_declared(operation, specified.parameters(*arguments, **choices))

@@ -21,6 +21,10 @@ that it computes; it is never tuned to what a kernel happens to return.
 Beside the clauses of its own every operation keeps the same seven *habits* (`HABITS`): they say what a call may do to
 the process it runs in, and are broken by a kernel whose numbers are right.
 
+**Stateful operations** remember: a cache, an engine. They are opened with some arguments and then take *steps*, each
+with arguments of its own; what a step answers depends on the steps before it and on nothing else. `reference` opens
+one and returns an object with a method `step`, and `check_step` makes the check of its steps.
+
 An operation ends where arithmetic turns discontinuous (a cast, a choice of the largest): beyond that point one
 rounding more or less gives quite another result, so what lies beyond is another operation with inputs of its own.
 """
@@ -59,6 +63,9 @@ class Operation:
         check: takes the same arguments, raises `ArgumentError` where they are wrong, reads nothing else.
         parameters: takes the same arguments and names the choices that they make.
         clauses: clause id (``packing.pack/C1``) to one sentence.
+        check_step: None, unless the operation is stateful: takes the opening arguments and returns the check of the
+            steps that follow, which is called with the arguments of each before it is taken, raises `ArgumentError`
+            where they are wrong, and may remember what it has let through.
     """
 
     id: str
@@ -69,6 +76,12 @@ class Operation:
     check: Callable[..., None]
     parameters: Callable[..., Parameters]
     clauses: Mapping[str, str]
+    check_step: Callable[..., Callable[..., None]] | None = None
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it is opened and takes steps (`lowbit.backend.Backend.open`) rather than run once."""
+        return self.check_step is not None
 
 
 _operations: dict[str, Operation] = {}
@@ -87,6 +100,7 @@ def operation(
     check: Callable[..., None],
     parameters: Callable[..., Parameters],
     clauses: Mapping[str, str],
+    check_step: Callable[..., Callable[..., None]] | None = None,
 ) -> Operation:
     """Declare an operation; a chapter calls this once for each of its own.
 
@@ -99,6 +113,7 @@ def operation(
         check: see `Operation`.
         parameters: see `Operation`.
         clauses: short number (``C1``) to one sentence.
+        check_step: see `Operation`; given for a stateful operation only.
 
     Returns:
         The operation, now also in `OPERATIONS`.
@@ -109,7 +124,9 @@ def operation(
     if id in _operations:
         raise ValueError(f"operation {id} is declared twice")
     full = {f"{id}/{number}": sentence for number, sentence in clauses.items()}
-    _operations[id] = Operation(id, title, promise, source, reference, check, parameters, MappingProxyType(full))
+    _operations[id] = Operation(
+        id, title, promise, source, reference, check, parameters, MappingProxyType(full), check_step
+    )
     return _operations[id]
 
 

@@ -8,15 +8,21 @@ the cast of what came, once; nothing is ever cast twice.
 float, at the keys' own positions. Most engines store them *after* RoPE, so that a score is an integer dot product.
 This cache stores what it is given: hand it keys before or after the rotation, and rotate what comes back or do not.
 
+**As an operation** the cache is stateful (`lowbit.session`): it is opened empty, a step adds tokens, and answers with
+all that attention would read then.
+
 Source: K-sort §II.B, §III; errata B6, B9.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
 from lowbit.attention import KeyValueCache, Reals
-from lowbit.bfp import Blocks, Format, cast, decode
-from lowbit.bfp_storage import StoredBlocks, load, row_bytes, store
-from lowbit.check import check_integer
+from lowbit.bfp import Blocks, Floats, Format, cast, decode, format_parameters
+from lowbit.bfp_storage import StoredBlocks, check_stored_format, load, row_bytes, store
+from lowbit.check import check_array, check_finite, check_integer
+from lowbit.contract import EXACT, Parameters, operation
 
 
 class BfpRows:
@@ -26,9 +32,13 @@ class BfpRows:
         self.columns, self.format = columns, format
         self._parts: list[StoredBlocks] = []
 
-    def append(self, rows: Reals) -> None:
-        """Cast rows (float64, R × n, finite in float32) and store them."""
-        self._parts.append(store(cast(np.ascontiguousarray(rows, np.float32), self.format)))
+    def stored(self, rows: Reals) -> StoredBlocks:
+        """What rows (float64, R × n, finite in float32) are stored as."""
+        return store(cast(np.ascontiguousarray(rows, np.float32), self.format))
+
+    def add(self, part: StoredBlocks) -> None:
+        """Put stored rows after the ones that are there."""
+        self._parts.append(part)
 
     @property
     def blocks(self) -> Blocks:
@@ -89,12 +99,62 @@ class BfpKeyValueCache(KeyValueCache):
         return sum(rows.nbytes for rows in (*self._key_rows, *self._value_rows))
 
     def append(self, keys: Reals, values: Reals) -> None:
-        """Add T tokens after the ones that are there; arguments as for `lowbit.attention.KeyValueCache.append`."""
+        """Add T tokens after the ones that are there; arguments as for `lowbit.attention.KeyValueCache.append`.
+
+        Raises:
+            ArgumentError: heads or channels that are not the cache's, numbers that float32 cannot hold, or a format
+                that cannot be stored; nothing has changed then.
+        """
         self._check(keys, values)
-        for j, (key_rows, value_rows) in enumerate(zip(self._key_rows, self._value_rows, strict=True)):
-            key_rows.append(keys[:, j])
-            value_rows.append(values[:, j])
+        parts = [rows.stored(keys[:, j]) for j, rows in enumerate(self._key_rows)]
+        parts += [rows.stored(values[:, j]) for j, rows in enumerate(self._value_rows)]
+        for rows, part in zip((*self._key_rows, *self._value_rows), parts, strict=True):
+            rows.add(part)
         self._length += len(keys)
+
+    def step(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+        """Add T tokens, and answer with the keys and the values of all tokens so far.
+
+        >>> from lowbit.bfp import bfp12
+        >>> cache = BfpKeyValueCache(kv_heads=1, head_dim=2, key_format=bfp12(2), value_format=bfp12(2))
+        >>> token = np.array([[[1.0, 0.4]]], np.float32)
+        >>> for _ in range(2):
+        ...     keys, values = cache.step(token, token)
+        >>> keys
+        array([[[1. , 0.5],
+                [1. , 0.5]]], dtype=float32)
+
+        Args:
+            keys: float32, T × G × d_h, finite.
+            values: float32, T × G × d_h, finite.
+
+        Returns:
+            float32, G × S × d_h, twice.
+
+        Raises:
+            ArgumentError: another dtype, shape or layout, or a number that is not finite; nothing has changed then.
+        """
+        check_tokens(keys, values, *self._keys.shape[::2])
+        self.append(keys.astype(np.float64), values.astype(np.float64))
+        return self.keys.astype(np.float32), self.values.astype(np.float32)  # decoded from float32, so no rounding
+
+
+def cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> BfpKeyValueCache:
+    """An empty cache of one layer, whose `step` takes tokens.
+
+    Args:
+        kv_heads: G.
+        head_dim: d_h.
+        key_format: of the keys, with exponents of at most 8 bits.
+        value_format: of the values, likewise.
+
+    Raises:
+        ArgumentError: an argument below 1, or a format that cannot be stored.
+
+    Source: K-sort §II.B; errata B9.
+    """
+    check_cache(kv_heads, head_dim, key_format, value_format)
+    return BfpKeyValueCache(kv_heads, head_dim, key_format, value_format)
 
 
 def bytes_per_token(kv_heads: int, head_dim: int, format: Format) -> int:
@@ -106,3 +166,61 @@ def bytes_per_token(kv_heads: int, head_dim: int, format: Format) -> int:
     check_integer("kv_heads", kv_heads, least=1)
     check_integer("head_dim", head_dim, least=1)
     return kv_heads * (row_bytes(head_dim, format.mantissa) + format.blocks(head_dim))
+
+
+# **Checks.**
+
+
+def check_cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+    """The checks of `cache`."""
+    check_integer("kv_heads", kv_heads, least=1)
+    check_integer("head_dim", head_dim, least=1)
+    check_stored_format(key_format)
+    check_stored_format(value_format)
+
+
+def check_tokens(keys: Floats, values: Floats, kv_heads: int, head_dim: int) -> None:
+    """The checks of a step: as many values as keys, all of them finite."""
+    check_array("keys", keys, np.float32, (None, kv_heads, head_dim))
+    check_array("values", values, np.float32, keys.shape)
+    check_finite("keys", keys)
+    check_finite("values", values)
+
+
+def check_steps(
+    kv_heads: int, head_dim: int, key_format: Format, value_format: Format
+) -> Callable[[Floats, Floats], None]:
+    """The check of the steps of one cache, which remembers nothing."""
+    return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim)
+
+
+def cache_parameters(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> Parameters:
+    """The choices that a cache makes, by the names under which a backend declares what it handles."""
+    own: dict[str, object] = {"kv_heads": kv_heads, "head_dim": head_dim}
+    for name, format in (("key", key_format), ("value", value_format)):
+        own |= {f"{name}_{choice}": given for choice, given in format_parameters(format).items()}
+    return own
+
+
+# **What a backend promises.**
+
+CACHE = operation(
+    "kvcache.bfp",
+    "Keys and values in Block Floating Point",
+    promise=EXACT,
+    source="K-sort §II.B, §III; errata B6, B9",
+    reference=cache,
+    check=check_cache,
+    check_step=check_steps,
+    parameters=cache_parameters,
+    clauses={
+        "C1": "Each step answers with the keys and the values of all tokens since the cache was opened, in the order "
+        "in which they came, float32, G × S × d_h; the row of a token in a head is `bfp.decode` of `bfp.cast` of the "
+        "row that was given.",
+        "C2": "A token has the same bits in every answer from its own on, however many tokens come after it.",
+        "C3": "Tokens that come in one step and tokens that come one by one have equal bits.",
+        "C4": "Wrong dtypes, shapes or layouts, numbers that are not finite, arguments below 1 and formats that cannot "
+        "be stored are refused with an ArgumentError, and a step that is refused changes nothing.",
+        "C5": "Caches that are open at once do not disturb each other, and a new one is empty.",
+    },
+)

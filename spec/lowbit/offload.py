@@ -165,7 +165,7 @@ class Staged:
 
 
 class Offload:
-    """The state machine; `visit` answers one request with its events.
+    """The state machine; `step` answers one request with its events.
 
     Attributes:
         arrangement: what it places.
@@ -185,7 +185,7 @@ class Offload:
         self._step, self._layer = -1, -1
         self._events: list[Event] = []
 
-    def visit(self, request: Request) -> Trace:
+    def step(self, request: Request) -> Trace:
         """The events of one request.
 
         Raises:
@@ -327,14 +327,14 @@ def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
     """
     check_trace(arrangement, requests)
     machine = Offload(arrangement)
-    return tuple(event for request in requests for event in machine.visit(request))
+    return tuple(event for request in requests for event in machine.step(request))
 
 
 # **Checks.**
 
 
 def check_request(request: Request, arrangement: Arrangement, last: int) -> None:
-    """Refuse what `Offload.visit` cannot place; `last` is the layer of the request before, −1 at the beginning."""
+    """Refuse what `Offload.step` cannot place; `last` is the layer of the request before, −1 at the beginning."""
     if not isinstance(request, Request):
         raise ArgumentError("request", f"a {type(request).__name__}", "a Request")
     check_integer("layer", request.layer, 0, arrangement.layers - 1)
@@ -367,6 +367,7 @@ def check_trace(arrangement: Arrangement, requests: Sequence[Request]) -> None:
 
 
 # **What a backend promises.** The whole state is inside one call: it is given all requests and answers with all events.
+# The chapter `offload_engine` promises the same request by request.
 
 TRACE = operation(
     "offload.trace",

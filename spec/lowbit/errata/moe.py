@@ -35,7 +35,7 @@ def the_most_recently_used_stay() -> None:
         printed = [*(e for e in printed if e != expert), expert][:k]  # the k least recently used of all that are there
     assert printed == [0, 1] and printed_hits == 0
     machine = Offload(Arrangement(layers=1, experts=4, slots=k))
-    events = [event for expert in uses for event in machine.visit(Request(0, (expert,)))]
+    events = [event for expert in uses for event in machine.step(Request(0, (expert,)))]
     assert len(of_kind(tuple(events), "hit")) == 4
     assert [resident.expert for resident in machine.slots[0]] == [3, 2]
 
@@ -82,7 +82,7 @@ def residents_come_first() -> None:
     second = tuple(event for event in events if event.step == 1)
     assert kinds(second) == [("hit", 3), ("load", 1), ("evict", 7), ("promote", 1)]
     machine = Offload(Arrangement(1, 8, k))
-    machine.visit(Request(0, (5, 2, 7, 0)))  # a prompt: more than k
+    machine.step(Request(0, (5, 2, 7, 0)))  # a prompt: more than k
     assert [resident.expert for resident in machine.slots[0]] == [5, 7]
 
 
