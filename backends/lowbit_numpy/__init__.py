@@ -15,6 +15,7 @@ from lowbit.bounds import Arithmetic, any_order
 from lowbit.packing import Codes, Words
 from lowbit_numpy.caches import CacheOperations
 from lowbit_numpy.codes import pack_bits, unpack_bits
+from lowbit_numpy.engines import OffloadOperations
 from lowbit_numpy.groups import dequantize_groups, quantize_groups
 from lowbit_numpy.heads import PoolingOperations
 from lowbit_numpy.hessians import GptqOperations
@@ -42,7 +43,14 @@ class NumpyLinear(PreparedLinear):
 
 
 class NumpyBackend(
-    CacheOperations, GptqOperations, HqqOperations, LayoutOperations, PoolingOperations, RoutingOperations, Backend
+    CacheOperations,
+    GptqOperations,
+    HqqOperations,
+    LayoutOperations,
+    OffloadOperations,
+    PoolingOperations,
+    RoutingOperations,
+    Backend,
 ):
     """Vectorised numpy and BLAS: dequantise, then multiply."""
 
@@ -56,6 +64,7 @@ class NumpyBackend(
         operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)
         operations |= GptqOperations.declared | HqqOperations.declared | PoolingOperations.declared
         operations |= LayoutOperations.declared | RoutingOperations.declared | CacheOperations.declared
+        operations |= OffloadOperations.declared
         return Capabilities(operations, concurrent=True, details={"numpy": version("numpy")})
 
     def _packing_pack(self, codes: Codes, bits: int) -> Words:

@@ -15,12 +15,18 @@ from lowbit.rope import Layout, Rotation
 BOUNDED = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 
 
-class CacheOperations:
-    """Hooks of `bfp`, `rope`, `attention` and `ksort`."""
+EXACT = ("bfp.cast", "bfp.decode", "bfp.dot", "ksort.permutation", "ksort.relabel", "kvcache.bfp")
 
-    declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(
-        ("bfp.cast", "bfp.decode", "bfp.dot", "ksort.permutation", "ksort.relabel"), Declaration()
-    ) | dict.fromkeys(("rope.rotate", "attention.softmax", "attention.attend"), BOUNDED)
+
+class CacheOperations:
+    """Hooks of `bfp`, `rope`, `attention`, `ksort` and `kvcache`."""
+
+    declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(EXACT, Declaration()) | dict.fromkeys(
+        ("rope.rotate", "attention.softmax", "attention.attend"), BOUNDED
+    )
+
+    def _kvcache_bfp(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> "Cache":
+        return Cache(self, kv_heads, head_dim, key_format, value_format)
 
     def _bfp_cast(self, x: Floats, format: Format) -> Blocks:
         """All blocks at once: rows are filled up with zeros to whole blocks, which changes no block's largest."""
@@ -76,3 +82,39 @@ class CacheOperations:
     def _ksort_relabel(self, layout: Layout, order: Order) -> Layout:
         new_name = np.argsort(order)  # an order's inverse
         return Layout(new_name[layout.partner[order]], layout.sign[order], layout.pair[order])
+
+
+class Cache:
+    """Keys and values of one layer: integers of all heads side by side, in arrays that double when they are full."""
+
+    def __init__(self, casts: CacheOperations, kv_heads: int, head_dim: int, *formats: Format) -> None:
+        self._casts, self._heads, self._length = casts, kv_heads, 0
+        self._formats = formats
+        self._mantissas = [np.zeros((1, kv_heads, head_dim), format.dtype) for format in formats]
+        self._exponents = [np.zeros((1, kv_heads, format.blocks(head_dim)), np.int16) for format in formats]
+
+    def step(self, *tokens: Floats) -> tuple[Floats, ...]:
+        """Cast T tokens, keys and values, and decode all that there are."""
+        start, self._length = self._length, self._length + len(tokens[0])
+        self._grow()
+        for kind, (given, format) in enumerate(zip(tokens, self._formats, strict=True)):
+            blocks = self._casts._bfp_cast(given.reshape(-1, given.shape[2]), format)
+            self._mantissas[kind][start : self._length] = blocks.mantissas.reshape(given.shape)
+            self._exponents[kind][start : self._length] = blocks.exponents.reshape(*given.shape[:2], -1)
+        return tuple(self._decoded(kind) for kind in range(len(self._formats)))
+
+    def _grow(self) -> None:
+        for arrays in (self._mantissas, self._exponents):
+            for kind, array in enumerate(arrays):
+                if len(array) < self._length:
+                    more = np.zeros((max(len(array), self._length - len(array)), *array.shape[1:]), array.dtype)
+                    arrays[kind] = np.concatenate([array, more])
+
+    def _decoded(self, kind: int) -> Floats:
+        """float32, G × S × d_h."""
+        mantissas, exponents = (
+            np.ascontiguousarray(arrays[kind][: self._length].swapaxes(0, 1)).reshape(self._heads * self._length, -1)
+            for arrays in (self._mantissas, self._exponents)
+        )
+        values = self._casts._bfp_decode(Blocks(mantissas, exponents, self._formats[kind]))
+        return values.reshape(self._heads, self._length, -1)
