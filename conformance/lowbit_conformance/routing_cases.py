@@ -6,18 +6,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
 from lowbit.backend import Backend
 from lowbit.bounds import Arithmetic, Bound
-from lowbit.errors import ArgumentError
+from lowbit.linear import Doubles
 from lowbit.routing import Floats, Ids, Scores, Softmax
+from lowbit_conformance.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.cases import Case
-from lowbit_conformance.compare import assert_within
+from lowbit_conformance.compare import assert_array, assert_kind, assert_within, refuses
 from lowbit_conformance.marking import Settings
-
-Record = Callable[[str, object], None]
 
 
 @dataclass(frozen=True)
@@ -108,38 +106,29 @@ def run(backend: Backend, case: Case, *arguments: Any) -> npt.NDArray[Any]:
     for before, after in zip(arguments, given, strict=True):
         if isinstance(before, np.ndarray) and not np.array_equal(before, after, equal_nan=True):
             raise BrokenPromiseError("INPUT_MUTATED: an argument was changed by the call")
-    if not isinstance(result, np.ndarray):
-        raise AssertionError(f"WRONG: the result is a {type(result).__name__}, not an array")
-    return result
+    return assert_kind("the result", result, np.ndarray)
 
 
 def run_bounded(backend: Backend, case: Case, shape: tuple[int, ...], *arguments: Any) -> Floats:
     """The same for a bounded operation, whose result is float32 of this shape."""
     __tracebackhide__ = True
-    result = run(backend, case, *arguments)
-    if result.dtype != np.float32 or result.shape != shape:
-        raise AssertionError(f"WRONG: the result is {result.dtype} {result.shape}, allowed is float32 {shape}")
-    return result
+    return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
 
 
 def assert_bounded(
     backend: Backend,
     case: Case,
     record_property: Record,
-    exact: Any,
-    bound: Callable[[Arithmetic], Bound],
+    exact: Callable[[], Doubles],
+    bound: Callable[[Arithmetic, Doubles], Bound],
     *arguments: Any,
 ) -> None:
+    """The backend answers; then the exact result is computed, and from it the bound."""
     __tracebackhide__ = True
-    declared = backend.capabilities().operations[case.operation].arithmetic
-    if declared is None:
-        raise AssertionError(f"WRONG: {case.operation} is bounded, and the backend declares no arithmetic for it")
-    result = run_bounded(backend, case, exact.shape, *arguments)
-    try:
-        limit = bound(declared)
-    except ArgumentError as refusal:
-        raise AssertionError(f"DECLARATION_REFUSED: {refusal}") from None
-    record_property("share", assert_within(result, exact, limit))
+    declared = arithmetic(backend, case)
+    given = run(backend, case, *arguments)
+    right = exact()
+    record_property("share", assert_within(given, right, limit_of(lambda: bound(declared, right))))
 
 
 NON_FINITE = {"nan": np.nan, "infinity": np.inf, "minus-infinity": -np.inf}
@@ -240,5 +229,5 @@ def assert_refuses(backend: Backend, case: RoutingCase) -> None:
     if case.variant in ("negative", "all-zero"):
         arguments[2] = "before"
     arguments[position] = change(arguments[position])
-    with pytest.raises(ArgumentError):
+    with refuses():
         backend.run(case.operation, *arguments)

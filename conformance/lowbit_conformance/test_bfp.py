@@ -6,15 +6,15 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pytest
 
 from lowbit import bfp, bfp_dot, bfp_storage
 from lowbit.backend import Backend
 from lowbit.bfp import Blocks, Floats, Format
-from lowbit.errors import ArgumentError
+from lowbit.bfp_dot import BlockSums
+from lowbit.bfp_storage import StoredBlocks
 from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
-from lowbit_conformance.compare import assert_exact
+from lowbit_conformance.compare import assert_array, assert_exact, assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
 
 
@@ -82,17 +82,20 @@ def blocks(case: BfpCase) -> Blocks:
     return Blocks(mantissas, exponents, format)
 
 
-def assert_blocks(given: Blocks, wanted: Blocks) -> None:
+def assert_blocks(given: object, wanted: Blocks) -> None:
     """Exponents first, since a wrong one explains its mantissas."""
     __tracebackhide__ = True
-    assert_exact("exponents", given.exponents, wanted.exponents)
-    assert_exact("mantissas", given.mantissas, wanted.mantissas)
+    mine = assert_kind("the result", given, Blocks)
+    assert mine.format == wanted.format, f"WRONG: format is {mine.format}, the specification says {wanted.format}"
+    assert_exact("exponents", mine.exponents, wanted.exponents)
+    assert_exact("mantissas", mine.mantissas, wanted.mantissas)
 
 
 def assert_casts(backend: Backend, x: Floats, format: Format) -> None:
     __tracebackhide__ = True
     frozen(x)
-    assert_blocks(backend.run("bfp.cast", x, format), bfp.cast(x, format))
+    given = backend.run("bfp.cast", x, format)
+    assert_blocks(given, bfp.cast(x, format))
 
 
 # Cast.
@@ -141,7 +144,9 @@ def test_every_mantissa_and_every_tie(backend: Backend, case: BfpCase) -> None:
     padded = np.resize(quarters, (-(-len(quarters) // per_row), per_row))
     largest = 2 ** (case.mantissa - 2) if case.mantissa > 2 else 1
     x = np.hstack([np.full((len(padded), 1), 4.0 * largest), padded]).astype(np.float32) / 4
-    given = backend.run("bfp.cast", x, case.format)
+    given = assert_kind("the result", backend.run("bfp.cast", x, case.format), Blocks)
+    assert_array("mantissas", given.mantissas, case.format.dtype, x.shape)
+    assert_array("exponents", given.exponents, np.int16, (len(x), 1))
     for row, (numbers, mantissas) in enumerate(zip(x, given.mantissas, strict=True)):
         step = Fraction(2) ** int(given.exponents[row, 0])
         expected = [max(-top, min(top, round(Fraction(float(number)) / step))) for number in numbers]
@@ -185,7 +190,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
 @checks("bfp.cast/C6", mistakes)
 def test_cast_refuses(backend: Backend, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
-    with pytest.raises(ArgumentError):
+    with refuses():
         backend.run("bfp.cast", MISTAKES[case.variant](values(case)), case.format)
 
 
@@ -195,8 +200,9 @@ def test_cast_refuses(backend: Backend, case: BfpCase) -> None:
 @checks("bfp.decode/C1", shapes())
 def test_decode_equals_the_reference(backend: Backend, case: BfpCase) -> None:
     """Any mantissas and exponents give the reference's values."""
-    given = blocks(case)
-    assert_exact("values", backend.run("bfp.decode", given), bfp.decode(given))
+    some = blocks(case)
+    given = backend.run("bfp.decode", some)
+    assert_exact("values", given, bfp.decode(some))
 
 
 @checks("bfp.decode/C2", by_format("ends"))
@@ -204,30 +210,44 @@ def test_decode_at_the_ends_of_float32(backend: Backend, case: BfpCase) -> None:
     """The largest and the least exponents: overflow, subnormals and zeros as one rounding makes them."""
     any_blocks, reach = blocks(case), case.format.reach
     for e in (reach, -reach, max(-reach, -140), min(reach, 120)):
-        given = Blocks(any_blocks.mantissas, np.full_like(any_blocks.exponents, e), case.format)
-        assert_exact("values", backend.run("bfp.decode", given), bfp.decode(given))
+        some = Blocks(any_blocks.mantissas, np.full_like(any_blocks.exponents, e), case.format)
+        given = backend.run("bfp.decode", some)
+        assert_exact("values", given, bfp.decode(some))
 
 
 # Storage.
 
 
+def stored(backend: Backend, some: Blocks) -> StoredBlocks:
+    """What the backend stores, of the form of these blocks."""
+    __tracebackhide__ = True
+    given = assert_kind("the result", backend.run("bfp.store", some), StoredBlocks)
+    rows, columns = some.mantissas.shape
+    assert given.columns == columns, f"WRONG: columns is {given.columns!r}, the specification says {columns}"
+    assert given.format == some.format, f"WRONG: format is {given.format}, the specification says {some.format}"
+    assert_array("mantissas", given.mantissas, np.uint8, (rows, -(-columns * some.format.mantissa // 8)))
+    assert_array("exponents", given.exponents, np.uint8, some.exponents.shape)
+    return given
+
+
 @checks("bfp.store/C1", shapes(STORABLE))
 def test_store_equals_the_reference(backend: Backend, case: BfpCase) -> None:
     """The mantissas of a row are one little-endian number: Σ (M_i mod 2^p)·2^(p·i), by Python's integers."""
-    given = blocks(case)
-    stored = backend.run("bfp.store", given)
-    for row, mantissas in enumerate(given.mantissas):
+    some = blocks(case)
+    given = stored(backend, some)
+    for row, mantissas in enumerate(some.mantissas):
         number = sum((int(m) % 2**case.mantissa) << (case.mantissa * i) for i, m in enumerate(mantissas))
-        found = int.from_bytes(stored.mantissas[row].tobytes(), "little")
+        found = int.from_bytes(given.mantissas[row].tobytes(), "little")
         assert found == number, f"WRONG: row {row} is {found:#x}, the specification says {number:#x}"
-    assert_exact("mantissas", stored.mantissas, bfp_storage.store(given).mantissas)
+    assert_exact("mantissas", given.mantissas, bfp_storage.store(some).mantissas)
 
 
 @checks("bfp.store/C2", shapes(STORABLE))
 def test_store_biases_exponents(backend: Backend, case: BfpCase) -> None:
     """The byte of an exponent is e + 127."""
-    given = blocks(case)
-    assert_exact("exponents", backend.run("bfp.store", given).exponents, (given.exponents + 127).astype(np.uint8))
+    some = blocks(case)
+    given = stored(backend, some)
+    assert_exact("exponents", given.exponents, (some.exponents + 127).astype(np.uint8))
 
 
 def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
@@ -237,15 +257,15 @@ def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
 @checks("bfp.store/C3", too_wide)
 def test_store_refuses(backend: Backend, case: BfpCase) -> None:
     """Exponents of ten bits do not fit a byte."""
-    with pytest.raises(ArgumentError):
+    with refuses():
         backend.run("bfp.store", blocks(case))
 
 
 @checks("bfp.load/C1", shapes(STORABLE))
 def test_load_is_the_inverse(backend: Backend, case: BfpCase) -> None:
     """What the reference stored comes back."""
-    given = blocks(case)
-    assert_blocks(backend.run("bfp.load", bfp_storage.store(given)), given)
+    given = backend.run("bfp.load", bfp_storage.store(blocks(case)))
+    assert_blocks(given, blocks(case))
 
 
 def unwritten(clause: str, settings: Settings) -> Iterator[BfpCase]:
@@ -263,7 +283,7 @@ def test_load_refuses_what_is_never_stored(backend: Backend, case: BfpCase) -> N
         stored.exponents[1, 0] = 255
     else:
         stored.mantissas[1, -1] |= 0b10000000
-    with pytest.raises(ArgumentError):
+    with refuses():
         backend.run("bfp.load", stored)
 
 
@@ -276,11 +296,17 @@ def two(case: BfpCase) -> tuple[Blocks, Blocks]:
     return blocks(case), blocks(BfpCase(case.clause, case.tier, "b", case.rows + 1, *sizes, seed=case.seed))
 
 
+def dotted(backend: Backend, a: Blocks, b: Blocks) -> BlockSums:
+    """The sums of the backend."""
+    __tracebackhide__ = True
+    return assert_kind("the result", backend.run("bfp.dot", a, b), BlockSums)
+
+
 @checks("bfp.dot/C1", shapes())
 def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
     """Sums of products of mantissas, by Python's integers."""
     a, b = two(case)
-    given = backend.run("bfp.dot", a, b)
+    given = dotted(backend, a, b)
     spans = list(case.format.spans(case.columns))
     expected = [
         [[sum(int(m) * int(n) for m, n in zip(x[span], y[span], strict=True)) for span in spans] for y in b.mantissas]
@@ -293,8 +319,8 @@ def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
 def test_dot_adds_exponents(backend: Backend, case: BfpCase) -> None:
     """The exponent of a block is the sum of both."""
     a, b = two(case)
-    expected = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
-    assert_exact("exponents", backend.run("bfp.dot", a, b).exponents, expected)
+    given = dotted(backend, a, b)
+    assert_exact("exponents", given.exponents, a.exponents[:, None].astype(np.int32) + b.exponents[None])
 
 
 @checks("bfp.dot/C3", by_format("one-place"))
@@ -306,8 +332,8 @@ def test_dot_keeps_rows_and_blocks_apart(backend: Backend, case: BfpCase) -> Non
     for place in (0, case.block - 1, case.block, case.columns - 1):
         mantissas = np.zeros_like(a.mantissas)
         mantissas[-1, place] = 1
-        given = backend.run("bfp.dot", Blocks(mantissas, a.exponents, a.format), b)
-        expected = np.zeros(given.sums.shape, np.int64)
+        given = dotted(backend, Blocks(mantissas, a.exponents, a.format), b)
+        expected = np.zeros((len(a.mantissas), len(b.mantissas), a.exponents.shape[1]), np.int64)
         expected[-1, :, place // case.block] = 1
         assert_exact("sums", given.sums, expected)
 
@@ -331,7 +357,7 @@ def test_dot_refuses(backend: Backend, case: BfpCase) -> None:
         "too-wide": (bfp.cast(x, Format(64, 25)), bfp.cast(x, Format(64, 25))),
         "array": (x, b),
     }
-    with pytest.raises(ArgumentError):
+    with refuses():
         backend.run("bfp.dot", *wrong[case.variant])
 
 
@@ -339,7 +365,7 @@ def test_dot_refuses(backend: Backend, case: BfpCase) -> None:
 def test_total_rounds_once_a_block(backend: Backend, case: BfpCase) -> None:
     """The float32 sums, block by block, by rational arithmetic rounded once."""
     sums = bfp_dot.dot(*two(case))
-    given = backend.run("bfp.total", sums)
+    given = assert_array("totals", backend.run("bfp.total", sums), np.float32, sums.sums.shape[:2])
     y = Fraction(0)
     for s, e in zip(sums.sums[-1, -1], sums.exponents[-1, -1], strict=True):
         y = Fraction(float(rounded(y + int(s) * Fraction(2) ** int(e))))
@@ -359,6 +385,7 @@ def test_total_at_the_ends(backend: Backend, case: BfpCase) -> None:
     """Sums beyond float32 become infinite; sums below it become subnormal or zero."""
     some = bfp_dot.dot(*two(case))
     exponents = np.full_like(some.exponents, 120 if case.variant == "overflow" else -150)
-    sums = bfp_dot.BlockSums(some.sums, exponents)
+    sums = BlockSums(some.sums, exponents)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        assert_exact("totals", backend.run("bfp.total", sums), bfp_dot.total(sums))
+        given = backend.run("bfp.total", sums)
+        assert_exact("totals", given, bfp_dot.total(sums))

@@ -9,13 +9,13 @@ from lowbit import routing
 from lowbit.backend import Backend
 from lowbit.routing import Floats
 from lowbit.routing_bounds import gate_bound, weights_bound
+from lowbit_conformance.bounded import Record
 from lowbit_conformance.compare import assert_equal_values, assert_exact, assert_same_bits
 from lowbit_conformance.marking import Settings, checks
 from lowbit_conformance.routing_cases import (
     NON_FINITE,
     SCALES,
     SHAPES,
-    Record,
     RoutingCase,
     activations,
     assert_bounded,
@@ -40,8 +40,8 @@ def test_gate_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
     rng = case.generator()
     x, router = (rng.integers(-9, 10, size) for size in ((case.tokens, case.hidden), (case.hidden, case.experts)))
     arguments = x.astype(np.float32), router.astype(np.float32)
-    exact = routing.gate(*arguments)
-    assert_equal_values(run_bounded(backend, case, exact.shape, *arguments), exact)
+    given = run(backend, case, *arguments)
+    assert_equal_values(given, routing.gate(*arguments))
 
 
 def gate_inputs(case: RoutingCase) -> tuple[Floats, Floats]:
@@ -53,9 +53,14 @@ def gate_inputs(case: RoutingCase) -> tuple[Floats, Floats]:
 def test_logits_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
     """Random logits stay within the bound of a plain sum."""
     x, router = gate_inputs(case)
-    exact = routing.gate(x, router)
     assert_bounded(
-        backend, case, record_property, exact, lambda a: gate_bound(x, router, "logits", a, exact), x, router
+        backend,
+        case,
+        record_property,
+        lambda: routing.gate(x, router),
+        lambda declared, exact: gate_bound(x, router, "logits", declared, exact),
+        x,
+        router,
     )
 
 
@@ -70,13 +75,12 @@ def probability_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]
 def test_probabilities_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
     """Random probabilities, flat ones and saturated ones, stay within the bound of a softmax of such logits."""
     x, router = gate_inputs(case)
-    exact = routing.gate(x, router, case.scores)
     assert_bounded(
         backend,
         case,
         record_property,
-        exact,
-        lambda a: gate_bound(x, router, case.scores, a, exact),
+        lambda: routing.gate(x, router, case.scores),
+        lambda declared, exact: gate_bound(x, router, case.scores, declared, exact),
         x,
         router,
         case.scores,
@@ -115,8 +119,9 @@ def test_gate_refuses(backend: Backend, case: RoutingCase) -> None:
 def test_the_greatest_are_chosen(backend: Backend, case: RoutingCase) -> None:
     """Distinct scores: the chosen ones, found by sorting Python numbers."""
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
+    given = run(backend, case, scores, case.k)
     expected = [sorted(range(case.experts), key=lambda e: -float(row[e]))[: case.k] for row in scores]
-    assert_exact("chosen", run(backend, case, scores, case.k), np.array(expected, np.int64))
+    assert_exact("chosen", given, np.array(expected, np.int64))
 
 
 @checks("routing.top_k/C2", lambda clause, settings: shapes(clause, settings, "edge", ("equal", "zeros", "few-values")))
@@ -125,8 +130,9 @@ def test_ties_go_to_the_lowest(backend: Backend, case: RoutingCase) -> None:
     rng = case.generator()
     values = {"equal": [0.5], "zeros": [0.0, -0.0], "few-values": [-1.0, 0.25, 3.0]}[case.variant]
     scores = rng.choice(values, (case.tokens, case.experts)).astype(np.float32)
+    given = run(backend, case, scores, case.k)
     expected = [sorted(range(case.experts), key=lambda e: (-float(row[e]), e))[: case.k] for row in scores]
-    assert_exact("chosen", run(backend, case, scores, case.k), np.array(expected, np.int64))
+    assert_exact("chosen", given, np.array(expected, np.int64))
 
 
 @checks("routing.top_k/C3", lambda clause, settings: shapes(clause, settings, "edge", ("extremes",)))
@@ -134,7 +140,8 @@ def test_choice_equals_the_reference(backend: Backend, case: RoutingCase) -> Non
     """The largest, least and subnormal numbers: type, shape and ids are the reference's."""
     values = np.array([3.4e38, -3.4e38, 1e-45, -1e-45, 0, 1e-38, 1], np.float32)
     scores = case.generator().choice(values, (case.tokens, case.experts))
-    assert_exact("chosen", run(backend, case, scores, case.k), routing.top_k(scores, case.k))
+    given = run(backend, case, scores, case.k)
+    assert_exact("chosen", given, routing.top_k(scores, case.k))
 
 
 @checks("routing.top_k/C4", mistakes)
@@ -171,13 +178,12 @@ def assert_weights(backend: Backend, case: RoutingCase, record_property: Record)
     if case.softmax == "before":
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     chosen, _ = routes(case, rng)
-    exact = routing.weights(scores, chosen, case.softmax)
     assert_bounded(
         backend,
         case,
         record_property,
-        exact,
-        lambda a: weights_bound(scores, chosen, case.softmax, a, exact),
+        lambda: routing.weights(scores, chosen, case.softmax),
+        lambda declared, exact: weights_bound(scores, chosen, case.softmax, declared, exact),
         scores,
         chosen,
         case.softmax,
