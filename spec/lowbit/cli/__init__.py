@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from lowbit.cli import backends, demo, model
+from lowbit.cli import backends, demo, model, profiles
 from lowbit.errors import LowbitError
 
 COMMANDS = "lowbit.commands"
@@ -24,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (backends.backends, demo.demo, model.generate, model.logits, model.perplexity):
+for command in (backends.backends, profiles.profiles, demo.demo, model.generate, model.logits, model.perplexity):
     app.command()(command)
 for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
     app.command(entry.name)(entry.load())

@@ -1,0 +1,58 @@
+"""``lowbit profiles``: what a backend can be certified for."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lowbit.contract import sentence
+from lowbit.profiles import PROFILES, Profile
+
+
+def profiles(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """List the profiles: what a backend can claim and be certified for."""
+    if as_json:
+        print(json.dumps({id: describe(profile) for id, profile in PROFILES.items()}))
+        return
+    table = Table("profile", "is", "clauses", "for")
+    for id, profile in PROFILES.items():
+        table.add_row(id, profile.title, "\n".join(said_clauses(profile.clauses)), said_limits(profile.parameters))
+    Console().print(table)
+
+
+def describe(profile: Profile) -> dict[str, object]:
+    """One profile as the JSON answer has it; the habits of its operations are among its promises."""
+    return {
+        "title": profile.title,
+        "digest": profile.digest,
+        "clauses": {clause: sentence(clause) for clause in profile.clauses},
+        "habits": {habit: sentence(habit) for habit in profile.habits},
+        "parameters": {name: list(asked) for name, asked in profile.parameters.items()},
+    }
+
+
+def said_clauses(clauses: tuple[str, ...]) -> list[str]:
+    """Clauses as one says them, an operation a line.
+
+    >>> said_clauses(("packing.pack/C1", "packing.pack/C2", "packing.unpack/C1"))
+    ['packing.pack C1 C2', 'packing.unpack C1']
+    """
+    lines: dict[str, list[str]] = {}
+    for clause in clauses:
+        operation, _, number = clause.rpartition("/")
+        lines.setdefault(operation, []).append(number)
+    return [" ".join((operation, *numbers)) for operation, numbers in lines.items()]
+
+
+def said_limits(parameters: Mapping[str, tuple[object, ...]]) -> str:
+    """The parameters of a profile as one says them.
+
+    >>> said_limits({"bits": (4,)}), said_limits({})
+    ('bits 4', 'all parameters')
+    """
+    return "\n".join(f"{name} {', '.join(map(str, asked))}" for name, asked in parameters.items()) or "all parameters"
