@@ -171,3 +171,17 @@ def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[
             for convention in CONVENTIONS:
                 shape = (rows, 19, rows // 2 + 1)
                 yield MatrixCase(clause, "edge", variant, bits, *shape, convention, scale_dtype, vectors)
+
+
+# **In use.** A backend that handles only the groups that published weights have would meet few of the cases above.
+
+GROUPS_IN_USE = (32, 64, 128)
+
+
+def in_use(
+    clause: str, tier: str, variant: str, groups: int = 1, tail: int = CODES_PER_UNIT[4]
+) -> Iterator[MatrixCase]:
+    """4 bits and float16 scales in groups of 32, 64 and 128: so many groups of them and a short one of `tail` rows."""
+    for convention in CONVENTIONS:
+        for size in GROUPS_IN_USE:
+            yield MatrixCase(clause, tier, variant, 4, groups * size + tail, 19, size, convention, "float16")

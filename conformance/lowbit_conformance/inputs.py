@@ -84,6 +84,7 @@ def random(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
 
 
 HALF_SUBNORMAL = "subnormal-half-scales"
+SUBNORMAL_RESULT = "subnormal-result"
 EDGES = (
     "zero-x",
     "one-hot-first",
@@ -92,7 +93,7 @@ EDGES = (
     "cancelling",
     "huge",
     "subnormal-x",
-    "subnormal-result",
+    SUBNORMAL_RESULT,
     "top-codes",
     "zero-weights",
     HALF_SUBNORMAL,
@@ -115,7 +116,7 @@ def edge(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
         x *= np.float32(2.0**90)
     elif case.variant == "subnormal-x":
         x *= np.float32(2.0**-140)
-    elif case.variant == "subnormal-result":
+    elif case.variant == SUBNORMAL_RESULT:
         x *= np.float32(2.0**-70)
         matrix = _with(case, matrix, scales=matrix.scales * np.float32(2.0**-70))
     elif case.variant == "top-codes":

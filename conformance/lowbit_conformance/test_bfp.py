@@ -271,6 +271,9 @@ def test_load_is_the_inverse(backend: Backend, case: BfpCase) -> None:
 def unwritten(clause: str, settings: Settings) -> Iterator[BfpCase]:
     for variant in ("least-mantissa", "exponent-255", "bits-left-over"):
         yield BfpCase(clause, "edge", variant, 2, 5, 32, 5)
+    for variant in ("least-mantissa", "bits-left-over"):
+        yield BfpCase(clause, "edge", variant, 2, 5, 32, 4)
+    yield BfpCase(clause, "edge", "exponent-255", 2, 5, 32, 8)
 
 
 @checks("bfp.load/C2", unwritten)
@@ -278,7 +281,8 @@ def test_load_refuses_what_is_never_stored(backend: Backend, case: BfpCase) -> N
     """−2^(p−1), the byte 255 and a bit after the last mantissa are refused."""
     stored = bfp_storage.store(blocks(case))
     if case.variant == "least-mantissa":
-        stored.mantissas[1, 0] = stored.mantissas[1, 0] & 0b11100000 | 0b10000
+        least = 1 << (case.mantissa - 1)
+        stored.mantissas[1, 0] = stored.mantissas[1, 0] & (0x100 - 2 * least) | least
     elif case.variant == "exponent-255":
         stored.exponents[1, 0] = 255
     else:

@@ -15,7 +15,7 @@ from lowbit.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance import inputs
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.calls import multiply, prepare
-from lowbit_conformance.cases import CONCURRENT, MatrixCase, drawn, edges, large, systematic
+from lowbit_conformance.cases import CONCURRENT, MatrixCase, drawn, edges, in_use, large, systematic
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits, assert_within, refuses
 from lowbit_conformance.marking import Settings, checks
 
@@ -27,6 +27,8 @@ def lattice_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     shapes = [*with_vectors(systematic(clause)), *tall(clause), *model_cases(clause, settings)]
     for seed in settings.seeds:
         shapes += drawn(clause, "lattice", seed)
+    for groups, tail in ((1, 0), (1, 8), (2, 24), (4, 0)):
+        shapes += with_vectors(in_use(clause, "lattice", "in-use", groups, tail))
     for case in shapes:
         for density in ("dense", "full"):
             yield replace(case, tier="lattice", variant=f"{case.variant}-{density}".lstrip("-"))
@@ -38,6 +40,10 @@ def random_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for seed in settings.seeds:
         yield from drawn(clause, "random", seed)
     yield from model_cases(clause, settings)
+    for variant in inputs.EDGES:
+        if variant != inputs.SUBNORMAL_RESULT:  # which would take scales below those of float16
+            yield from with_vectors(in_use(clause, "edge", variant))
+    yield from with_vectors(in_use(clause, "random", "in-use"))
 
 
 def model_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -121,6 +127,7 @@ def few_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     yield from drawn(clause, "random", 0)
     for convention in CONVENTIONS:
         yield from with_vectors(large(clause, 4, convention, tier="random"))
+    yield from with_vectors(in_use(clause, "random", "in-use"))
 
 
 def concurrent_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -197,7 +204,10 @@ def assert_repeats(backend: Backend, case: MatrixCase) -> None:
 
 
 def exact_edges(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    yield from edges(clause, ("zero-x", "one-hot-first", "one-hot-last", "one-hot-group"))
+    variants = ("zero-x", "one-hot-first", "one-hot-last", "one-hot-group")
+    yield from edges(clause, variants)
+    for variant in variants:
+        yield from in_use(clause, "edge", variant)
 
 
 @checks("linear.qgemv/C4", exact_edges)
@@ -222,6 +232,7 @@ def non_finite_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         for convention in CONVENTIONS:
             for rows, columns in ((576, 40), (2048, 9)):
                 yield MatrixCase(clause, "edge", variant, 4, rows, columns, 64, convention, vectors=vectors)
+        yield from (replace(case, vectors=vectors) for case in in_use(clause, "edge", variant))
 
 
 @checks("linear.qgemv/C5", non_finite_cases)
@@ -281,7 +292,9 @@ def _overlapping(x: Floats, out: Floats) -> Call:
 def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for variant in MISTAKES:
         rows = 2 * CODES_PER_UNIT[4]
-        yield MatrixCase(clause, "edge", variant, 4, rows, 5, 8, vectors=3 * clause.startswith("linear.qgemm"))
+        vectors = 3 * clause.startswith("linear.qgemm")
+        yield MatrixCase(clause, "edge", variant, 4, rows, 5, 8, vectors=vectors)
+        yield from (replace(case, vectors=vectors) for case in in_use(clause, "edge", variant))
 
 
 @checks("linear.qgemv/C6", mistakes)
