@@ -64,6 +64,7 @@ SHAPES: tuple[tuple[int, int, tuple[int, int, int], tuple[int, int, int]], ...] 
     (3, 33, BFP12, BFP12),
     (5, 1, (1, 2, 3), (7, 12, 8)),
     (2, 10, (3, 5, 6), (20, 25, 8)),
+    (2, 200, (128, 4, 8), (128, 8, 8)),
 )
 
 
