@@ -333,13 +333,15 @@ def test_dot_keeps_rows_and_blocks_apart(backend: Backend, case: BfpCase) -> Non
     a, b = two(case)
     b.mantissas.setflags(write=True)
     b.mantissas[...] = 1
-    for place in (0, case.block - 1, case.block, case.columns - 1):
+    places, given = (0, case.block - 1, case.block, case.columns - 1), []
+    for place in places:
         mantissas = np.zeros_like(a.mantissas)
         mantissas[-1, place] = 1
-        given = dotted(backend, Blocks(mantissas, a.exponents, a.format), b)
+        given.append(dotted(backend, Blocks(mantissas, a.exponents, a.format), b))
+    for place, found in zip(places, given, strict=True):
         expected = np.zeros((len(a.mantissas), len(b.mantissas), a.exponents.shape[1]), np.int64)
         expected[-1, :, place // case.block] = 1
-        assert_exact("sums", given.sums, expected)
+        assert_exact("sums", found.sums, expected)
 
 
 DOT_MISTAKES = ("columns", "block", "too-wide", "array")
