@@ -16,19 +16,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from lowbit.errors import UnavailableError
+from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
+from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.tally import Tally, Verdict
 
 USAGE_ERROR = 2
 WRONG_USE = 4  # pytest's status for a wrong use
-SHOWN_FAILURES = 10
 DEADLINE = 120.0
 
 
@@ -44,19 +46,32 @@ def conformance(
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one case may take.")] = DEADLINE,
     exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output.")] = False,
+    report_file: Annotated[Path | None, typer.Option("--report", help="Write the report as JSON to a file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to a file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page to a file.")] = None,
 ) -> None:
     """Test a backend against the specification, clause by clause."""
+    files = [("--report", report_file, write_json), ("--junit", junit, write_junit), ("--html", html, write_html)]
+    for argument, path, _ in files:
+        if path:
+            check_writable(argument, path)
     arguments = ["--backend", name, "--seeds", str(seeds), "--first-seed", str(first_seed)]
     arguments += [argument for operation in op or [] for argument in ("--op", operation)]
     arguments += ["--case", case] if case else []
     arguments += ["--model", model] if model else []
     arguments += ["--exitfirst"] if exitfirst else []
+    started = datetime.now(UTC)
     tally = run_suite(name, arguments, deadline)
+    settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "case": case, "model": model}
+    report = report_of(tally, [name], settings, started)
+    for _, path, write in files:
+        if path:
+            write(report, path)
     if as_json:
-        print(json.dumps(tally.as_json()))
+        print(text_of(report))
     else:
-        show(tally)
+        show(report, Console())
     raise typer.Exit(0 if tally.verdict == "passed" else 1)
 
 
@@ -121,8 +136,8 @@ def _gather(name: str, reader: int, deadline: float) -> _Run:
                 break
             kind = event.pop("event")
             if kind == "collected":
-                run.tally.details = event["details"]
-                progress.update(task, total=event["total"])
+                vars(run.tally).update(event)
+                progress.update(task, total=run.tally.collected)
             elif kind == "start":
                 run.running = event["id"]
             elif kind == "verdict":
@@ -154,26 +169,3 @@ def _death(returncode: int, output: str) -> str:
         return f"CRASHED({signal.Signals(-returncode).name})"
     last = " ".join(output.split()[-20:])
     return f"CRASHED: the process ended with status {returncode}{': ' + last if last else ''}"
-
-
-def show(tally: Tally) -> None:
-    """The verdict for people, within 80 columns."""
-    console = Console()
-    table = Table(title=f"Conformance of {tally.backend}", title_justify="left")
-    table.add_column("operation")
-    for column in ("passed", "declared", "specified", "bound used"):
-        table.add_column(column, justify="right")
-    for row in tally.rows():
-        share = row.shown_share
-        style = "red" if row.passed < row.declared else None
-        table.add_row(row.operation, str(row.passed), str(row.declared), str(row.specified), share, style=style)
-    console.print(table)
-    for failure in tally.failures[:SHOWN_FAILURES]:
-        console.print(f"[red]failed[/red] {failure.id}", soft_wrap=True, highlight=False)
-        console.print(f"  {failure.message}", soft_wrap=True, markup=False, highlight=False)
-        command = f"lowbit conformance {tally.backend} --case {failure.id}"
-        console.print(f"  reproduce: {command}", soft_wrap=True, markup=False, highlight=False)
-    if len(tally.failures) > SHOWN_FAILURES:
-        console.print(f"… and {len(tally.failures) - SHOWN_FAILURES} more failures (--json lists all)")
-    color = "green" if tally.verdict == "passed" else "red"
-    console.print(f"{tally.backend}: [bold {color}]{tally.verdict}[/]")

@@ -7,6 +7,7 @@ an error, and so is a run in which no case was executed.
 """
 
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,10 +20,11 @@ from lowbit.operations import OPERATIONS
 from lowbit_conformance.cases import CONCURRENT, Case
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
-from lowbit_conformance.tally import EventPipe, Tally, Verdict
+from lowbit_conformance.tally import EventPipe, Tally, Verdict, claims_of, plain
 
 NOT_DECLARED = "not declared: "
 DEFAULT_SEEDS = 5
+COMMON = ("clause", "tier", "variant", "seed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +65,7 @@ class Run:
         self.case_id: str | None = option.case
         self.operations: list[str] = option.op
         self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
-        self.tally = Tally(option.backend, dict(self.capabilities.details or {}))
+        self.tally = Tally(option.backend, plain(self.capabilities.details or {}), claims_of(self.capabilities))
         self.events = EventPipe(option.lowbit_events) if option.lowbit_events is not None else None
 
     # Cases.
@@ -88,7 +90,9 @@ class Run:
         if self.case_id is not None and not session.items:
             raise pytest.UsageError(f"--case is {self.case_id}; allowed: the id of a case, as a report prints it")
         if self.events:
-            self.events.send("collected", total=len(session.items), details=self.tally.details)
+            self.events.send(
+                "collected", collected=len(session.items), details=self.tally.details, claims=self.tally.claims
+            )
 
     # Running.
 
@@ -110,7 +114,8 @@ class Run:
         report = yield
         case = case_of(item)
         verdict = verdict_of(case.id, report, call.excinfo) if case else None
-        if verdict:
+        if case and verdict:
+            verdict = replace(verdict, parameters=own_parameters(case), seconds=round(report.duration, 6))
             self.tally.verdicts.append(verdict)
             if self.events:
                 self.events.send("verdict", **vars(verdict))
@@ -170,6 +175,11 @@ def not_declared(declaration: Declaration | None, case: Case) -> str:
         return case.operation
     missing = declaration.lacks(case.parameters())
     return f"{case.operation} with {missing}" if missing else ""
+
+
+def own_parameters(case: Case) -> dict[str, object]:
+    """The choices that a case makes, without what its id begins and ends with."""
+    return {name: value for name, value in case.parameters().items() if name not in COMMON}
 
 
 def verdict_of(

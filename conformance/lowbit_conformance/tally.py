@@ -6,11 +6,45 @@ passed all that the specification says.
 
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal
 
+from lowbit.backend import Capabilities
+
 Outcome = Literal["passed", "failed", "not declared"]
+
+MOST_TEXT = 4000
+WORD = re.compile(r"[A-Z][A-Z_]+(?:\([A-Z0-9]+\))?(?=[: ]|$)")
+# What a terminal obeys, what XML forbids, and what changes the direction of the text around it.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def cleaned(text: str) -> str:
+    """Text of a backend's as every report can show it: of bounded length, with control characters spelt out.
+
+    >>> cleaned("red \\x1b[31m")
+    'red \\\\x1b[31m'
+    """
+    shown = UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text[:MOST_TEXT])
+    return shown if len(text) <= MOST_TEXT else f"{shown} … ({len(text) - MOST_TEXT} more characters)"
+
+
+def plain(value: object) -> Any:
+    """A parameter or a place as JSON has it; what JSON lacks becomes text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):  # numpy's integers, too
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if abs(value) < float("inf") else str(value)
+    if isinstance(value, Mapping):
+        return {cleaned(str(key)): plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple | range):
+        return [plain(part) for part in value]
+    return cleaned(str(value))
 
 
 @dataclass(frozen=True)
@@ -22,27 +56,59 @@ class Verdict:
         outcome: passed, failed, or not declared by the backend and so not run.
         message: for a failure what was seen, for a case not run what is not declared.
         share: the part of the error bound that was used, for a bounded operation.
+        verdict: for a failure the word with which the message begins, ``WRONG`` or ``CRASHED(SIGSEGV)``; ``FAILED`` if
+            it begins with none.
+        where: for a failure, the place of the first wrong element, as far as it is known: index, row, column, group,
+            word, bit.
+        diagnosis: for a failure, the mistake that explains it, in a sentence; empty if none is known.
+        parameters: the choices of the case, by name: bits, group_size …
+        seconds: how long the case took.
     """
 
     id: str
     outcome: Outcome
     message: str = ""
     share: float | None = None
+    verdict: str = ""
+    where: Mapping[str, object] = field(default_factory=dict)
+    diagnosis: str = ""
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("message", "diagnosis"):
+            object.__setattr__(self, name, cleaned(getattr(self, name)))
+        for name in ("where", "parameters"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
+        if self.outcome == "failed" and not self.verdict:
+            found = WORD.match(self.message)
+            object.__setattr__(self, "verdict", found[0] if found else "FAILED")
 
     @property
     def operation(self) -> str:
         return self.id.partition("/")[0]
 
+    @property
+    def clause(self) -> str:
+        """``linear.qgemv/C1``; the whole of an id that is no case's."""
+        return "/".join(self.id.split("/")[:2])
+
 
 @dataclass
 class Row:
-    """One operation's line of the report."""
+    """One operation's line of the report: three counts that always stand together, and the error budget.
+
+    Attributes:
+        worst_share: the largest part of its bound that a case used; None where all is exact.
+        worst_case: the id of that case.
+    """
 
     operation: str
     passed: int = 0
     declared: int = 0
     specified: int = 0
     worst_share: float | None = None
+    worst_case: str | None = None
 
     @property
     def shown_share(self) -> str:
@@ -51,27 +117,44 @@ class Row:
             return "not declared"
         return "exact" if self.worst_share is None else f"{self.worst_share:.1%}"
 
+    def count(self, verdict: Verdict) -> None:
+        self.specified += 1
+        self.declared += verdict.outcome != "not declared"
+        self.passed += verdict.outcome == "passed"
+        if verdict.share is not None and verdict.share >= (self.worst_share or 0.0):
+            self.worst_share, self.worst_case = verdict.share, verdict.id
+
 
 @dataclass
 class Tally:
-    """All verdicts of one run against one backend."""
+    """All verdicts of one run against one backend.
+
+    Attributes:
+        backend: its name.
+        details: what it says of itself.
+        claims: what it declares, as `claims_of` puts it.
+        collected: how many cases were to be decided; 0 until that is known. A run that was stopped decided fewer.
+        verdicts: in the order of the run.
+    """
 
     backend: str
     details: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, Any] = field(default_factory=dict)
+    collected: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
 
     def rows(self) -> Iterator[Row]:
         """The lines of the report, by operation."""
-        for operation in sorted({verdict.operation for verdict in self.verdicts}):
-            row = Row(operation)
-            for verdict in self.verdicts:
-                if verdict.operation == operation:
-                    row.specified += 1
-                    row.declared += verdict.outcome != "not declared"
-                    row.passed += verdict.outcome == "passed"
-                    if verdict.share is not None:
-                        row.worst_share = max(verdict.share, row.worst_share or 0.0)
-            yield row
+        rows: dict[str, Row] = {}
+        for verdict in self.verdicts:
+            rows.setdefault(verdict.operation, Row(verdict.operation)).count(verdict)
+        yield from (rows[operation] for operation in sorted(rows))
+
+    def total(self) -> Row:
+        """All operations together, without a share: budgets of different operations do not compare."""
+        rows = list(self.rows())
+        counts = (sum(getattr(row, name) for row in rows) for name in ("passed", "declared", "specified"))
+        return Row("all", *counts)
 
     @property
     def failures(self) -> list[Verdict]:
@@ -88,17 +171,16 @@ class Tally:
             return "nothing executed"
         return "failed" if self.failures else "passed"
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "backend": self.backend,
-            "verdict": self.verdict,
-            "details": self.details,
-            "operations": [asdict(row) | {"bound_used": row.shown_share} for row in self.rows()],
-            "failures": [
-                asdict(verdict) | {"reproduce": f"lowbit conformance {self.backend} --case {verdict.id}"}
-                for verdict in self.failures
-            ],
-        }
+
+def claims_of(capabilities: Capabilities) -> dict[str, Any]:
+    """What a backend declares, as JSON: for each operation its limits and, if it is bounded, its arithmetic."""
+    operations = {}
+    for operation, declaration in sorted(capabilities.operations.items()):
+        arithmetic = declaration.arithmetic
+        said = {"form": arithmetic.form, "accumulator": arithmetic.accumulator} if arithmetic else None
+        operations[operation] = {"limits": plain(declaration.limits), "arithmetic": said}
+    others = {name: plain(getattr(capabilities, name)) for name in ("concurrent", "alignment", "overread", "profiles")}
+    return {"operations": operations, **others}
 
 
 # **Events.** The command runs pytest as a process of its own and reads one JSON object a line from a pipe, so that it

@@ -1,0 +1,188 @@
+"""The data of a report: which suite judged which build on which machine, how it was asked, and every verdict.
+
+A report has an *id*: sixteen hexadecimal digits that follow from the suite, the build, the processor and the results.
+Two runs with the same outcome have the same id, whenever and in whatever order they ran; a benchmark row that carries
+it says what was proven of the code that it measured.
+"""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lowbit_conformance.report.matrix import matrix
+from lowbit_conformance.tally import Tally, Verdict
+
+SCHEMA = "lowbit-report/1"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What judged.
+
+    Attributes:
+        version: of lowbit.
+        sha256: of the source files of the suite and of the specification.
+    """
+
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """What was judged.
+
+    Attributes:
+        name: of the backend.
+        target: the arguments by which the command line names it: ``("numpy",)``, ``("--library", "libmine.so")``.
+        distribution: the installed package that offers it; empty if none does.
+        version: of that package.
+        sha256: of the backend's own files; empty if they cannot be found.
+        details: what it says of itself: compiler, instruction set, threads.
+        claims: what it declares, as `tally.claims_of` puts it.
+    """
+
+    name: str
+    target: tuple[str, ...]
+    distribution: str = ""
+    version: str = ""
+    sha256: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    claims: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it ran.
+
+    Attributes:
+        cpu: the processor's name.
+        microarchitecture: as archspec calls it; empty where archspec is not installed.
+        cores: logical cores that the run may use.
+        system: operating system, its version and the instruction set.
+        python: implementation and version.
+        numpy: version.
+    """
+
+    cpu: str
+    microarchitecture: str
+    cores: int
+    system: str
+    python: str
+    numpy: str
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Failures of one clause with one verdict, in the order of the run: the first stands for the others."""
+
+    clause: str
+    verdict: str
+    failures: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run.
+
+    Attributes:
+        suite, build, machine: see there.
+        settings: how it was asked: seeds, first_seed, ops, case, quick, model.
+        started: when, in UTC, ISO 8601.
+        seconds: how long it took.
+        tally: the verdicts.
+    """
+
+    suite: Suite
+    build: Build
+    machine: Machine
+    settings: Mapping[str, Any]
+    started: str
+    seconds: float
+    tally: Tally
+
+    @property
+    def id(self) -> str:
+        """Sixteen hexadecimal digits that follow from suite, build, processor and results, and from nothing else."""
+        build = asdict(self.build)
+        del build["target"]  # a path of one machine
+        results = sorted([verdict.id, verdict.outcome, verdict.verdict] for verdict in self.tally.verdicts)
+        known = json.dumps([asdict(self.suite), build, self.machine.cpu, results], sort_keys=True, default=str)
+        return hashlib.sha256(known.encode()).hexdigest()[:16]
+
+    @property
+    def selection(self) -> str:
+        """Which part of the specification was asked for, in words; empty if all of it was."""
+        if self.settings.get("case"):
+            return "one case"
+        said = [f"only {', '.join(self.settings['ops'])}"] if self.settings.get("ops") else []
+        said += ["quick"] if self.settings.get("quick") else []
+        return ", ".join(said)
+
+    @property
+    def undecided(self) -> int:
+        """How many cases of the selection have no verdict, because the run was stopped."""
+        return max(0, self.tally.collected - len(self.tally.verdicts))
+
+    @property
+    def failure_groups(self) -> list[FailureGroup]:
+        groups: dict[tuple[str, str], list[Verdict]] = {}
+        for failure in self.tally.failures:
+            groups.setdefault((failure.clause, failure.verdict), []).append(failure)
+        return [FailureGroup(*key, tuple(failures)) for key, failures in groups.items()]
+
+    def reproduce(self, verdict: Verdict) -> str:
+        """The line that runs this case alone, or the whole suite again if no case is known."""
+        words = ["lowbit", "conformance", *self.build.target]
+        if "/" in verdict.id:
+            words += ["--case", verdict.id]
+            if "/model/" in verdict.id and self.settings.get("model"):
+                words += ["--model", str(self.settings["model"])]
+        return shlex.join(words)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as the document of ``report.schema.json``: every case is in one of its last three lists."""
+    tally = report.tally
+    total = tally.total()
+    return {
+        "schema": SCHEMA,
+        "id": report.id,
+        "backend": report.build.name,
+        "verdict": tally.verdict,
+        "counts": {"passed": total.passed, "declared": total.declared, "specified": total.specified},
+        "selection": report.selection,
+        "undecided": report.undecided,
+        "suite": asdict(report.suite),
+        "build": asdict(report.build) | {"target": list(report.build.target)},
+        "machine": asdict(report.machine),
+        "settings": dict(report.settings),
+        "started": report.started,
+        "seconds": report.seconds,
+        "operations": [asdict(row) | {"bound_used": row.shown_share} for row in tally.rows()],
+        "matrix": [
+            {"operation": line.operation, "groups": line.groups, "bits": bits, **cell.counts()}
+            for line in matrix(tally.verdicts)
+            for bits, cell in line.cells.items()
+        ],
+        "failures": [_failure(verdict) | {"reproduce": report.reproduce(verdict)} for verdict in tally.failures],
+        "passed": [_decided(verdict) for verdict in tally.verdicts if verdict.outcome == "passed"],
+        "not_declared": [
+            {"id": verdict.id, "missing": verdict.message, "parameters": verdict.parameters}
+            for verdict in tally.verdicts
+            if verdict.outcome == "not declared"
+        ],
+    }
+
+
+def _decided(verdict: Verdict) -> dict[str, Any]:
+    said: dict[str, Any] = {"id": verdict.id, "parameters": verdict.parameters, "seconds": verdict.seconds}
+    return said if verdict.share is None else said | {"share": verdict.share}
+
+
+def _failure(verdict: Verdict) -> dict[str, Any]:
+    names = ("verdict", "message", "where", "diagnosis")
+    return _decided(verdict) | {name: getattr(verdict, name) for name in names}
