@@ -1,0 +1,5 @@
+"""``python -m lowbit_foreign``: the folder of ``lowbit.h``."""
+
+from lowbit_foreign import INCLUDE
+
+print(INCLUDE)

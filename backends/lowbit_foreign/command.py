@@ -1,0 +1,277 @@
+"""`CommandBackend`: a program that answers on its standard output, as a backend.
+
+Each line is one JSON object. A request has an ``id``, what to ``do``, and what that needs; the answer has the same
+``id`` and either a ``result`` or an ``error``::
+
+    {"lowbit": 1, "id": 1, "do": "capabilities"}
+    {"id": 1, "result": {"name": "mine", "operations": {"packing.pack": {}}}}
+    {"lowbit": 1, "id": 2, "do": "run", "operation": "packing.pack", "arguments": {"codes": {...}, "bits": 4}}
+    {"id": 2, "result": {"array": "<u4", "shape": [1, 1], "data": "EDJUdg=="}}
+    {"lowbit": 1, "id": 3, "do": "run", ...}
+    {"id": 3, "error": {"kind": "failed", "message": "out of memory"}}
+
+Capabilities are those of ``lowbit.h``, arguments and results the trees of `lowbit.values` with their arrays in base64.
+What else may be done:
+
+==============================  ===============================================  ==================================
+do                              with                                             result
+==============================  ===============================================  ==================================
+``run``                         ``operation``, ``arguments``                     of the operation
+``prepare``, if ``"prepare":    ``operation``, ``arguments`` (the matrix)        a handle: any number or text
+true`` is declared
+``run`` of a prepared product   ``operation``, ``arguments`` (x), ``handle``     the product
+``release``                     ``handle``                                       null
+``open``                        ``operation``, ``arguments``                     a handle
+``step``                        ``operation``, ``arguments``, ``handle``         of the step
+``close``                       ``handle``                                       null
+==============================  ===============================================  ==================================
+
+An error is of kind ``argument``, ``not declared`` or ``failed``. Standard error is the program's own. The program ends
+when its standard input does.
+"""
+
+import contextlib
+import json
+import shlex
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Availability, Backend, Capabilities, PreparedLinear
+from lowbit.check import check_array
+from lowbit.contract import OPERATIONS
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError, on_one_line
+from lowbit.values import Tree, as_json, from_json
+from lowbit_foreign.arguments import named, named_step
+from lowbit_foreign.child import BrokenLineError, Child
+from lowbit_foreign.declared import Declared, read
+from lowbit_foreign.linear import ForeignLinear, copied
+
+PROTOCOL = 1
+START = 60.0
+"""Seconds in which a program must say what it does."""
+
+
+class CommandBackend(Backend):
+    """A program as a backend; it is started when it is first needed, and again after it broke the conversation.
+
+    Attributes:
+        name: the name of its file, and once it has been started what it calls itself.
+    """
+
+    def __init__(self, command_line: str) -> None:
+        """Nothing is started yet.
+
+        Args:
+            command_line: the program and its arguments, in the quotes of a POSIX shell; no shell is involved.
+
+        Raises:
+            ArgumentError: no program, or a quote without its fellow.
+        """
+        try:
+            self._words = shlex.split(command_line)
+        except ValueError as error:
+            raise ArgumentError("command", repr(command_line), f"words in pairs of quotes ({error})") from None
+        if not self._words:
+            raise ArgumentError("command", repr(command_line), "a program and its arguments")
+        self.name = self._words[0].rpartition("/")[2]
+        self._lock = threading.RLock()  # the program answers one line at a time, whoever asks
+        self._child: Child | None = None
+        self._declared: Declared | None = None
+        self._end: Callable[[], object] = lambda: None
+        self._ids = 0
+        self._given_up: list[tuple[str, Child, Tree]] = []
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The process ids of the program, none before it was started: processes that this backend may have."""
+        child = self._child
+        return (child.pid,) if child is not None and child.alive else ()
+
+    def availability(self) -> Availability:
+        try:
+            self.capabilities()
+        except UnavailableError as error:
+            return Availability(False, error.reason, error.remedy)
+        return Availability(True)
+
+    def capabilities(self) -> Capabilities:
+        """What the program declares; it is asked once.
+
+        Raises:
+            UnavailableError: it cannot be started, says nothing, or declares what cannot be.
+        """
+        return self._said().capabilities
+
+    def close(self) -> None:
+        """End the program. Closing twice is harmless."""
+        with self._lock:
+            self._end()
+            self._child = None
+
+    def _said(self) -> Declared:
+        with self._lock:
+            if self._declared is None:
+                what = f"command {self._words[0]}"
+                try:
+                    answer = self._ask("capabilities", {}, START)
+                except (BrokenLineError, RuntimeError, ArgumentError, NotDeclaredError) as error:
+                    if isinstance(error, UnavailableError):
+                        raise
+                    raise UnavailableError(what, on_one_line(error), "it must say its capabilities first") from None
+                said = read(answer, what)
+                capabilities = replace(said.capabilities, concurrent=False)  # one line at a time
+                self._declared = replace(said, capabilities=capabilities)
+                self.name = said.name
+            return self._declared
+
+    # Hooks.
+
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        """One line, or for a stateful operation its opening; products go through `prepare`."""
+        if operation in ("linear.qgemv", "linear.qgemm"):
+            return super()._hook(operation)
+        call = self._open if OPERATIONS[operation].stateful else self._run
+        return lambda *arguments, **choices: call(operation, arguments, choices)
+
+    def _run(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> Any:
+        return self.ask_value("run", operation, named(operation, arguments, choices))
+
+    def _open(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> "_Steps":
+        handle = self._handle("open", "close", operation, named(operation, arguments, choices))
+        check_step = OPERATIONS[operation].check_step
+        assert check_step is not None
+        return _Steps(self, operation, handle, check_step(*arguments, **choices))
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        declared = self.capabilities().operations
+        if not self._said().prepare:
+            return ForeignLinear(self.name, matrix, declared, self._multiply, {"matrix": copied(matrix)})
+        operation = "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm"
+        handle = self._handle("prepare", "release", operation, {"matrix": matrix})
+        return ForeignLinear(self.name, matrix, declared, self._multiply, {}, handle)
+
+    def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: Floats) -> None:
+        assert handle is None or isinstance(handle, _Handle)
+        result = self.ask_value("run", operation, arguments, handle)
+        try:
+            check_array("result", result, out.dtype, out.shape)
+        except ArgumentError as error:
+            raise RuntimeError(f"{self.name} gives no result of {operation}: {error}") from None
+        out[...] = result
+
+    # The conversation.
+
+    def ask_value(self, do: str, operation: str, arguments: dict[str, Any], handle: "_Handle | None" = None) -> Any:
+        """The value that one request is answered with.
+
+        Raises:
+            ArgumentError, NotDeclaredError: the program says so.
+            RuntimeError: the program fails, or answers with no value of the specification.
+        """
+        answer = self._request(do, operation, arguments, handle)
+        try:
+            return from_json(answer)
+        except (ArgumentError, RecursionError) as error:
+            raise RuntimeError(f"{self.name} gives no result of {operation}: {error}") from None
+
+    def _handle(self, do: str, end: str, operation: str, arguments: dict[str, Any]) -> "_Handle":
+        with self._lock:
+            name = self._request(do, operation, arguments, None)
+            if type(name) not in (int, str):
+                raise RuntimeError(f"{self.name} answers {do} with {on_one_line(name)}, which is no number or text")
+            assert self._child is not None
+            return _Handle(name, self._child, end, self._given_up)
+
+    def _request(self, do: str, operation: str, arguments: dict[str, Any], handle: "_Handle | None") -> Tree:
+        request: dict[str, Tree] = {"operation": operation}
+        request["arguments"] = {name: as_json(value) for name, value in arguments.items()}
+        with self._lock:
+            self.give_back()
+            if handle is not None:
+                if handle.child is not self._child or not handle.child.alive:
+                    raise RuntimeError(f"{self.name} has been started again, and knows nothing of what was made before")
+                request["handle"] = handle.name
+            return self._ask(do, request)
+
+    def give_back(self) -> None:
+        """Tell the program of handles that nobody holds any more."""
+        with self._lock:
+            while self._given_up:
+                end, child, name = self._given_up.pop()
+                if child is self._child and child.alive:
+                    self._ask(end, {"handle": name})
+
+    def _ask(self, do: str, request: dict[str, Tree], seconds: float | None = None) -> Tree:
+        """The result that one line is answered with; the program is started if it does not run."""
+        with self._lock:
+            if self._child is None or not self._child.alive:
+                self._end()
+                self._child = Child(self._words)
+                self._end = weakref.finalize(self, self._child.end)
+            self._ids += 1
+            line = json.dumps({"lowbit": PROTOCOL, "id": self._ids, "do": do} | request, allow_nan=False)
+            answer = self._child.exchange(line.encode(), seconds)
+            try:
+                return self._result(answer, self._ids)
+            except BrokenLineError:
+                self._child.end(0)
+                raise
+
+    def _result(self, line: bytes, id: int) -> Tree:
+        """The result in a line, or the exception that it stands for."""
+        try:
+            answer = json.loads(line.decode(), parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            raise BrokenLineError(f"{self.name} writes a line that is no JSON ({error}): {_shown(line)}") from None
+        match answer:
+            case {"id": int(given), "result": result, **more} if given == id and not more:
+                return result
+            case {"id": int(given), "error": {"kind": str(kind), "message": str(message)}} if given == id:
+                self._raise(kind, on_one_line(message))
+        raise BrokenLineError(f"{self.name} writes a line that does not answer request {id}: {_shown(line)}")
+
+    def _raise(self, kind: str, message: str) -> NoReturn:
+        if kind == "argument":
+            raise ArgumentError("an argument", f"refused by {self.name}", message)
+        if kind == "not declared":
+            raise NotDeclaredError(self.name, message)
+        if kind == "failed":
+            raise RuntimeError(f"{self.name} fails: {message}")
+        raise BrokenLineError(f"{self.name} answers with an error of the unknown kind {on_one_line(kind)}: {message}")
+
+
+class _Handle:
+    """What the program made and is told to give back once nobody holds it; in words with the next request."""
+
+    def __init__(self, name: Tree, child: Child, end: str, given_up: list[tuple[str, Child, Tree]]) -> None:
+        self.name, self.child = name, child
+        self.end = weakref.finalize(self, given_up.append, (end, child, name))
+        self.end.atexit = False  # the program ends then anyway
+
+
+class _Steps:
+    """A stateful operation that the program has opened."""
+
+    def __init__(self, backend: CommandBackend, operation: str, handle: _Handle, check: Callable[..., None]) -> None:
+        self._backend, self._operation, self._handle, self._check = backend, operation, handle, check
+
+    def step(self, *arguments: Any) -> Any:
+        step = named_step(self._check, arguments)
+        return self._backend.ask_value("step", self._operation, step, self._handle)
+
+    def close(self) -> None:
+        self._handle.end()
+        with contextlib.suppress(BrokenLineError):  # a program that has gone has nothing to give back
+            self._backend.give_back()
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _shown(line: bytes) -> str:
+    return on_one_line(line[:200].decode(errors="replace"))

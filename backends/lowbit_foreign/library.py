@@ -1,0 +1,329 @@
+"""`LibraryBackend`: a shared library that exports what ``lowbit.h`` says, as a backend.
+
+The library is loaded when it is first needed. Arguments are checked by the specification, then lent to the library
+where they lie: nothing is copied, unless it lies less aligned than the library declares to need. Results are written
+into memory that is made here. While the library computes, other threads of Python run.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Mapping
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint32, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Availability, Backend, Capabilities, PreparedLinear
+from lowbit.contract import OPERATIONS
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
+from lowbit_foreign.arguments import named, named_step
+from lowbit_foreign.declared import Declared, read_text
+from lowbit_foreign.flat import MOST_DIMENSIONS, Allocate, Array, Entry, Results, flatten
+from lowbit_foreign.linear import ForeignLinear, copied
+
+CALL, MAKE, END = (c_int32, c_void_p), (c_int32, c_void_p, c_void_p), (None, c_void_p)
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
+    "lowbit_abi_version": (c_uint32,),
+    "lowbit_capabilities": (c_char_p,),
+    "lowbit_run": CALL,
+}
+OPTIONAL: tuple[Mapping[str, tuple[Any, ...]], ...] = (
+    {"lowbit_prepare": MAKE, "lowbit_release": END},
+    {"lowbit_open": MAKE, "lowbit_step": CALL, "lowbit_close": END},
+)
+REMEDY = "see lowbit.h"
+
+
+class LibraryBackend(Backend):
+    """A shared library as a backend.
+
+    Attributes:
+        name: the name of its file, and once it has been loaded what it calls itself.
+        path: the file.
+        allocate: makes the arrays for results; aligned and not initialised, unless the owner of the backend puts
+            something else here.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Nothing is loaded yet.
+
+        Args:
+            path: the file, such as ``./libmine.so``.
+        """
+        self.path = Path(path).absolute()
+        self.name = self.path.name
+        self.allocate: Allocate = lambda dtype, shape: aligned(dtype, shape, self.capabilities().alignment)
+        self._loaded: _Library | None = None
+        self._live: weakref.WeakSet[_Handle] = weakref.WeakSet()
+
+    def availability(self) -> Availability:
+        try:
+            self._library()
+        except UnavailableError as error:
+            return Availability(False, error.reason, error.remedy)
+        return Availability(True)
+
+    def capabilities(self) -> Capabilities:
+        """What the library declares.
+
+        Raises:
+            UnavailableError: it cannot be loaded, is of another version, or declares what cannot be.
+        """
+        return self._library().declared.capabilities
+
+    def close(self) -> None:
+        """Give back all handles; the library itself stays loaded, since its threads may still run."""
+        for handle in list(self._live):
+            handle.end()
+
+    def _library(self) -> "_Library":
+        if self._loaded is None:
+            self._loaded = _Library(self.path)
+            self.name = self._loaded.declared.name
+        return self._loaded
+
+    # Hooks.
+
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        """One call of the library, or for a stateful operation its opening; products go through `prepare`."""
+        if operation in ("linear.qgemv", "linear.qgemm"):
+            return super()._hook(operation)
+        call = self._open if OPERATIONS[operation].stateful else self._run
+        return lambda *arguments, **choices: call(operation, arguments, choices)
+
+    def _run(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> Any:
+        return self.compute("lowbit_run", operation, named(operation, arguments, choices))
+
+    def _open(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> "_Steps":
+        handle = self._make("lowbit_open", "lowbit_close", operation, named(operation, arguments, choices))[0]
+        check_step = OPERATIONS[operation].check_step
+        assert check_step is not None
+        return _Steps(self, operation, handle, check_step(*arguments, **choices))
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        declared = self.capabilities().operations
+        if "lowbit_prepare" not in self._library().functions:
+            return ForeignLinear(self.name, matrix, declared, self._multiply, {"matrix": copied(matrix)})
+        operation = "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm"
+        handle, results = self._make("lowbit_prepare", "lowbit_release", operation, {"matrix": matrix})
+        nbytes = results.value("nbytes") if results.asked("nbytes") else matrix.nbytes
+        if type(nbytes) is not int or nbytes < 0:
+            raise RuntimeError(f"{self.name} says that a product reads {nbytes} bytes")
+        return ForeignLinear(self.name, matrix, declared, self._multiply, {}, handle, nbytes)
+
+    def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: Floats) -> None:
+        assert handle is None or isinstance(handle, _Handle)
+        self.compute("lowbit_run", operation, arguments, handle, out)
+
+    # Crossing the border.
+
+    def compute(
+        self,
+        function: str,
+        operation: str,
+        arguments: dict[str, Any],
+        handle: "_Handle | None" = None,
+        out: Array | None = None,
+    ) -> Any:
+        """Call one function of the library and give back its result, which is `out` if that is given.
+
+        Raises:
+            ArgumentError, NotDeclaredError: the library says so.
+            RuntimeError: the library fails, or its result is no value of the specification.
+        """
+        alignment = self.capabilities().alignment
+        own = out if out is None or is_aligned(out, alignment) else aligned(out.dtype, out.shape, alignment)
+        results = Results(self.allocate, own)
+        self._enter(function, operation, arguments, results, handle.address if handle else None)
+        try:
+            result = results.value()
+        except ValueError as error:
+            raise RuntimeError(f"{self.name} gives no result of {operation}: {error}") from None
+        if out is not None and own is not out:
+            out[...] = result
+        return result
+
+    def _make(self, make: str, end: str, operation: str, arguments: dict[str, Any]) -> "tuple[_Handle, Results]":
+        """What a library keeps for later calls."""
+        address, results = c_void_p(), Results(self.allocate)
+        self._enter(make, operation, arguments, results, None, ctypes.byref(address))
+        if not address.value:
+            raise RuntimeError(f"{make} of {self.name} says that it succeeded, and gives no handle")
+        handle = _Handle(address.value, self._library().functions[end])
+        self._live.add(handle)
+        return handle, results
+
+    def _enter(
+        self, function: str, operation: str, arguments: dict[str, Any], results: Results, handle: int | None, *rest: Any
+    ) -> None:
+        call = _Crossing(operation, arguments, results, handle, self.capabilities().alignment)
+        status = self._library().functions[function](ctypes.byref(call.call), *rest)
+        if results.trouble is not None:
+            raise RuntimeError(f"{self.name}: in {operation} {results.trouble}") from results.trouble
+        if status != Status.OK:
+            raise failure(self.name, operation, status, call.message)
+
+
+def failure(name: str, operation: str, status: int, message: str) -> Exception:
+    """The exception for a status and what the library says of it."""
+    if status == Status.NOT_DECLARED:
+        return NotDeclaredError(name, operation, message)
+    if status == Status.BAD_ARGUMENT:
+        return ArgumentError(f"an argument of {operation}", f"refused by {name}", message or "it does not say what")
+    if status == Status.FAILED:
+        return RuntimeError(f"{name} fails in {operation}: {message or 'it does not say why'}")
+    return RuntimeError(f"{name} ends {operation} with the status {status}, which lowbit.h does not have")
+
+
+class _Library:
+    """A library that has been loaded and says that it is of our version."""
+
+    def __init__(self, path: Path) -> None:
+        what = f"library {path}"
+        if not path.is_file():
+            raise UnavailableError(what, "there is no such file", "build it first")
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise UnavailableError(what, f"it cannot be loaded: {error}", "build it for this machine") from None
+        self.functions: dict[str, Any] = {}
+        for name, signature in FUNCTIONS.items():
+            if not self._find(library, name, signature):
+                raise UnavailableError(what, f"it exports no {name}", REMEDY)
+        for group in OPTIONAL:
+            found = [name for name, signature in group.items() if self._find(library, name, signature)]
+            if found and len(found) < len(group):
+                missing = ", ".join(sorted(set(group) - set(found)))
+                raise UnavailableError(what, f"it exports {found[0]} and no {missing}", REMEDY)
+        version = self.functions["lowbit_abi_version"]()
+        if version != ABI:
+            raise UnavailableError(what, f"it is of version {version} of lowbit.h", f"build it with version {ABI}")
+        text = self.functions["lowbit_capabilities"]()
+        if text is None:
+            raise UnavailableError(what, "lowbit_capabilities gives NULL", REMEDY)
+        self.declared: Declared = read_text(text, what)
+        for operation in self.declared.capabilities.operations:
+            if OPERATIONS[operation].stateful and "lowbit_open" not in self.functions:
+                raise UnavailableError(what, f"it declares {operation} and exports no lowbit_open", REMEDY)
+
+    def _find(self, library: ctypes.CDLL, name: str, signature: tuple[Any, ...]) -> bool:
+        function = getattr(library, name, None)
+        if function is None:
+            return False
+        function.restype, *function.argtypes = signature
+        self.functions[name] = function
+        return True
+
+
+class _Handle:
+    """What a library made and is to give back, once: by `end`, when nobody holds it any more, or at the exit."""
+
+    def __init__(self, address: int, end: Callable[[int], None]) -> None:
+        self.address = address
+        self.end = weakref.finalize(self, end, address)
+
+
+class _Steps:
+    """A stateful operation that the library has opened."""
+
+    def __init__(self, backend: LibraryBackend, operation: str, handle: _Handle, check: Callable[..., None]) -> None:
+        self._backend, self._operation, self._handle, self._check = backend, operation, handle, check
+
+    def step(self, *arguments: Any) -> Any:
+        step = named_step(self._check, arguments)
+        return self._backend.compute("lowbit_step", self._operation, step, self._handle)
+
+    def close(self) -> None:
+        self._handle.end()
+
+
+class _Crossing:
+    """One `Call` and all the memory that it points to; that memory lives as long as this object."""
+
+    def __init__(
+        self, operation: str, arguments: dict[str, Any], results: Results, handle: int | None, alignment: int
+    ) -> None:
+        entries = [entry for name, value in arguments.items() for entry in flatten(name, value)]
+        self._kept: list[Any] = []
+        self._values = (Value * max(1, len(entries)))()
+        for value, entry in zip(self._values, entries, strict=False):
+            self._fill(value, entry, alignment)
+        self._message = ctypes.create_string_buffer(MESSAGE_BYTES)
+        self._result = ResultFunction(lambda call, *asked: _answer(results, *asked))
+        self.call = Call(
+            ctypes.sizeof(Call),
+            ABI,
+            operation.encode(),
+            handle,
+            len(entries),
+            self._values,
+            self._result,
+            None,
+            ctypes.addressof(self._message),
+            MESSAGE_BYTES,
+        )
+
+    @property
+    def message(self) -> str:
+        """What the library has said."""
+        return self._message.value.decode(errors="replace")
+
+    def _fill(self, value: Value, entry: Entry, alignment: int) -> None:
+        value.size, value.kind, value.path = ctypes.sizeof(Value), entry.kind, entry.path.encode()
+        value.dtype = entry.dtype
+        match entry.kind:
+            case Kind.ARRAY:
+                array = entry.content if is_aligned(entry.content, alignment) else realigned(entry.content, alignment)
+                sizes = c_int64 * array.ndim
+                shape, strides = sizes(*array.shape), sizes(*array.strides)
+                self._kept += [array, shape, strides]
+                value.ndim, value.data = array.ndim, array.__array_interface__["data"][0]
+                value.shape = ctypes.cast(shape, POINTER(c_int64))
+                value.strides = ctypes.cast(strides, POINTER(c_int64))
+            case Kind.TEXT | Kind.RECORD:
+                text = entry.content.encode()
+                value.text, value.integer = text, len(text)
+            case Kind.REAL:
+                value.real = entry.content
+            case Kind.BOOL | Kind.INTEGER | Kind.LIST:
+                value.integer = entry.content
+
+
+def _answer(results: Results, path: bytes | None, kind: int, dtype: int, ndim: int, shape: Any) -> int | None:
+    """What `call->result` does. An exception cannot cross C, so it waits in `results` until the call is over."""
+    try:
+        if path is None or not 0 <= ndim <= MOST_DIMENSIONS or (ndim and not shape):
+            raise ValueError(f"a result was asked for without a path, or with {ndim} dimensions")
+        return results.request(path.decode(), kind, dtype, tuple(shape[:ndim]) if ndim else ())
+    except BaseException as error:
+        results.trouble = results.trouble or error
+        return None
+
+
+# **Alignment.** numpy promises that of an array's elements and no more.
+
+
+def is_aligned(array: Array, alignment: int) -> bool:
+    """Whether an array begins at a multiple of so many bytes."""
+    return alignment == 0 or int(array.__array_interface__["data"][0]) % alignment == 0
+
+
+def aligned(dtype: np.dtype[Any], shape: tuple[int, ...], alignment: int) -> Array:
+    """A new C-contiguous array that begins at a multiple of so many bytes; what is in it is left to chance."""
+    if alignment <= dtype.itemsize:
+        return np.empty(shape, dtype)
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    room = np.empty(size + alignment, np.uint8)
+    start = -int(room.__array_interface__["data"][0]) % alignment
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def realigned(array: Array, alignment: int) -> Array:
+    """A read-only copy that is aligned."""
+    copy = aligned(array.dtype, array.shape, alignment)
+    copy[...] = array
+    copy.setflags(write=False)
+    return copy

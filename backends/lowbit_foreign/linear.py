@@ -1,0 +1,47 @@
+"""Products with a matrix that a library or a program has made ready, or that it is given with every call."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Declaration, PreparedLinear
+from lowbit.errors import NotDeclaredError
+
+Multiply = Callable[[str, object, dict[str, Any], Floats], None]
+"""``multiply(operation, handle, arguments, out)``."""
+
+
+def copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """The same matrix in memory of its own, since the caller may use his again."""
+    arrays = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}
+    return replace(matrix, **arrays)
+
+
+class ForeignLinear(PreparedLinear):
+    """A matrix on the other side of the border."""
+
+    def __init__(
+        self,
+        backend: str,
+        matrix: QuantizedMatrix,
+        declared: Mapping[str, Declaration],
+        multiply: Multiply,
+        arguments: dict[str, Any],
+        handle: object = None,
+        nbytes: int | None = None,
+    ) -> None:
+        """Over what `multiply` does with `handle` and, besides x, with `arguments`."""
+        super().__init__(backend, matrix.rows, matrix.columns, matrix.nbytes if nbytes is None else nbytes)
+        self._declared, self._multiply, self._arguments, self._handle = declared, multiply, arguments, handle
+
+    def _qgemv(self, x: Floats, out: Floats) -> None:
+        self._product("linear.qgemv", x, out)
+
+    def _qgemm(self, x: Floats, out: Floats) -> None:
+        self._product("linear.qgemm", x, out)
+
+    def _product(self, operation: str, x: Floats, out: Floats) -> None:
+        if operation not in self._declared:
+            raise NotDeclaredError(self.backend, operation)
+        self._multiply(operation, self._handle, {"x": x} | self._arguments, out)
