@@ -1,0 +1,130 @@
+"""``lowbit new-backend NAME``: a package of one's own, from which a kernel author goes on.
+
+What is written is the folder ``starter`` with three names replaced: a backend of one operation that passes, a test,
+and a step for a CI service. It is complete at once or not there at all: everything is written to a temporary folder
+beside it, which then gets its name.
+"""
+
+import importlib.util
+import json
+import keyword
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit import backend as registry
+from lowbit.errors import ArgumentError
+
+NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
+LONGEST = 60
+STARTER = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "gitignore": ".gitignore",
+    "workflow.yml": ".github/workflows/conformance.yml",
+    "backend.py": "src/my_backend/__init__.py",
+    "check.py": "tests/test_conformance.py",
+}
+"""Each file of the starter and where it goes."""
+
+
+def new_backend(
+    name: Annotated[str, typer.Argument(help="What the backend will be called: small letters, digits, single dashes.")],
+    folder: Annotated[Path | None, typer.Option(help="Where to write the package; ./NAME if not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Write a package with a backend of one operation, which installs, is found and passes."""
+    check_name(name)
+    target = Path(os.path.abspath(folder or name))
+    check_folder(target)
+    check_free(name)
+    contents = dict(package(name))
+    write(target, contents)
+    steps = [f"cd {shlex.quote(str(target))}", 'pip install -e ".[test]"', f"lowbit conformance {name}", "pytest"]
+    if as_json:
+        print(json.dumps({"name": name, "folder": str(target), "files": list(contents), "next": steps}))
+    else:
+        print(f"{name} is in {target}:", *contents, sep="\n  ")
+        print("Next:", *steps, sep="\n  ")
+
+
+def module_of(name: str) -> str:
+    """The module of a backend of this name.
+
+    >>> module_of("my-kernels")
+    'my_kernels'
+    """
+    return name.replace("-", "_")
+
+
+def class_of(name: str) -> str:
+    """The class of a backend of this name.
+
+    >>> class_of("my-kernels")
+    'MyKernels'
+    """
+    return "".join(word.capitalize() for word in re.split("[-_]", name))
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a backend and of its module."""
+    if not NAME.fullmatch(name) or len(name) > LONGEST or keyword.iskeyword(module_of(name)):
+        allowed = f"small letters, digits and single dashes, a letter first, at most {LONGEST}, and no word of Python's"
+        raise ArgumentError("name", repr(name), allowed)
+
+
+def check_free(name: str) -> None:
+    """Refuse the name of a backend that is installed, and one whose module would hide another."""
+    if name in registry.names():
+        raise ArgumentError("name", repr(name), f"another one; installed are {', '.join(registry.names())}")
+    if importlib.util.find_spec(module_of(name)) is not None:
+        raise ArgumentError("name", repr(name), f"another one; Python has a module {module_of(name)} already")
+
+
+def check_folder(target: Path) -> None:
+    """Refuse a folder that holds something, or that cannot be made."""
+    if not target.parent.is_dir():
+        raise ArgumentError("folder", target, "one in a folder that exists")
+    empty = target.is_dir() and not target.is_symlink() and not any(target.iterdir())
+    if os.path.lexists(target) and not empty:
+        raise ArgumentError("folder", target, "one that does not exist yet, or is empty")
+
+
+def package(name: str) -> Iterator[tuple[str, str]]:
+    """The files of the package: each one's path and what it says."""
+    names = {"my-backend": name, "my_backend": module_of(name), "MyBackend": class_of(name)}
+
+    def named(text: str) -> str:
+        return re.sub("|".join(names), lambda found: names[found[0]], text)
+
+    for source, path in STARTER.items():
+        yield named(path), named((files("lowbit_conformance") / "starter" / source).read_text("utf-8"))
+    yield named("src/my_backend/py.typed"), ""
+
+
+def write(target: Path, contents: dict[str, str]) -> None:
+    """Write the files into a new folder beside the target, then give it the target's name.
+
+    Raises:
+        ArgumentError: the folder cannot be written to, or something came there in the meantime.
+    """
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
+        try:
+            for path, text in contents.items():
+                file = temporary / "package" / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, "utf-8")
+            os.rename(temporary / "package", target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise ArgumentError("folder", target, f"one that can be written ({error.strerror})") from error

@@ -1,0 +1,11 @@
+"""my-backend keeps what it declares."""
+
+import subprocess
+import sys
+
+
+def test_conformance() -> None:
+    """The conformance suite of lowbit passes; if it does not, its report is shown."""
+    command = [sys.executable, "-m", "lowbit.cli", "conformance", "my-backend"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert run.returncode == 0, run.stdout
