@@ -12,24 +12,33 @@ from typing import Any
 
 import pytest
 
-from lowbit import backend as backends
 from lowbit.affine import QuantizedMatrix
-from lowbit.backend import Backend, Declaration
+from lowbit.backend import Declaration
+from lowbit.contract import HABITS
 from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
+from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.cases import CONCURRENT, Case
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.tally import EventPipe, Tally, Verdict, claims_of, plain
 
 NOT_DECLARED = "not declared: "
 DEFAULT_SEEDS = 5
+DEADLINE = 30.0
+BANK = "bank:"
+LOADING = "backend"
+"""What stands for the operation in the case of loading the backend."""
 COMMON = ("clause", "tier", "variant", "seed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lowbit", "conformance with the lowbit specification")
     group.addoption("--backend", help="the backend under test: a name that `lowbit backends` lists, or module:Class")
+    group.addoption("--library", help="instead, a shared library that implements lowbit.h")
+    group.addoption("--command", help="instead, a program that speaks the line protocol")
+    group.addoption("--deadline", type=float, default=DEADLINE, help="seconds for one call (default %(default)s)")
     group.addoption(
         "--op",
         action="append",
@@ -44,7 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.backend is not None and not config.option.collectonly:
+    named = (config.option.backend, config.option.library, config.option.command)
+    if any(part is not None for part in named) and not config.option.collectonly:
         config.pluginmanager.register(Run(config), "lowbit-run")
 
 
@@ -54,19 +64,29 @@ class Run:
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
         try:
-            self.backend = backends.load(option.backend)
+            self.backend = Remote(*_under_test(option), option.deadline)
+            self._load()
             self.capabilities = self.backend.capabilities()
             self.model = model_matrices_of(option.model) if option.model else {}
         except LowbitError as error:
             raise pytest.UsageError(str(error)) from None
         clauses = [clause for specified in OPERATIONS.values() for clause in specified.clauses]
+        clauses += [f"{name}/{habit}" for name in OPERATIONS for habit in HABITS]
         _check_known("--op", option.op, [*OPERATIONS, *clauses])
         _check_known("an operation that the backend declares", self.capabilities.operations, list(OPERATIONS))
         self.case_id: str | None = option.case
         self.operations: list[str] = option.op
         self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
-        self.tally = Tally(option.backend, plain(self.capabilities.details or {}), claims_of(self.capabilities))
+        self.tally = Tally(self.backend.name, plain(self.capabilities.details or {}), claims_of(self.capabilities))
         self.events = EventPipe(option.lowbit_events) if option.lowbit_events is not None else None
+
+    def _load(self) -> None:
+        """Load the backend; if that ends the host, nothing is declared, and the case of loading says so."""
+        try:
+            self.backend.load()
+        except BrokenPromiseError as error:
+            verdict, _, text = str(error).partition(": ")
+            self.backend.breaches = [(verdict, text)]
 
     # Cases.
 
@@ -81,7 +101,12 @@ class Run:
     def _wanted(self, case: Case) -> bool:
         if self.case_id is not None:
             return case.id == self.case_id
-        return not self.operations or case.operation in self.operations or case.clause in self.operations
+        return (
+            not self.operations
+            or case.operation == LOADING
+            or case.operation in self.operations
+            or case.clause in self.operations
+        )
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if case_of(item) is not None]
@@ -101,7 +126,9 @@ class Run:
         assert case is not None
         if self.events:
             self.events.send("start", id=case.id)
-        missing = not_declared(self.capabilities.operations.get(case.operation), case)
+        missing = ""
+        if case.operation != LOADING:
+            missing = not_declared(self.capabilities.operations.get(case.operation), case)
         if case.variant == CONCURRENT and not self.capabilities.concurrent:
             missing = "calls from several threads"
         if missing:
@@ -140,6 +167,18 @@ class Run:
             write(f"{row.operation}: {counts}{share}")
         for failure in self.tally.failures[:20]:
             write(f"reproduce: lowbit conformance {self.tally.backend} --case {failure.id}")
+
+
+def _under_test(option: Any) -> tuple[str, str]:
+    """How the backend is found, and by what name."""
+    named = {"name": option.backend, "library": option.library, "command": option.command}
+    given = [(kind, name) for kind, name in named.items() if name is not None]
+    if len(given) != 1:
+        raise pytest.UsageError("--backend, --library, --command: allowed is one of them")
+    kind, name = given[0]
+    if kind == "name" and name.startswith(BANK):
+        return "bank", name.removeprefix(BANK)
+    return kind, name
 
 
 def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
@@ -209,7 +248,7 @@ def verdict_of(
 
 
 @pytest.fixture(scope="session")
-def backend(request: pytest.FixtureRequest) -> Backend:
+def backend(request: pytest.FixtureRequest) -> Remote:
     """The backend under test."""
     return _run(request).backend
 

@@ -1,7 +1,6 @@
 """Checks of `linear.qgemv` and `linear.qgemm`: equal on the lattice, within the derived bound elsewhere."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -154,15 +153,11 @@ def assert_concurrent(backend: Backend, case: MatrixCase) -> None:
     x, matrix = inputs.random(case)
     prepared = prepare(backend, matrix)
     own = [x * np.float32(factor) for factor in (1, -2, 0.5, 3)]
-    alone = [multiply(prepared, each, case.vectors) for each in own]
-
-    def repeatedly(number: int) -> list[Floats]:
-        return [multiply(prepared, own[number], case.vectors) for _ in range(25)]
-
-    with ThreadPoolExecutor(len(own)) as threads:
-        for expected, results in zip(alone, threads.map(repeatedly, range(len(own))), strict=True):
-            for result in results:
-                assert_same_bits(expected, result, "the same call beside others")
+    with backend.recording() as calls:
+        alone = [prepared.guarded(each, case.vectors) for each in own]
+    for expected, results in zip(alone, backend.together(calls, 25), strict=True):
+        for result in results:
+            assert_same_bits(expected, result, "the same call beside others")
 
 
 @checks("linear.qgemv/C3", few_cases)

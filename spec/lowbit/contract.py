@@ -141,8 +141,9 @@ HABITS: Mapping[str, str] = MappingProxyType(
         "H4": "Equal arguments give equal bits: again, after a hundred other calls, wherever the arrays lie and "
         "whatever lies around them, and from several threads at once if the backend declares that.",
         "H5": "It comes back in time, and does not end the process.",
-        "H6": "It leaves the process as it found it: environment, folder, locale, floating-point mode, signal handlers, "
-        "standard output, open files, threads, child processes; and memory does not grow with the number of calls.",
+        "H6": "It leaves the process as it found it: environment, folder, locale, floating-point mode, signal "
+        "handlers, standard output, open files, threads, child processes; "
+        "and memory does not grow with the number of calls.",
         "H7": "It computes the result itself, and asks neither the reference nor another backend.",
     }
 )
@@ -158,5 +159,4 @@ def sentence(clause: str) -> str:
         KeyError: there is no such operation, clause or habit; import `lowbit.operations` first.
     """
     operation, _, number = clause.rpartition("/")
-    clauses = _operations[operation].clauses
-    return HABITS[number] if number in HABITS else clauses[clause]
+    return HABITS[number] if number in HABITS else _operations[operation].clauses[clause]

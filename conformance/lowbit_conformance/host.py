@@ -1,0 +1,616 @@
+"""The process that owns the code under test.
+
+The judge (`remote`) sends this file's text to a fresh interpreter, so that the code under test sees no module, no
+argument and no variable of the suite: a kernel cannot behave for its examiner. It speaks to the judge through one
+socket, a JSON object for every request and every reply, and finds arrays in the shared memory of `arena`. Whatever
+lies outside the pages of the call that it is in cannot be touched.
+
+It trusts nothing that it runs, and judges nothing: it reports results, exceptions, and *breaches*, that is what a call
+did to the process: changed its environment, its folder, its floating-point mode or its signal handlers, wrote to
+standard output, left a child, or asked for the answer elsewhere.
+
+Source: lowbit's own.
+"""
+
+import ctypes
+import dataclasses
+import fcntl
+import gc
+import importlib
+import json
+import locale
+import mmap
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+import lowbit.backend
+from lowbit.backend import Backend, PreparedLinear
+from lowbit.bounds import any_order, one_loop
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.operations import OPERATIONS
+from lowbit.values import Tree, decode, encode
+
+LIBC: Any = ctypes.CDLL(None, use_errno=True)
+NO_ACCESS, READ, WRITE = 0, 1, 2  # of mprotect
+M_PERTURB = -6  # of mallopt: fill what malloc gives and what free takes
+ENTRY_OF_PROGRESS = 8  # the word of the control page in which the attempt that runs is written
+SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
+SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
+
+Breach = tuple[str, str]
+Message = dict[str, Tree]
+
+
+class Memory:
+    """The shared memory as this process sees it: closed, except for the pages of the call that runs."""
+
+    def __init__(self, file: int, control: int, arguments: int) -> None:
+        self.map = mmap.mmap(file, os.fstat(file).st_size)
+        self.base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        self.control = np.frombuffer(self.map, np.uint64, control // 8)
+        self.results = self.next = control + arguments
+        LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._protect(control, arguments, NO_ACCESS)
+
+    def _protect(self, start: int, size: int, access: int) -> None:
+        if LIBC.mprotect(self.base + start, size, access):
+            raise OSError(ctypes.get_errno(), "mprotect")
+
+    def allow(self, segments: list[list[int]]) -> None:
+        for start, size, writeable in segments:
+            self._protect(start, size, READ | WRITE if writeable else READ)
+
+    def forbid(self, segments: list[list[int]]) -> None:
+        for start, size, _ in segments:
+            self._protect(start, size, NO_ACCESS)
+
+    def get(self, dtype: np.dtype[Any], shape: tuple[int, ...], tree: Message) -> Any:
+        """An argument, which lies where the judge has put it."""
+        if "at" not in tree:
+            return np.empty(shape, dtype)  # an array without elements lies nowhere
+        array: Any = np.ndarray(shape, dtype, self.map, tree["at"], tree.get("strides"))
+        array.setflags(write=tree["writeable"])
+        return array
+
+    def put(self, array: Any) -> Message:
+        """Copy a result to where the judge will read it."""
+        at = -(-self.next // 64) * 64
+        if at + array.nbytes > len(self.map):
+            raise MemoryError(f"a result of {array.nbytes} bytes")
+        self.next = at + array.nbytes
+        np.ndarray(array.shape, array.dtype, self.map, at)[...] = array
+        return {"at": at}
+
+
+# **Answers that are not the backend's own.**
+
+_asked: list[Breach] = []
+
+
+def refuse_reference(*arguments: Any, **choices: Any) -> Any:
+    """What the reference functions do here; its code takes the place of theirs, and so may use nothing but builtins."""
+    import sys
+
+    sys.modules["__main__"].fall_back(sys._getframe().f_code.co_name)
+
+
+def fall_back(name: str) -> None:
+    _asked.append(("SILENT_FALLBACK", f"it called {name}, which a backend must not: it computes the result itself"))
+    raise RuntimeError(f"{name} cannot be called here")
+
+
+def seal() -> None:
+    """From now on the reference functions of all operations raise, wherever they were imported to."""
+    for operation in OPERATIONS.values():
+        function: Any = operation.reference
+        if isinstance(function, FunctionType):
+            name = f"{function.__module__}.{function.__name__}"
+            function.__code__ = refuse_reference.__code__.replace(co_name=name)
+
+
+class Others:
+    """Which backends were made besides the one under test."""
+
+    def __init__(self) -> None:
+        self.made: list[type] = []
+        made = self.made
+
+        def new(kind: type, *arguments: Any, **choices: Any) -> Any:
+            made.append(kind)
+            return object.__new__(kind)
+
+        Backend.__new__ = new  # type: ignore[method-assign,assignment]  # watched, here only
+
+    def breaches(self, own: type) -> list[Breach]:
+        registered = {entry.value for entry in lowbit.backend.entry_points(group=lowbit.backend.ENTRY_POINTS)}
+        found = []
+        for kind in self.made:
+            package = kind.__module__.partition(".")[0]
+            same = package == own.__module__.partition(".")[0] or issubclass(own, kind)
+            if not same and any(value.partition(":")[0].partition(".")[0] == package for value in registered):
+                found.append(("SILENT_FALLBACK", f"it made the backend {kind.__module__}.{kind.__name__}"))
+        self.made.clear()
+        return found
+
+
+# **The state of the process**, which a call must leave as it was.
+
+
+class Watch:
+    """What the process looks like, and what of that a call has changed."""
+
+    def __init__(self, output: int) -> None:
+        self._output, self._written = output, 0
+        self._libm: Any = ctypes.CDLL("libm.so.6") if sys.platform == "linux" else None
+        LIBC.setlocale.restype = ctypes.c_char_p
+        self._small, self._one = np.full(1, 1e-39, np.float32), np.ones(1, np.float32)
+        self._handlers = {number: ctypes.create_string_buffer(SIGACTION_BYTES) for number in SIGNALS}
+        self._probe = ctypes.create_string_buffer(SIGACTION_BYTES)
+        self.allowed: Callable[[], tuple[int, ...]] = tuple
+        self.remember()
+
+    def remember(self) -> None:
+        """Take the present state for the right one."""
+        self._environment, self._folder = self._variables(), os.getcwd()
+        self._locale, self._numpy = LIBC.setlocale(locale.LC_ALL, None), np.geterr()
+        self._mask, self._umask = signal.pthread_sigmask(signal.SIG_BLOCK, []), self._file_mask()
+        for number, handler in self._handlers.items():
+            LIBC.sigaction(number, None, handler)
+        self._python = [signal.getsignal(number) for number in SIGNALS]
+        self._reaped = self._children_reaped()
+
+    def breaches(self, preparing: bool) -> list[Breach]:
+        """What has changed since; it is changed back."""
+        found = [("STATE_CHANGED", text) for text in self._changes()]
+        if text := self._printed():
+            found.append(("WROTE_TO_STDOUT", text))
+        if text := self._children(preparing):
+            found.append(("FORKED", text))
+        return found
+
+    def _changes(self) -> Iterator[str]:
+        if (variables := self._variables()) != self._environment:
+            yield f"environment variables {_names(variables, self._environment)}"
+            self._restore_environment(variables)
+        if (folder := self._folder_now()) != self._folder:
+            yield f"the working folder, to {folder}"
+            os.chdir(self._folder)
+        if LIBC.setlocale(locale.LC_ALL, None) != self._locale:
+            yield f"the locale, to {LIBC.setlocale(locale.LC_ALL, None).decode(errors='replace')}"
+            LIBC.setlocale(locale.LC_ALL, self._locale)
+        if np.geterr() != self._numpy:
+            yield f"numpy's error state, to {np.geterr()}"
+            np.seterr(**self._numpy)
+        if mode := self._floating_point():
+            yield mode
+            self._libm.fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
+        if (mask := self._file_mask()) != self._umask:
+            yield f"the file mode mask, to {mask:o}"
+            os.umask(self._umask)
+        if signal.pthread_sigmask(signal.SIG_BLOCK, []) != self._mask:
+            yield "the mask of blocked signals"
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        if changed := self._changed_handlers():
+            yield f"the handlers of {', '.join(changed)}"
+        if any(signal.getitimer(signal.ITIMER_REAL)):
+            yield "a timer was left running"
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _changed_handlers(self) -> list[str]:
+        changed = []
+        for number, python, handler in zip(SIGNALS, self._python, self._handlers.values(), strict=True):
+            LIBC.sigaction(number, None, self._probe)
+            if essence(self._probe) != essence(handler) or signal.getsignal(number) != python:
+                changed.append(signal.Signals(number).name)
+                if callable(python) or isinstance(python, int):
+                    signal.signal(number, python)
+                LIBC.sigaction(number, handler, None)
+        return changed
+
+    def _floating_point(self) -> str:
+        if self._libm is None:
+            return ""
+        if rounding := self._libm.fegetround():
+            return f"the rounding mode, to {rounding:#x}"
+        if self._libm.fegetexcept():
+            return "the masks of floating-point exceptions"
+        with np.errstate(all="ignore"):
+            if not (self._small * self._one)[0]:
+                return "subnormal numbers, which are now taken for zero or flushed to it"
+        return ""
+
+    def _variables(self) -> list[bytes]:
+        """The environment as C sees it."""
+        pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ")
+        found = []
+        while pointers and (entry := pointers[len(found)]) is not None:
+            found.append(entry)
+        return sorted(found)
+
+    def _restore_environment(self, now: list[bytes]) -> None:
+        for entry in set(now) - set(self._environment):
+            os.unsetenv(entry.partition(b"=")[0])
+        wanted = dict(entry.split(b"=", 1) for entry in self._environment)
+        for name, value in wanted.items():
+            os.putenv(name, value)
+        for name in set(os.environb) - set(wanted):
+            del os.environb[name]
+        os.environb.update(wanted)
+        self._environment = self._variables()
+
+    def _folder_now(self) -> str:
+        try:
+            return os.getcwd()
+        except OSError:
+            return "one that is gone"
+
+    def _file_mask(self) -> int:
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
+
+    def _printed(self) -> str:
+        with suppress(Exception):  # it may have been closed, or replaced by anything
+            sys.stdout.flush()
+        LIBC.fflush(None)
+        size = os.fstat(self._output).st_size
+        if size == self._written:
+            return ""
+        text = os.pread(self._output, min(size - self._written, 200), self._written).decode(errors="replace")
+        self._written = size
+        return repr(text)
+
+    def _children_reaped(self) -> int:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_minflt + used.ru_majflt
+
+    def _children(self, preparing: bool) -> str:
+        reaped, self._reaped = self._reaped, self._children_reaped()
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            if reaped != self._reaped and not preparing:
+                return "a child process ran and ended; only `prepare` may start programs, such as a compiler"
+            return ""
+        strangers = [child for child in children() if child not in self.allowed()]
+        for child in strangers:
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(child, 0)
+        self._reaped = self._children_reaped()
+        return f"a child process is left: {strangers}" if strangers else ""
+
+
+def essence(action: Any) -> bytes:
+    """Of a struct sigaction of Linux what the kernel knows: handler, 64 signals of the mask, flags."""
+    raw: bytes = action.raw
+    return raw[:16] + raw[136:140]
+
+
+def children() -> list[int]:
+    """The child processes of this one, those that have ended and were not waited for among them."""
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found += [int(child) for child in file.read().split()]
+    return found
+
+
+def _names(now: list[bytes], before: list[bytes]) -> str:
+    changed = {entry.partition(b"=")[0].decode(errors="replace") for entry in set(now) ^ set(before)}
+    return ", ".join(sorted(changed))
+
+
+def measure() -> dict[str, int]:
+    """What grows when calls leak."""
+    gc.collect()
+    counts = {"threads": len(os.listdir("/proc/self/task")), "open files": len(os.listdir("/proc/self/fd"))}
+    counts["Python objects"] = sys.getallocatedblocks()
+    if hasattr(LIBC, "mallinfo2"):
+        LIBC.mallinfo2.restype = _MallInfo
+        info = LIBC.mallinfo2()
+        counts["bytes of malloc"] = info.uordblks + info.hblkhd
+    with open("/proc/self/statm") as file:
+        counts["pages mapped"] = int(file.read().split()[0])
+    return counts
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    )
+
+
+# **Requests.**
+
+
+class Host:
+    """The backend under test, and what the judge may ask of it."""
+
+    def __init__(self, memory: Memory, watch: Watch, others: Others) -> None:
+        self.memory, self.watch, self.others = memory, watch, others
+        self.backend: Any = None
+        self.held: dict[int, tuple[Any, list[list[int]]]] = {}
+        self.number = 0
+
+    # Loading.
+
+    def load(self, kind: str, name: str, allowed: bool, handler: str) -> Message:
+        """Import and make the backend; `allowed` says that it may call the reference, as only the suite's own may."""
+        if not allowed:
+            seal()
+        try:
+            self.backend = made(kind, name)
+            state = self.backend.availability()
+        except (ArgumentError, UnavailableError) as error:
+            return {"refused": str(error)}
+        if not state.usable:
+            return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
+        capabilities = self.capabilities()
+        same = capabilities == self.capabilities()
+        self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))
+        breaches = self.watch.breaches(preparing=True) + self.others.breaches(type(self.backend))
+        if not same:
+            breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
+        if handler:
+            ctypes.CDLL(handler).lowbit_record_faults(ctypes.c_void_p(self.memory.base))
+        self.watch.remember()
+        kind_of = type(self.backend)
+        return {
+            "name": str(self.backend.name),
+            "class": f"{kind_of.__module__}.{kind_of.__qualname__}",
+            "capabilities": capabilities,
+            "breaches": breaches,
+        }
+
+    def capabilities(self) -> Message:
+        given = self.backend.capabilities()
+        operations = {}
+        for name, declaration in given.operations.items():
+            arithmetic = declaration.arithmetic
+            operations[str(name)] = {
+                "limits": {key: list(values) for key, values in declaration.limits.items()},
+                "arithmetic": arithmetic
+                and {
+                    "form": arithmetic.form,
+                    "accumulator": arithmetic.accumulator,
+                    "roundings": {any_order: "any_order", one_loop: "one_loop"}.get(arithmetic.roundings, "own"),
+                },
+            }
+        rest = {
+            field.name: getattr(given, field.name) for field in dataclasses.fields(given) if field.name != "operations"
+        }
+        rest["details"] = {str(key): str(value) for key, value in (given.details or {}).items()}
+        return json.loads(json.dumps({"operations": operations, **rest}))  # type: ignore[no-any-return]
+
+    def roundings(self, operation: str, rows: int, group_size: int) -> Message:
+        arithmetic = self.backend.capabilities().operations[operation].arithmetic
+        return {"roundings": int(arithmetic.roundings(rows, group_size))}
+
+    # Calls. A request carries several attempts at one call, each with its arrays in other places.
+
+    def call(self, what: str, attempts: list[Message], operation: str = "") -> Message:
+        """Perform the attempts one by one: `run`, `prepare`, `open`, or a handle's `qgemv`, `qgemm`, `step`."""
+        outcomes: list[Message] = []
+        breaches: list[Breach] = []
+        for number, attempt in enumerate(attempts):
+            self.memory.control[ENTRY_OF_PROGRESS] = number
+            outcomes.append(self.attempt(what, operation, attempt))
+            breaches += self.watch.breaches(what == "prepare")
+            breaches += self.others.breaches(type(self.backend)) + _asked
+            _asked.clear()
+            if os.getpid() != PROCESS:
+                os._exit(3)  # a child that came back from the call; its parent answers
+        return {"outcomes": outcomes, "breaches": breaches}
+
+    def attempt(self, what: str, operation: str, attempt: Message) -> Message:
+        segments, held = attempt["segments"], what in ("prepare", "open")
+        self.memory.allow(segments)
+        try:
+            arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
+            choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+            LIBC.mallopt(M_PERTURB, attempt["perturb"])
+            try:
+                result = self.function(what, operation, attempt.get("handle"))(*arguments, **choices)
+            except BaseException as error:
+                return raised(error)
+            if not held:
+                return self.outcome(result, arguments)
+            self.number += 1
+            self.held[self.number] = result, segments
+            numbers = {"handle": self.number}
+            if isinstance(result, PreparedLinear):
+                numbers |= {name: int(getattr(result, name)) for name in ("rows", "columns", "nbytes")}
+            segments = []
+            return numbers
+        finally:
+            self.memory.forbid(segments)
+
+    def function(self, what: str, operation: str, handle: int | None) -> Callable[..., Any]:
+        if what in ("run", "open"):
+            call = getattr(self.backend, what)
+            return lambda *arguments, **choices: call(operation, *arguments, **choices)
+        if handle is not None:
+            return getattr(self.held[handle][0], what)  # type: ignore[no-any-return]
+        return self.backend.prepare  # type: ignore[no-any-return]
+
+    def outcome(self, result: Any, arguments: list[Any]) -> Message:
+        for number, argument in enumerate(arguments):
+            if result is argument and isinstance(argument, np.ndarray):
+                return {"argument": number}
+        try:
+            return {"result": encode(result, self.memory.put)}
+        except (ArgumentError, MemoryError, RecursionError) as error:
+            return {"strange": f"a {type(result).__name__}: {error}"}
+
+    def release(self, handles: list[int]) -> Message:
+        for handle in handles:
+            held, segments = self.held.pop(handle)
+            if hasattr(held, "close"):
+                held.close()
+            del held
+            self.memory.forbid(segments)
+        return {}
+
+    # Many calls at once, and many calls.
+
+    def together(self, calls: list[Message], times: int) -> Message:
+        """Perform several calls in as many threads, each `times` times; the outcomes of each."""
+        outcomes: list[list[Message]] = [[] for _ in calls]
+        ready, lock = threading.Barrier(len(calls)), threading.Lock()
+
+        def work(number: int, call: Message) -> None:
+            attempt = call["attempt"]
+            function = self.function(call["what"], call["operation"], attempt.get("handle"))
+            arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
+            choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+            ready.wait()
+            for _ in range(times):
+                try:
+                    result = function(*arguments, **choices)
+                    with lock:
+                        own = next((a for a in arguments if a is result and isinstance(a, np.ndarray)), result)
+                        outcomes[number].append({"result": encode(own, self.memory.put)})
+                except BaseException as error:
+                    outcomes[number].append(raised(error))
+
+        segments = [segment for call in calls for segment in call["attempt"]["segments"]]
+        self.memory.allow(segments)
+        threads = [threading.Thread(target=work, args=pair) for pair in enumerate(calls)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.memory.forbid(segments)
+        return {"outcomes": outcomes, "breaches": self.watch.breaches(False)}
+
+    def repeat(self, what: str, attempt: Message, operation: str, batches: int, times: int) -> Message:
+        """Perform a call again and again; what there was of everything before and after each batch of `times`."""
+        self.memory.allow(attempt["segments"])
+        arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
+        choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+        function = self.function(what, operation, attempt.get("handle"))
+        counts = []
+        for number in range(batches + 1):
+            for _ in range(times if number else 3):
+                with suppress(Exception):
+                    result = function(*arguments, **choices)
+                    if what == "open":
+                        result.close()
+                    del result
+            counts.append(measure())
+        self.memory.forbid(attempt["segments"])
+        return {"counts": counts, "breaches": self.watch.breaches(what == "prepare")}
+
+
+PROCESS = os.getpid()
+
+
+def made(kind: str, name: str) -> Backend:
+    """The backend under test, by how the user named it."""
+    if kind == "name":
+        return lowbit.backend.find(name)
+    module, _, factory = {
+        "bank": "lowbit_conformance.bank:backend",
+        "library": "lowbit_foreign:LibraryBackend",
+        "command": "lowbit_foreign:CommandBackend",
+    }[kind].partition(":")
+    backend: Backend = getattr(importlib.import_module(module), factory)(name)
+    return backend
+
+
+def raised(error: BaseException) -> Message:
+    """An exception as the judge is told of it."""
+    known = next((kind for kind in (ArgumentError, NotDeclaredError) if isinstance(error, kind)), None)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be made)"
+    told = {"raised": type(error).__name__, "text": text[:1000], "place": place}
+    if known:
+        told |= {"known": known.__name__, "arguments": [str(part) for part in error.args][:3]}
+    return told
+
+
+def serve(channel: socket.socket, memory: Memory, watch: Watch, others: Others) -> None:
+    """Answer requests until the judge is gone."""
+    host = Host(memory, watch, others)
+    while message := receive(channel):
+        memory.next = memory.results
+        request: Callable[..., Message] = getattr(host, message.pop("do"))
+        try:
+            reply = request(**message)
+        except BaseException as error:
+            reply = {"failed": raised(error)}
+        if os.getpid() != PROCESS:
+            os._exit(3)
+        send(channel, reply)
+
+
+def receive(channel: socket.socket) -> Message:
+    """One message; empty when the other side is gone."""
+    head = read_exactly(channel, 8)
+    return json.loads(read_exactly(channel, struct.unpack("<Q", head)[0])) if head else {}  # type: ignore[no-any-return]
+
+
+def read_exactly(channel: socket.socket, size: int) -> bytes:
+    parts = b""
+    while len(parts) < size:
+        part = channel.recv(min(size - len(parts), 1 << 20))
+        if not part:
+            return b""
+        parts += part
+    return parts
+
+
+def send(channel: socket.socket, message: Message) -> None:
+    text = json.dumps(message).encode()
+    channel.sendall(struct.pack("<Q", len(text)) + text)
+
+
+def main() -> None:
+    """Take over standard input, which is the socket to the judge, and leave an empty one behind."""
+    channel = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 50))
+    with open(os.devnull) as empty:
+        os.dup2(empty.fileno(), 0)
+    if sys.platform == "linux":
+        LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: do not outlive the judge
+        LIBC.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: grandchildren become children
+    greeting = receive(channel)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    memory = Memory(greeting["file"], greeting["control"], greeting["arguments"])
+    os.close(greeting["file"])
+    send(channel, {"base": memory.base, "process": os.getpid()})
+    serve(channel, memory, Watch(1), Others())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

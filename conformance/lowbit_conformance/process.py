@@ -1,0 +1,143 @@
+"""One host process: starting it, asking it, and saying how it ended."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.resources import files
+
+from lowbit.values import Tree
+from lowbit_conformance import faults
+from lowbit_conformance.arena import ARGUMENTS, CONTROL, Arena
+
+Message = dict[str, Tree]
+MOST_REPLY = 1 << 28  # bytes; arrays do not travel in replies, so that only a hostile one is as long
+
+# The interpreter reads the host's text from its standard input, which is the socket: ten digits of length, the text.
+BOOT = """import os
+__file__ = "<string>"
+def read(size):
+    text = b""
+    while len(text) < size:
+        text += os.read(0, size - len(text))
+    return text
+exec(compile(read(int(read(10))), __file__, "exec"))"""
+
+
+class HostEndedError(Exception):
+    """The host process ended, or had to be ended, while it was asked; the text says how."""
+
+
+class HostProcess:
+    """A running host.
+
+    Attributes:
+        base: the address at which the host sees the shared memory.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._channel, theirs = socket.socketpair()
+        self._output = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", BOOT],
+                stdin=theirs,
+                stdout=self._output[0],
+                stderr=self._output[1],
+                pass_fds=[arena.file],
+                env=neutral_environment(),
+                start_new_session=True,
+            )
+        source = (files("lowbit_conformance") / "host.py").read_bytes()
+        self._channel.sendall(b"%010d" % len(source) + source)
+        arena.control()[:16] = 0
+        reply = self.ask({"file": arena.file, "control": CONTROL, "arguments": ARGUMENTS}, 60.0)
+        self.base = int(reply["base"])
+
+    def ask(self, message: Message, deadline: float) -> Message:
+        """Send a request and wait for its reply.
+
+        Raises:
+            HostEndedError: the process ended, or did not answer in time; it is gone then.
+        """
+        text = json.dumps(message).encode()
+        until = time.monotonic() + deadline
+        try:
+            self._channel.sendall(struct.pack("<Q", len(text)) + text)
+            size = struct.unpack("<Q", self._receive(8, until))[0]
+            if size > MOST_REPLY:
+                raise ValueError(f"a reply of {size} bytes")
+            reply = json.loads(self._receive(size, until))
+        except TimeoutError:
+            self.end()
+            raise HostEndedError(f"HUNG: longer than {deadline:g} s") from None
+        except (ConnectionError, ValueError) as error:
+            raise HostEndedError(self._death(error)) from None
+        if not isinstance(reply, dict):
+            raise HostEndedError(self._death(ValueError("a reply that is no object")))
+        return reply
+
+    def _receive(self, size: int, until: float) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            if not select.select([self._channel], [], [], max(0.0, until - time.monotonic()))[0]:
+                raise TimeoutError
+            part = self._channel.recv(min(size - len(parts), 1 << 20))
+            if not part:
+                raise ConnectionResetError("it closed the channel")
+            parts += part
+        return bytes(parts)
+
+    def _death(self, error: Exception) -> str:
+        """How the process ended, as a verdict without the place of a fault."""
+        try:
+            status = self._process.wait(2.0)
+        except subprocess.TimeoutExpired:  # it lives, and broke the protocol
+            self.end()
+            return f"CRASHED: the process spoke out of turn: {error}"
+        last = self.last_words()
+        self.end()
+        if status < 0:
+            return f"CRASHED({signal.Signals(-status).name}){': ' + last if last else ''}"
+        return f"CRASHED: the process ended with status {status}{': ' + last if last else ''}"
+
+    def last_words(self) -> str:
+        """The end of what the process wrote to standard error."""
+        size = os.fstat(self._output[1].fileno()).st_size
+        text = os.pread(self._output[1].fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
+        return " ".join(text.split())[-300:]
+
+    def end(self) -> None:
+        """Kill the process and all that it has started. Ending twice is harmless."""
+        if self._process.returncode is None or self._channel.fileno() >= 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._channel.close()
+            for file in self._output:
+                file.close()
+
+
+def neutral_environment() -> dict[str, str]:
+    """The environment without what says that tests are running."""
+    hidden = ("PYTEST_", "LOWBIT_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    if cache := os.environ.get("LOWBIT_CACHE"):
+        kept["LOWBIT_CACHE"] = cache
+    return kept
+
+
+def fault_of(arena: Arena) -> dict[str, int] | None:
+    """What the handler recorded of the last fault: signal, address, access; None if nothing."""
+    words = arena.control()
+    if not words[faults.SIGNAL]:
+        return None
+    return {"signal": int(words[faults.SIGNAL]), "address": int(words[faults.ADDRESS]), "access": int(words[2])}

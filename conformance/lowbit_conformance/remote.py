@@ -1,0 +1,588 @@
+"""The backend under test, as the tests see it: each call is performed in the host process and judged on its return.
+
+`Remote` has the methods of a `lowbit.backend.Backend`, so a test reads as if the backend were at hand. What it adds is
+in no test: every call is performed twice, with its arrays against the guard page on their right and then on their
+left, with other bytes around them and in fresh memory, and must give equal bits; what it wrote beside its result, and
+what it did to the process, is a verdict. The answer has been read and copied before a test can compute what is right.
+"""
+
+import dataclasses
+import inspect
+import json
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Capabilities, Declaration
+from lowbit.bounds import Arithmetic, Roundings, any_order, one_loop
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.operations import OPERATIONS
+from lowbit.values import Tree, decode, encode
+from lowbit_conformance import faults
+from lowbit_conformance.arena import Arena, Placement, Segment
+from lowbit_conformance.blame import blame
+from lowbit_conformance.calls import BrokenPromiseError
+from lowbit_conformance.process import HostEndedError, HostProcess, Message
+
+Array = npt.NDArray[Any]
+
+POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
+FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
+PADDINGS = (0xFF, 0x3C)
+BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
+TWO_HANDLES = 1 << 22
+LOADING = 120.0  # seconds
+MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
+
+
+@dataclass
+class Call:
+    """One call that was made, to be made again.
+
+    Attributes:
+        what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm`` or ``step``.
+        operation: its id.
+        arguments: as the test gave them.
+        choices: those given by name.
+        owner: what it is a method of, for a prepared matrix or a session.
+        out: the position of the array that is written to; -1 if none.
+        poisoned: whether that array is filled beforehand with what shows.
+        result: what came back.
+    """
+
+    what: str
+    operation: str
+    arguments: tuple[Any, ...]
+    choices: dict[str, Any] = field(default_factory=dict)
+    owner: "Held | None" = None
+    out: int = -1
+    poisoned: bool = False
+    result: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays among the arguments."""
+        sizes: list[int] = []
+
+        def put(array: Array) -> Message:
+            sizes.append(array.nbytes)
+            return {}
+
+        for argument in (*self.arguments, *self.choices.values()):
+            encode(argument, put)
+        return sum(sizes)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One placement of a call: what the host is told, and where the arrays lie."""
+
+    message: Message
+    segments: list[Segment]
+
+
+class Held:
+    """Something that lives in the host: a prepared matrix or a session, once for each side."""
+
+    def __init__(self, remote: "Remote", handles: list[int], segments: list[list[Segment]]) -> None:
+        self.remote, self.handles, self.host = remote, handles, remote.started
+        self.segments = segments
+        weakref.finalize(self, remote.forget, self.host, handles, segments)
+
+    def handle(self, side: int) -> int:
+        if self.host != self.remote.started:
+            raise BrokenPromiseError("CRASHED: the process in which this was prepared has ended since")
+        return self.handles[min(side, len(self.handles) - 1)]
+
+
+class RemoteLinear(Held):
+    """A matrix that the backend has prepared, with the methods of a `lowbit.backend.PreparedLinear`."""
+
+    rows: int
+    columns: int
+    nbytes: int
+
+    def qgemv(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemv", x, out)
+
+    def qgemm(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemm", x, out)
+
+    def guarded(self, x: Floats, vectors: int) -> Floats:
+        """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
+        not written."""
+        given = x if vectors else x[0]
+        out = np.zeros((len(x), self.columns) if vectors else self.columns, np.float32)
+        what = "qgemm" if vectors else "qgemv"
+        call = Call(what, f"linear.{what}", (given, out), owner=self, out=1, poisoned=True)
+        result: Floats = self.remote.perform(call)
+        return result
+
+    def _multiply(self, what: str, x: Any, out: Any) -> Any:
+        if out is None:
+            return self.remote.perform(Call(what, f"linear.{what}", (x,), owner=self))
+        return self.remote.perform(Call(what, f"linear.{what}", (x, out), owner=self, out=1))
+
+
+class RemoteSession(Held):
+    """A stateful operation that the backend has opened."""
+
+    operation: str
+
+    def step(self, *arguments: Any) -> Any:
+        """What the session answers."""
+        return self.remote.perform(Call("step", self.operation, arguments, owner=self))
+
+    def close(self) -> None:
+        """Give it back now."""
+        self.remote.forget(self.host, self.handles, self.segments)
+        self.handles = []
+
+
+class Remote:
+    """The backend under test in its host process.
+
+    Attributes:
+        name: as the user gave it.
+        started: how many hosts there have been.
+        backend_class: module and name of its class.
+        breaches: what loading it did to the process.
+    """
+
+    def __init__(self, kind: str, name: str, deadline: float) -> None:
+        self.kind, self.name, self.deadline = kind, name, deadline
+        self.arena, self.started = Arena(), 0
+        self.breaches: list[tuple[str, str]] = []
+        self.backend_class = ""
+        self._host: HostProcess | None = None
+        self._capabilities = Capabilities({})
+        self._roundings: dict[tuple[str, int, int], int] = {}
+        self._forgotten: list[tuple[int, list[int], list[list[Segment]]]] = []
+        self._handler = faults.handler()
+        self._deaths: Counter[tuple[str, bool]] = Counter()
+        self._recording: list[Call] | None = None
+        self._live: list[Segment] = []
+
+    # The host.
+
+    def load(self) -> None:
+        """Start a host, and let it import and make the backend.
+
+        Raises:
+            UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
+            BrokenPromiseError: loading it ended the process, or hung.
+        """
+        self._host, self.started, self._live = HostProcess(self.arena), self.started + 1, []
+        allowed = self.kind == "bank" or (self.kind, self.name) == ("name", "reference")
+        request = {"do": "load", "kind": self.kind, "name": self.name, "allowed": allowed, "handler": self._handler}
+        reply = self._ask(request, LOADING)
+        if "refused" in reply:
+            self.close()
+            raise HostRefusedError(str(reply["refused"]))
+        self.backend_class = str(reply["class"])
+        self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]]
+        self._capabilities = self._claimed(reply["capabilities"])
+
+    def close(self) -> None:
+        """End the host."""
+        if self._host is not None:
+            self._host.end()
+            self._host = None
+
+    def _ask(self, message: Message, deadline: float) -> Message:
+        if self._host is None:
+            self.load()
+        assert self._host is not None
+        self._release()
+        try:
+            reply = self._host.ask(message, deadline)
+        except HostEndedError as end:
+            verdict = blame(str(end), self.arena, self._host.base, self._live)
+            self.close()
+            raise BrokenPromiseError(verdict) from None
+        if "failed" in reply:
+            raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
+        return reply
+
+    def forget(self, host: int, handles: list[int], segments: list[list[Segment]]) -> None:
+        """Release something held with the next request; this may be called at any moment."""
+        if handles:
+            self._forgotten.append((host, list(handles), segments))
+
+    def _release(self) -> None:
+        while self._forgotten:
+            host, handles, segments = self._forgotten.pop()
+            if host == self.started and self._host is not None:
+                try:
+                    self._host.ask({"do": "release", "handles": handles}, self.deadline)
+                except HostEndedError as end:
+                    self.close()
+                    raise BrokenPromiseError(f"{end} (while it was released)") from None
+            for group in segments:
+                self.arena.free(group)
+                self._live = [segment for segment in self._live if segment not in group]
+
+    # What it claims.
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def _claimed(self, told: Message) -> Capabilities:
+        operations = {}
+        for name, declaration in told.pop("operations").items():
+            limits = {key: tuple(map(_plain, values)) for key, values in declaration["limits"].items()}
+            arithmetic = None
+            if claim := declaration["arithmetic"]:
+                roundings = {"any_order": any_order, "one_loop": one_loop}.get(claim["roundings"]) or self._own(name)
+                arithmetic = Arithmetic(claim["form"], claim["accumulator"], roundings)
+            operations[name] = Declaration(limits, arithmetic)
+        known = {item.name for item in dataclasses.fields(Capabilities)}
+        rest = {key: _plain(value) for key, value in told.items() if key in known}
+        return Capabilities(operations, **rest)
+
+    def _own(self, operation: str) -> Roundings:
+        """The count of roundings that the backend declares by a function of its own."""
+
+        def roundings(rows: int, group_size: int) -> int:
+            key = operation, rows, group_size
+            if key not in self._roundings:
+                request = {"do": "roundings", "operation": operation, "rows": rows, "group_size": group_size}
+                self._roundings[key] = int(self._ask(request, self.deadline)["roundings"])
+            return self._roundings[key]
+
+        return roundings
+
+    # The methods of a backend.
+
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """See `lowbit.backend.Backend.run`."""
+        return self.perform(Call("run", operation, arguments, choices))
+
+    def prepare(self, matrix: QuantizedMatrix) -> RemoteLinear:
+        """See `lowbit.backend.Backend.prepare`."""
+        held = self.perform(Call("prepare", "linear.qgemv", (matrix,)))
+        assert isinstance(held, RemoteLinear)
+        return held
+
+    def open(self, operation: str, *arguments: Any) -> RemoteSession:
+        """See `lowbit.backend.Backend.open`."""
+        held = self.perform(Call("open", operation, arguments))
+        assert isinstance(held, RemoteSession)
+        return held
+
+    # Performing a call.
+
+    def perform(self, call: Call) -> Any:
+        """Make a call on both sides and compare.
+
+        Raises:
+            BrokenPromiseError: a habit is broken, or the host ended.
+            ArgumentError: the backend refuses the arguments, on both sides.
+            NotDeclaredError: it does not declare the operation.
+        """
+        self._give_up(call.operation)
+        limit = TWO_HANDLES if call.what in ("prepare", "open") else BOTH_SIDES
+        sides = 2 if call.nbytes <= limit else 1
+        try:
+            results = self._attempts(call, [(side, side, side) for side in range(sides)])
+        except BrokenPromiseError as error:
+            hung = str(error).startswith("HUNG")
+            if hung or self._host is None:
+                self._deaths[call.operation, hung] += 1
+            raise
+        if isinstance(results[0], Held):
+            call.result = results[0]
+        else:
+            for other in results[1:]:
+                if not same(results[0], other):
+                    self._explain(call, results[0], other)
+            call.result = self._settled(results[0])
+            if call.out >= 0 and not call.poisoned:
+                call.arguments[call.out][...] = call.result
+                call.result = call.arguments[call.out]
+        if self._recording is not None:
+            self._recording.append(call)
+        return call.result
+
+    def _give_up(self, operation: str) -> None:
+        hangs, deaths = self._deaths[operation, True], self._deaths[operation, False]
+        if hangs >= MOST_HANGS or deaths >= MOST_DEATHS:
+            raise BrokenPromiseError(
+                f"NOT_RUN: the process hung {hangs} times and ended {deaths} times in {operation}; the rest is not run"
+            )
+
+    def _settled(self, outcome: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _attempts(self, call: Call, variants: list[tuple[int, int, int]]) -> list[Any]:
+        """The outcomes of a call with arrays on a side, a padding and a filling of fresh memory, each 0 or 1."""
+        held = call.what in ("prepare", "open")
+        attempts = [self._place(call, *variant) for variant in variants]
+        segments = [segment for attempt in attempts for segment in attempt.segments]
+        self._live += segments
+        request = {"do": "call", "what": call.what, "operation": call.operation}
+        kept: list[Segment] = []
+        try:
+            reply = self._ask(request | {"attempts": [attempt.message for attempt in attempts]}, self.deadline)
+            self._check_breaches(reply)
+            for segment in segments:
+                if spoilt := self.arena.spoilt(segment):
+                    raise BrokenPromiseError(spoilt)
+            outcomes = reply["outcomes"]
+            if held and all("handle" in outcome for outcome in outcomes):
+                kept = segments
+                return [self._hold(call, attempts, outcomes)]
+            return [
+                self._outcome(call, attempt, outcome, number)
+                for number, (attempt, outcome) in enumerate(zip(attempts, outcomes, strict=True))
+            ]
+        finally:
+            gone = [segment for segment in segments if segment not in kept]
+            self.arena.free(gone)
+            self._live = [segment for segment in self._live if segment not in gone]
+
+    def _check_breaches(self, reply: Message) -> None:
+        if reply["breaches"]:
+            verdict, text = reply["breaches"][0]
+            raise BrokenPromiseError(f"{verdict}: {text}")
+
+    def _hold(self, call: Call, attempts: list[Attempt], outcomes: list[Message]) -> Held:
+        handles = [int(outcome["handle"]) for outcome in outcomes]
+        segments = [attempt.segments for attempt in attempts]
+        if call.what == "open":
+            session = RemoteSession(self, handles, segments)
+            session.operation = call.operation
+            return session
+        linear = RemoteLinear(self, handles, segments)
+        linear.rows, linear.columns, linear.nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
+        return linear
+
+    def _place(self, call: Call, side: int, padding: int, filling: int) -> Attempt:
+        claimed = self._capabilities
+        how = Placement("left" if side else "right", PADDINGS[padding], claimed.alignment, claimed.overread)
+        placer = Placer(self.arena, how)
+        arguments = list(call.arguments)
+        names = _names(call)
+        if call.poisoned:
+            arguments[call.out] = poisoned(call.arguments[call.out], filling)
+        message = {
+            "arguments": [placer.tree(names[n], part, n == call.out) for n, part in enumerate(arguments)],
+            "choices": {name: placer.tree(name, part, False) for name, part in call.choices.items()},
+            "perturb": FILLINGS[filling],
+        }
+        message["segments"] = [[seg.first, seg.last - seg.first, int(seg.writeable)] for seg in placer.segments]
+        if call.owner is not None:
+            message["handle"] = call.owner.handle(side)
+        return Attempt(message, placer.segments)
+
+    def _outcome(self, call: Call, attempt: Attempt, outcome: Message, filling: int) -> Any:
+        """A result, or the exception that was raised."""
+        if "known" in outcome:
+            kind = {"ArgumentError": ArgumentError, "NotDeclaredError": NotDeclaredError}[outcome["known"]]
+            parts = ([str(part) for part in outcome["arguments"]] + ["", "", ""])[:3]
+            return kind(*parts)
+        if "raised" in outcome:
+            return BrokenPromiseError(f"RAISED: {_told(outcome)}")
+        if "strange" in outcome:
+            return BrokenPromiseError(f"WRONG: the result is {outcome['strange']}")
+        if call.out >= 0:
+            return self._written(call, attempt, outcome, filling)
+        if "argument" in outcome:
+            return np.array(call.arguments[int(outcome["argument"])])
+        try:
+            return decode(outcome["result"], self.arena.read)
+        except ValueError as error:
+            return BrokenPromiseError(f"WRONG: the result is not what it claims to be: {error}")
+
+    def _written(self, call: Call, attempt: Attempt, outcome: Message, filling: int) -> Any:
+        """The array that the call was given to write to."""
+        if outcome.get("argument") != call.out:
+            return BrokenPromiseError("STALE_OUTPUT: the call did not return the array it was given as out")
+        out, tree = call.arguments[call.out], attempt.message["arguments"][call.out]
+        result = self.arena.read(out.dtype, out.shape, tree)
+        if call.poisoned:
+            stale = np.flatnonzero(result.view(np.uint32) == POISON[filling])
+            if len(stale):
+                text = f"{len(stale)} of {result.size} elements of out were never written, first {stale[0]}"
+                return BrokenPromiseError(f"STALE_OUTPUT: {text}")
+        return result
+
+    def _explain(self, call: Call, first: Any, second: Any) -> None:
+        """Find out why the two sides differ, by changing one thing at a time.
+
+        Raises:
+            BrokenPromiseError: always.
+        """
+        where = difference(first, second)
+        if isinstance(call.owner, RemoteSession):
+            raise BrokenPromiseError(f"NONDETERMINISTIC: two sessions that were asked the same differ: {where}")
+        causes = (
+            ((0, 0, 0), "NONDETERMINISTIC: the same call again gives other bits"),
+            ((0, 1, 0), "OOB_READ: the result changes with the bytes around the arguments"),
+            ((0, 0, 1), "STALE_OUTPUT: the result changes with what fresh memory holds"),
+        )
+        for variant, verdict in causes:
+            if not same(first, self._attempts(call, [variant])[0]):
+                raise BrokenPromiseError(f"{verdict}: {where}")
+        raise BrokenPromiseError(f"NONDETERMINISTIC: the result changes with the addresses of the arguments: {where}")
+
+    # Many calls.
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Call]]:
+        """The calls that are made inside, with their results."""
+        calls: list[Call] = []
+        before, self._recording = self._recording, calls
+        try:
+            yield calls
+        finally:
+            self._recording = before
+
+    def together(self, calls: list[Call], times: int) -> list[list[Any]]:
+        """Make several calls at once, each in a thread of its own and `times` times; what each gave."""
+        attempts = [self._place(call, 0, 0, 0) for call in calls]
+        segments = [segment for attempt in attempts for segment in attempt.segments]
+        self._live += segments
+        request: Message = {"do": "together", "times": times, "calls": []}
+        for call, attempt in zip(calls, attempts, strict=True):
+            request["calls"].append({"what": call.what, "operation": call.operation, "attempt": attempt.message})
+        try:
+            reply = self._ask(request, self.deadline)
+            self._check_breaches(reply)
+            results = []
+            for outcomes in reply["outcomes"]:
+                given = []
+                for outcome in outcomes:
+                    if "raised" in outcome:
+                        raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
+                    given.append(decode(outcome["result"], self.arena.read))
+                results.append(given)
+            return results
+        finally:
+            self.arena.free(segments)
+            self._live = [segment for segment in self._live if segment not in segments]
+
+    def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
+        """Make a call in batches of many; how much of everything the host had after each."""
+        attempt = self._place(call, 0, 0, 0)
+        self._live += attempt.segments
+        request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}
+        try:
+            reply = self._ask(request | {"batches": batches, "times": times}, self.deadline * 4)
+            self._check_breaches(reply)
+            return [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
+        finally:
+            self.arena.free(attempt.segments)
+            self._live = [segment for segment in self._live if segment not in attempt.segments]
+
+
+class HostRefusedError(UnavailableError):
+    """The host's own words on why the backend cannot be loaded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "", "")
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Placer:
+    """Puts the arrays of one attempt into the arena."""
+
+    def __init__(self, arena: Arena, how: Placement) -> None:
+        self._arena, self._how = arena, how
+        self.segments: list[Segment] = []
+        self._roots: dict[int, Segment] = {}
+
+    def tree(self, name: str, value: Any, writeable: bool) -> Tree:
+        """The tree of an argument, its arrays placed."""
+        names = {}
+        if dataclasses.is_dataclass(value):
+            names = {id(getattr(value, part.name)): f"{name}.{part.name}" for part in dataclasses.fields(value)}
+        return encode(value, lambda array: self._put(names.get(id(array), name), array, writeable))
+
+    def _put(self, name: str, array: Array, writeable: bool) -> Message:
+        writeable = writeable and array.flags.writeable
+        if array.size == 0:
+            return {"writeable": writeable}
+        root = _root(array)
+        if root is array or (array.flags.c_contiguous and not (writeable or id(root) in self._roots)):
+            segment = self._segment(name, array, writeable, array)
+            self._roots.setdefault(id(root), segment)
+            return {"at": segment.start, "writeable": writeable, "strides": list(array.strides)}
+        segment = self._roots.get(id(root)) or self._segment(name, root, writeable, root)
+        offset = array.__array_interface__["data"][0] - np.lib.array_utils.byte_bounds(root)[0]
+        return {"at": segment.start + offset, "writeable": writeable, "strides": list(array.strides)}
+
+    def _segment(self, name: str, array: Array, writeable: bool, root: Array) -> Segment:
+        segment = self._arena.place(name, array, self._how, writeable)
+        self.segments.append(segment)
+        return segment
+
+
+def _root(array: Array) -> Array:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def poisoned(out: Array, filling: int) -> Array:
+    return np.full(out.shape, POISON[filling], np.uint32).view(out.dtype)
+
+
+def _names(call: Call) -> list[str]:
+    """What the arguments of a call are called."""
+    if call.what in ("qgemv", "qgemm"):
+        return ["x", "out"]
+    parameters = list(inspect.signature(OPERATIONS[call.operation].reference).parameters)
+    if call.what in ("prepare", "step"):
+        parameters = ["matrix"] if call.what == "prepare" else []
+    return parameters + [f"argument {number}" for number in range(len(parameters), len(call.arguments))]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON made a list was a tuple."""
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _told(outcome: Message) -> str:
+    return f"{outcome['raised']}: {outcome['text']}{outcome['place']}"
+
+
+# **Equal bits.**
+
+
+def fingerprint(value: Any) -> str:
+    """A text that is equal for equal bits only."""
+    if isinstance(value, Exception):
+        return f"{type(value).__name__}: {value}".partition(" (")[0]
+    return json.dumps(encode(value, lambda array: {"bytes": array.tobytes().hex()}))
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two results have the same bits."""
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return (first.dtype, first.shape) == (second.dtype, second.shape) and first.tobytes() == second.tobytes()
+    return fingerprint(first) == fingerprint(second)
+
+
+def difference(first: Any, second: Any) -> str:
+    """Where two results differ, in a few words."""
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return f"{first.dtype} {first.shape} and {second.dtype} {second.shape}"
+        unsigned = f"u{first.dtype.itemsize}"
+        places = np.flatnonzero(first.ravel().view(unsigned) != second.ravel().view(unsigned))
+        index = [int(i) for i in np.unravel_index(places[0], first.shape)]
+        values = f"{first.ravel()[places[0]]!s} and {second.ravel()[places[0]]!s}"
+        return f"{len(places)} of {first.size} elements, first at {index}: {values}"
+    return f"{str(first)[:120]} and {str(second)[:120]}"

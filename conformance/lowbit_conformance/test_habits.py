@@ -1,0 +1,148 @@
+"""Checks of the habits that every operation must keep (`lowbit.contract.HABITS`).
+
+Most habits are watched in every case: where a call reads and writes, that it comes back, what it does to the process.
+Here are those that take more than one call: the same call again after a hundred others, beside other threads, and so
+often that a leak shows. The calls are those of the operation's own cases, recorded while their tests run, so an
+operation needs nothing here to be covered.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any
+
+from lowbit.errors import ArgumentError
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.calls import BrokenPromiseError
+from lowbit_conformance.cases import CONCURRENT, Case
+from lowbit_conformance.marking import MARKS, Settings, checks
+from lowbit_conformance.remote import Call, Remote, difference, same
+
+OTHERS = 100  # calls between a call and its repetition
+SMALL = 1 << 16  # bytes of the arguments of a call that is repeated often
+BATCHES, TIMES = 4, 25  # of repeated calls, after three to warm up
+LEAST_BYTES = 16  # that one call may be said to leak; the allocator hands out no less
+
+
+@dataclass(frozen=True)
+class HabitCase(Case):
+    """A habit of one operation; the variant says which side of it."""
+
+    @property
+    def label(self) -> str:
+        return ""
+
+    def parameters(self) -> dict[str, object]:
+        return {}
+
+
+def every(variant: str, *, stateful: bool = False) -> Callable[[str, Settings], Iterator[HabitCase]]:
+    """One case for each operation; a stateful one answers according to what came before, so H4 is its own clauses'."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[HabitCase]:
+        for name, operation in OPERATIONS.items():
+            if stateful or not operation.stateful:
+                yield HabitCase(clause.replace("*", name), "habit", variant)
+
+    return generator
+
+
+def loading(clause: str, settings: Settings) -> Iterator[HabitCase]:
+    yield HabitCase(clause, "habit", "loading")
+
+
+@checks("backend/H6", loading)
+def test_loading(backend: Remote, case: HabitCase) -> None:
+    """Importing and making the backend, and asking what it can do, leave the process as it was."""
+    for verdict, text in backend.breaches:
+        raise BrokenPromiseError(f"{verdict}: {text} (while it was loaded)")
+
+
+def recorded(backend: Remote, operation: str) -> Iterator[Call]:
+    """The calls of the operation's own cases, those that succeeded, as its tests make them."""
+    for mark in [mark for mark in MARKS if mark.clause.rpartition("/")[0] == operation]:
+        for case in islice(_declared(backend, operation, mark.generator(mark.clause, Settings(range(1)))), 40):
+            wanted = inspect.signature(mark.test).parameters
+            given = {"backend": backend, "case": case, "record_property": _ignore, "model_matrices": {}}
+            with backend.recording() as calls, suppress(AssertionError, ArgumentError):
+                mark.test(**{name: given[name] for name in wanted})
+            yield from (call for call in calls if call.result is not None and call.nbytes <= SMALL)
+
+
+def _declared(backend: Remote, operation: str, cases: Iterator[Case]) -> Iterator[Case]:
+    declaration = backend.capabilities().operations[operation]
+    for case in cases:
+        if case.tier in ("lattice", "random") and case.variant != CONCURRENT:
+            with suppress(ArgumentError):
+                if not declaration.lacks(case.parameters()):
+                    yield case
+
+
+def _ignore(name: str, value: object) -> None:
+    pass
+
+
+def own_calls(backend: Remote, operation: str, count: int) -> list[Call]:
+    """The first calls of an operation.
+
+    Raises:
+        BrokenPromiseError: none of its first cases made one that succeeded.
+    """
+    calls = list(islice((call for call in recorded(backend, operation) if _proper(call, operation)), count))
+    if not calls:
+        raise BrokenPromiseError(f"WRONG: no call of {operation} succeeded")
+    return calls
+
+
+def _proper(call: Call, operation: str) -> bool:
+    return call.operation == operation and call.what not in ("prepare", "open", "step")
+
+
+@checks("*/H4", every("again"))
+def test_again_after_others(backend: Remote, case: HabitCase) -> None:
+    """The first calls of an operation give the same bits after a hundred others as they gave at first."""
+    calls = own_calls(backend, case.operation, 5)
+    for call in calls:
+        backend.repeat(call, 1, OTHERS // len(calls))
+    for call in calls:
+        again = _again(backend, call)
+        if not same(call.result, again):
+            text = f"the same call after {OTHERS} others: {difference(call.result, again)}"
+            raise BrokenPromiseError(f"NONDETERMINISTIC: {text}")
+
+
+def _again(backend: Remote, call: Call) -> Any:
+    return backend.perform(Call(**{**vars(call), "result": None}))
+
+
+@checks("*/H4", every(CONCURRENT))
+def test_beside_threads(backend: Remote, case: HabitCase) -> None:
+    """Calls made at once from four threads give the bits that each gave alone, if the backend declares threads."""
+    calls = own_calls(backend, case.operation, 4)
+    for call, results in zip(calls, backend.together(calls, 25), strict=True):
+        for result in results:
+            if not same(call.result, result):
+                text = f"the same call beside other threads: {difference(call.result, result)}"
+                raise BrokenPromiseError(f"NONDETERMINISTIC: {text}")
+
+
+@checks("*/H6", every("leak", stateful=True))
+def test_nothing_grows(backend: Remote, case: HabitCase) -> None:
+    """A call that is repeated leaves nothing behind: no memory, open file, thread or mapping, call after call."""
+    calls = list(islice(recorded(backend, case.operation), 12))
+    chosen = {call.what: call for call in reversed(calls) if call.what != "step"}
+    for what in sorted(chosen):
+        counts = backend.repeat(chosen[what], BATCHES, TIMES)
+        for name in counts[0]:
+            steps = [after[name] - before[name] for before, after in pairwise(counts)]
+            least = LEAST_BYTES * TIMES if name == "bytes of malloc" else TIMES
+            if min(steps) >= least:
+                raise BrokenPromiseError(
+                    f"LEAKED: {name} grow by {min(steps) / TIMES:g} with each call of {what}: {_series(counts, name)}"
+                )
+
+
+def _series(counts: list[dict[str, int]], name: str) -> str:
+    return " ".join(str(count[name]) for count in counts)
