@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from lowbit import backend as registry
 from lowbit.affine import QuantizedMatrix
-from lowbit.backend import PreparedLinear
+from lowbit.backend import Capabilities, Declaration, PreparedLinear
+from lowbit.bounds import Arithmetic
 from lowbit.cli import app, demo
 from lowbit.cli.loading import load_model
 from lowbit.decoder import generate
@@ -54,6 +55,16 @@ def test_the_demo_compares_what_is_certified(model: Path, text: Path, monkeypatc
         assert [row["weights"][:12] for row in answer["perplexity"]] == ["as stored", *["re-quantised"] * 3]
         if outcome == "passed":
             assert all("all 4 tokens equal" in each[1]["agreement"] for each in answer["generation"].values())
+
+
+def test_a_backend_that_does_not_hold_the_model_is_not_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One without products, and one that lacks the model's bits, are left out with the reason."""
+    narrow = Capabilities({"linear.qgemv": Declaration({"bits": (2,)}, Arithmetic("factored"))})
+    assert demo.lacking(ReferenceBackend(), load_model(model).weights) is None
+    for declared, reason in ((Capabilities({}), "linear.qgemv"), (narrow, "linear.qgemv for bits 4")):
+        monkeypatch.setattr(ReferenceBackend, "capabilities", lambda self, declared=declared: declared)
+        missing = demo.lacking(ReferenceBackend(), load_model(model).weights)
+        assert str(missing) == f"backend reference does not declare {reason}"
 
 
 class Tilted(ReferenceBackend):

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lowbit import backend as registry
@@ -26,7 +27,7 @@ def backends(
             declares = "\n".join(f"{op}: {said(limits)}" for op, limits in description["operations"].items())
             table.add_row(name, "[green]yes[/]", declares)
         else:
-            table.add_row(name, "[red]no[/]", f"{description['reason']}; {description['remedy']}")
+            table.add_row(name, "[red]no[/]", escape(f"{description['reason']}; {description['remedy']}"))
     Console().print(table)
 
 

@@ -18,20 +18,21 @@ import numpy as np
 import typer
 from rich.bar import Bar
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lowbit import backend as registry
 from lowbit import data
-from lowbit.affine import QuantizedMatrix
+from lowbit.affine import QuantizedMatrix, matrix_parameters
 from lowbit.backend import Backend
 from lowbit.bounds import linear_bound
 from lowbit.cli.loading import LoadedModel, file_of, load_model, progress_bar
 from lowbit.decoder import Decoder, Difference, Step, first_difference, generate
 from lowbit.engine import build
-from lowbit.errors import UnavailableError
+from lowbit.errors import NotDeclaredError, UnavailableError
 from lowbit.linear import qgemv
 from lowbit.perplexity import perplexity
-from lowbit.weights import LlamaWeights, linear_shapes, requantize, select_columns, weight_bytes
+from lowbit.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
 
 PROMPT = "Alice was beginning to get very tired of"
 GROUP_SIZES = (64, 128)
@@ -83,7 +84,7 @@ def demo(
     loaded = load_model(path)
     console.print(f"\n[bold]{path.name}[/]: {_shape(loaded)}\n")
 
-    verdicts = [certify(name, path) for name in usable_backends(console)]
+    verdicts = [certify(name, path) for name in usable_backends(console, loaded.weights)]
     show_verdicts(console, verdicts)
     certified = [verdict["backend"] for verdict in verdicts if verdict["verdict"] == "passed"]
 
@@ -104,16 +105,29 @@ def demo(
 # other program.
 
 
-def usable_backends(console: Console) -> list[str]:
-    """The names of the backends that can run here; for the others the reason is printed."""
+def usable_backends(console: Console, weights: LlamaWeights) -> list[str]:
+    """The names of the backends that can run here and hold the model's matrices; for the others why not is printed."""
     names = []
     for name in registry.names():
         try:
-            registry.load(name).close()
+            with registry.load(name) as backend:
+                if missing := lacking(backend, weights):
+                    raise missing
             names.append(name)
-        except UnavailableError as error:
-            console.print(f"[yellow]not shown:[/] {error}")
+        except (UnavailableError, NotDeclaredError) as error:
+            console.print(f"[yellow]not shown:[/] {escape(str(error))}")
     return sorted(names, key=lambda name: (name != BASELINE, name))
+
+
+def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
+    """What of a model's matrices a backend does not declare a product by; None if it declares all."""
+    declared = backend.capabilities().operations.get("linear.qgemv")
+    if declared is None:
+        return NotDeclaredError(backend.name, "linear.qgemv")
+    for _, matrix in matrices(weights):
+        if isinstance(matrix, QuantizedMatrix) and (missing := declared.lacks(matrix_parameters(matrix))):
+            return NotDeclaredError(backend.name, "linear.qgemv", missing)
+    return None
 
 
 def certify(name: str, model: Path) -> dict[str, Any]:
@@ -168,11 +182,13 @@ def requantized(weights: LlamaWeights, bits: int, group_size: int) -> Variant:
 def continuations(
     variant: Variant, backends: list[str], loaded: LoadedModel, prompt: str, count: int
 ) -> list[Continuation]:
-    """What each backend says, the baseline first."""
+    """What each backend says, the baseline first; one that does not declare this quantisation is left out."""
     ids, said = loaded.tokenizer.encode(prompt), []
     baseline: tuple[str, list[Step]] | None = None
     for name in backends:
         with registry.load(name) as backend:
+            if lacking(backend, variant.weights):
+                continue
             with progress_bar(f"{name}: preparing") as progress:
                 decoder, linears = build(variant.weights, backend, progress)
             with progress_bar(f"{name}: generating") as progress:

@@ -1,0 +1,124 @@
+"""Blocks: the types Q4_0, Q4_1 and Q8_0 of ggml, and which matrices they hold exactly.
+
+A block is 32 weights of one output: a float16 scale d, for Q4_1 a float16 minimum m, and the codes. In the 4-bit types
+byte j holds code j in its low nibble and code j + 16 in its high one.
+
+===== ====================== ==================================================================
+type  value                  what of `affine` it holds
+===== ====================== ==================================================================
+Q4_1  d·q + m, q 0 to 15     ``minimum``, 2, 3 or 4 bits
+Q4_0  d·(q − 8), q 0 to 15   ``zero_point``, 2 or 3 bits: code − zero-point lies in −7 … 7
+Q8_0  d·q, q −128 to 127     ``zero_point``, 4 bits: code − zero-point lies in −15 … 15
+===== ====================== ==================================================================
+
+The symmetric types have no zero-point of their own, so what they are given is the difference of code and zero-point:
+the value is the same product. With 8 bits the difference does not fit. Scales are float16; a group of 64 or more rows
+is several blocks with the same scale, and a last short block is filled up.
+
+**Quantising.** Only Q4_1 makes a scale and a minimum as `affine` does under ``minimum``, for groups of 32 in 4 bits
+with float16 scales, and only that is declared. Its d is 0 for a constant block, which a `QuantizedMatrix` does not
+have: there scale 1 and codes 0 say the same.
+
+Source: the block structures of the ggml project.
+"""
+
+from abc import abstractmethod
+from typing import Literal
+
+import numpy as np
+
+from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.backend import Backend, Declaration
+from lowbit.packing import Codes
+from lowbit_adapters.layout import Octets, code_rows, group_rows, padded, words_of_rows
+
+Kind = Literal["Q4_0", "Q4_1", "Q8_0"]
+
+BLOCK = 32
+CENTER = 8
+BLOCK_BYTES: dict[Kind, int] = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
+GROUPS = (32, 64, 96, 128, 256, 512, 1024, 2048, 4096)
+
+DEQUANTIZE = Declaration({"bits": (2, 3, 4), "group_size": GROUPS, "scale_dtype": ("float16",)})
+QUANTIZE = Declaration({"bits": (4,), "group_size": (BLOCK,), "convention": ("minimum",), "scale_dtype": ("float16",)})
+
+
+def kind_of(matrix: QuantizedMatrix) -> Kind:
+    """The type that holds a matrix exactly, by its convention and bits."""
+    if matrix.convention == "minimum":
+        return "Q4_1"
+    return "Q8_0" if matrix.bits == 4 else "Q4_0"
+
+
+def encode(matrix: QuantizedMatrix) -> Octets:
+    """The blocks of a matrix of type `kind_of`: uint8, N × blocks × bytes of a block."""
+    kind = kind_of(matrix)
+    codes = code_rows(matrix.words, matrix.bits)
+    blocks = -(-matrix.rows // BLOCK)
+    group = np.arange(blocks) * BLOCK // matrix.group_size
+    heads = [group_rows(matrix.scales)[:, group]]
+    if kind == "Q4_1":
+        heads.append(group_rows(matrix.zeros)[:, group])
+    else:
+        row_group = np.arange(matrix.rows) // matrix.group_size
+        codes = codes - group_rows(matrix.zeros)[:, row_group]  # modulo 256, which is what a signed byte stores
+        codes += np.uint8(CENTER if kind == "Q4_0" else 0)
+    codes = padded(codes, BLOCK, 0).reshape(len(codes), blocks, BLOCK)
+    if kind != "Q8_0":
+        codes = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << np.uint8(4)
+    head = np.stack(heads, axis=-1).astype("<f2").view(np.uint8)
+    return np.ascontiguousarray(np.concatenate([head, codes], axis=-1))
+
+
+def decode_q4_1(blocks: Octets, rows: int) -> QuantizedMatrix:
+    """A matrix from blocks of Q4_1.
+
+    Args:
+        blocks: uint8, N × blocks × 20.
+        rows: K; what the last block holds beyond it is dropped.
+
+    Raises:
+        ArgumentError: a scale or minimum that is not finite.
+    """
+    halves = np.ascontiguousarray(blocks[..., :4]).view("<f2").astype(np.float16)
+    scales, minima = halves[..., 0], halves[..., 1]
+    codes: Codes = np.concatenate([blocks[..., 4:] & np.uint8(15), blocks[..., 4:] >> np.uint8(4)], axis=-1)
+    codes = np.where(scales[..., None] == 0, np.uint8(0), codes).reshape(len(blocks), -1)[:, :rows]
+    return QuantizedMatrix(
+        words=words_of_rows(codes, 4),
+        scales=group_rows(np.where(scales == 0, np.float16(1), scales)),
+        zeros=group_rows(minima),
+        bits=4,
+        rows=rows,
+        group_size=BLOCK,
+        convention="minimum",
+    )
+
+
+class BlockBackend(Backend):
+    """A backend that turns blocks to floats and floats to blocks by some library."""
+
+    @abstractmethod
+    def _to_floats(self, blocks: Octets, kind: Kind) -> Floats:
+        """float32, N × K, from uint8, N × blocks × bytes of a block; K in whole blocks."""
+
+    @abstractmethod
+    def _to_blocks(self, weights: Floats) -> Octets:
+        """Blocks of Q4_1, uint8, N × blocks × 20, from float32, N × K; K in whole blocks."""
+
+    def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
+        weights = self._to_floats(encode(matrix), kind_of(matrix))
+        return np.ascontiguousarray(weights[:, : matrix.rows].T)
+
+    def _affine_quantize(
+        self,
+        weights: Floats,
+        *,
+        bits: int,
+        group_size: int,
+        convention: Convention = "minimum",
+        scale_dtype: ScaleDtype = "float32",
+    ) -> QuantizedMatrix:
+        rows = np.ascontiguousarray(weights.T)
+        filled = np.pad(rows, ((0, 0), (0, -rows.shape[1] % BLOCK)), mode="edge")  # leaves least and largest alone
+        return decode_q4_1(self._to_blocks(filled), len(weights))

@@ -1,0 +1,43 @@
+"""The ``gguf`` package: quantising and dequantising in numpy, as the converters of llama.cpp do it.
+
+`blocks` says which matrices its types hold.
+
+Source: gguf/quants.py in the project's repository.
+"""
+
+import numpy as np
+
+from lowbit.affine import Floats
+from lowbit.backend import Availability, Capabilities
+from lowbit_adapters.blocks import BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
+from lowbit_adapters.layout import Octets
+from lowbit_adapters.libraries import availability, versions
+
+LIBRARIES = {"gguf": "gguf"}
+
+
+class GgufBackend(BlockBackend):
+    """Q4_0, Q4_1 and Q8_0 by gguf.quants."""
+
+    name = "gguf"
+
+    def availability(self) -> Availability:
+        return availability(LIBRARIES)
+
+    def capabilities(self) -> Capabilities:
+        operations = {"affine.dequantize": DEQUANTIZE, "affine.quantize": QUANTIZE}
+        return Capabilities(operations, concurrent=True, details=versions(LIBRARIES))
+
+    def _to_floats(self, blocks: Octets, kind: Kind) -> Floats:
+        from gguf import quants
+        from gguf.constants import GGMLQuantizationType
+
+        rows = blocks.reshape(len(blocks), -1)
+        return np.asarray(quants.dequantize(rows, GGMLQuantizationType[kind]), np.float32)
+
+    def _to_blocks(self, weights: Floats) -> Octets:
+        from gguf import quants
+        from gguf.constants import GGMLQuantizationType
+
+        blocks = np.asarray(quants.quantize(weights, GGMLQuantizationType.Q4_1), np.uint8)
+        return np.ascontiguousarray(blocks.reshape(len(weights), -1, BLOCK_BYTES["Q4_1"]))

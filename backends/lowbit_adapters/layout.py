@@ -1,0 +1,76 @@
+"""Layouts: from the words of a `QuantizedMatrix` to the bytes that other libraries read, and back.
+
+lowbit lays each column of codes end to end in words; the libraries lay each *output* end to end in bytes. Both are the
+same stream of bits, least significant first, cut at other places. So everything goes through one matrix of codes,
+N × K, an output a row, and `pack_bits` cuts it anew.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.affine import QuantizedMatrix
+from lowbit.packing import Codes, Words
+
+Octets = npt.NDArray[np.uint8]
+
+
+def code_rows(words: Words, bits: int) -> Codes:
+    """The codes of each column as a row.
+
+    >>> code_rows(np.array([[0x87654321]], np.uint32), bits=4)
+    array([[1, 2, 3, 4, 5, 6, 7, 8]], dtype=uint8)
+
+    Args:
+        words: uint32, ``K * bits // 32`` × N.
+        bits: 2, 3, 4 or 8.
+
+    Returns:
+        uint8, N × K.
+    """
+    octets = np.ascontiguousarray(words.T).astype("<u4").view(np.uint8)
+    stream = np.unpackbits(octets, axis=-1, bitorder="little")
+    return np.packbits(stream.reshape(len(octets), -1, bits), axis=-1, bitorder="little")[..., 0]
+
+
+def pack_bits(codes: Codes, bits: int) -> Octets:
+    """The codes of the last axis end to end in bytes, the first at the least significant end; the last byte is filled
+    up with zeros.
+
+    >>> pack_bits(np.array([[1, 2, 3]], np.uint8), bits=4)
+    array([[33,  3]], dtype=uint8)
+
+    Args:
+        codes: uint8, … × M.
+        bits: of a code.
+
+    Returns:
+        uint8, … × ⌈M · bits / 8⌉.
+    """
+    stream = np.unpackbits(codes[..., None], axis=-1, count=bits, bitorder="little")
+    return np.packbits(stream.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")
+
+
+def words_of_rows(codes: Codes, bits: int) -> Words:
+    """The inverse of `code_rows`: uint32, ``K * bits // 32`` × N, from uint8, N × K."""
+    return np.ascontiguousarray(pack_bits(codes, bits).view("<u4").T.astype(np.uint32))
+
+
+def padded(rows: npt.NDArray[Any], multiple: int, value: int) -> npt.NDArray[Any]:
+    """Rows filled up at their ends to a multiple of some length; the same rows, not a copy, if they have it."""
+    if rows.shape[1] % multiple == 0:
+        return rows
+    return np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple)), constant_values=value)
+
+
+def group_rows(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Scales or zeros, G × N, as N × G."""
+    return np.ascontiguousarray(numbers.T)
+
+
+def offsets_of_code(matrix: QuantizedMatrix, code: int) -> npt.NDArray[np.float32]:
+    """What a code stands for in each group, N × G: float64 arithmetic, rounded to float32 once."""
+    scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
+    values = zeros + scales * code if matrix.convention == "minimum" else scales * (code - zeros)
+    return group_rows(values.astype(np.float32))
