@@ -17,8 +17,10 @@ from lowbit.backend import Declaration
 from lowbit.contract import HABITS
 from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
+from lowbit.profiles import PROFILES
 from lowbit_conformance.calls import BrokenPromiseError
-from lowbit_conformance.cases import CONCURRENT, Case
+from lowbit_conformance.cases import CONCURRENT, LOADING, Case
+from lowbit_conformance.certify import certify, selects
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Remote
@@ -28,8 +30,6 @@ NOT_DECLARED = "not declared: "
 DEFAULT_SEEDS = 5
 DEADLINE = 30.0
 BANK = "bank:"
-LOADING = "backend"
-"""What stands for the operation in the case of loading the backend."""
 COMMON = ("clause", "tier", "variant", "seed")
 
 
@@ -44,6 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         help="only this operation or clause; repeatable",
+    )
+    group.addoption(
+        "--profile", action="append", default=[], help="only the cases of this profile, and certify it; repeatable"
     )
     group.addoption("--seeds", type=int, default=DEFAULT_SEEDS, help="seeds of the random tier (default %(default)s)")
     group.addoption("--first-seed", type=int, default=0, help="the first of them (default 0)")
@@ -74,7 +77,13 @@ class Run:
         clauses += [f"{name}/{habit}" for name in OPERATIONS for habit in HABITS]
         _check_known("--op", option.op, [*OPERATIONS, *clauses])
         _check_known("an operation that the backend declares", self.capabilities.operations, list(OPERATIONS))
+        _check_known("--profile", option.profile, list(PROFILES))
+        _check_known("a profile that the backend claims", self.capabilities.profiles, list(PROFILES))
         self.case_id: str | None = option.case
+        self.profiles = [PROFILES[name] for name in option.profile]
+        whole = not (option.case or option.op or option.profile)
+        self.certified = [PROFILES[name] for name in self.capabilities.profiles] if whole else self.profiles
+        self.certified_cases: list[Case] = []
         self.operations: list[str] = option.op
         self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
         self.tally = Tally(self.backend.name, plain(self.capabilities.details or {}), claims_of(self.capabilities))
@@ -95,18 +104,19 @@ class Run:
         if marked is None:
             return
         clause, generator = marked
-        cases = {case.id: case for case in generator(clause, self.settings) if self._wanted(case)}
+        every = {case.id: case for case in generator(clause, self.settings)}
+        self.certified_cases += [case for case in every.values() if any(selects(each, case) for each in self.certified)]
+        cases = {id: case for id, case in every.items() if self._wanted(case)}
         metafunc.parametrize("case", list(cases.values()), ids=list(cases))
 
     def _wanted(self, case: Case) -> bool:
         if self.case_id is not None:
             return case.id == self.case_id
-        return (
-            not self.operations
-            or case.operation == LOADING
-            or case.operation in self.operations
-            or case.clause in self.operations
-        )
+        if case.operation == LOADING:
+            return True
+        if self.profiles and not any(selects(profile, case) for profile in self.profiles):
+            return False
+        return not self.operations or case.operation in self.operations or case.clause in self.operations
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if case_of(item) is not None]
@@ -149,6 +159,12 @@ class Run:
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        for profile in self.certified:
+            seeds = len(self.settings.seeds)
+            certificate = certify(profile, self.certified_cases, self.tally.verdicts, seeds)
+            self.tally.certificates.append(certificate)
+            if self.events:
+                self.events.send("certificate", **vars(certificate))
         if self.events and session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt, too
             self.events.send("finished")
         self.backend.close()
@@ -165,6 +181,8 @@ class Run:
             share = "" if row.worst_share is None else f", at most {row.worst_share:.1%} of the error bound used"
             counts = f"{row.passed} passed / {row.declared} declared / {row.specified} specified"
             write(f"{row.operation}: {counts}{share}")
+        for certificate in self.tally.certificates:
+            write("; ".join((str(certificate), *certificate.missing)))
         for failure in self.tally.failures[:20]:
             write(f"reproduce: lowbit conformance {self.tally.backend} --case {failure.id}")
 
@@ -212,7 +230,8 @@ def not_declared(declaration: Declaration | None, case: Case) -> str:
     """What of the case the backend does not declare; empty if it declares all of it."""
     if declaration is None:
         return case.operation
-    missing = declaration.lacks(case.parameters())
+    parameters = case.parameters()
+    missing = declaration.lacks(parameters) if parameters else ""  # a habit makes no choices of its own
     return f"{case.operation} with {missing}" if missing else ""
 
 
