@@ -18,6 +18,7 @@ from lowbit.offload_engine import engine
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.test_offload import same
 from lowbit_conformance.walks import WRONG_ARRANGEMENTS, Walk
 
 
@@ -75,7 +76,7 @@ def assert_events(request: Request, given: object, expected: Sequence[Event]) ->
     __tracebackhide__ = True
     events: Sequence[Any] = assert_kind("what a step answers with", given, (tuple, list))  # type: ignore[arg-type]
     for number, (mine, right) in enumerate(zip_longest(events, expected)):
-        if mine != right:
+        if not same(mine, right):
             place = f"event {number} of {request}"
             raise AssertionError(f"WRONG: {place} is {mine or 'missing'}, expected {right or 'none'}")
 
@@ -92,24 +93,32 @@ SIZES = (
 
 
 def walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
-    """Short walks, in which a first difference is easy to read, then longer ones, one from each seed."""
+    """Short walks, in which a first difference is easy to read, then a longer one from each seed."""
     for experts, slots, buffers, needed, guesses, layers in SIZES:
         for memory in MEMORIES:
             yield EngineCase(clause, "lattice", "", layers, experts, slots, buffers, memory, needed, guesses, 8)
-        for seed in settings.seeds:
-            memory = MEMORIES[seed % len(MEMORIES)]
-            sizes = (layers, experts, slots, buffers, memory, needed, guesses)
-            yield EngineCase(clause, "random", "", *sizes, 16, seed=seed)
+    for seed in settings.seeds:
+        yield drawn(clause, seed, seed)
 
 
-def long_walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
-    """The same and, for each kind of memory, one run that is long."""
+def many_walks(clause: str, settings: Settings) -> Iterator[EngineCase]:
+    """The same, longer ones of every size from each seed and, for each kind of memory, one run that is long."""
     yield from walks(clause, settings)
+    for seed in settings.seeds:
+        for other in range(1, len(SIZES)):
+            yield drawn(clause, seed, seed + other)
     for memory in MEMORIES:
-        yield EngineCase(clause, "lattice", "long", 4, 8, 2, 4, memory, 2, 2, 400)
+        yield EngineCase(clause, "lattice", "long", 4, 8, 2, 4, memory, 2, 2, 200)
 
 
-@checks("offload.engine/C1", long_walks)
+def drawn(clause: str, seed: int, number: int) -> EngineCase:
+    """A walk from a seed, of one of the sizes."""
+    experts, slots, buffers, needed, guesses, layers = SIZES[number % len(SIZES)]
+    sizes = (layers, experts, slots, buffers, MEMORIES[seed % len(MEMORIES)], needed, guesses)
+    return EngineCase(clause, "random", "", *sizes, 16, seed=seed)
+
+
+@checks("offload.engine/C1", many_walks)
 def test_every_step_answers_with_the_events_of_the_trace(backend: Backend, case: EngineCase) -> None:
     """Requests with right and wrong guesses, abandoned passes and prompts, one by one."""
     with closing(Pair(backend, case, case.generator())) as pair:
