@@ -1,0 +1,82 @@
+"""The bank of defects: mistakes that real kernels make, each with a name, a cause and code.
+
+Each is run as a whole backend, ``lowbit conformance bank:NAME``, to measure what the suite can find (`matrix`); and each
+arithmetical one is compared with the result of a failing case, to name the mistake that was made (`diagnosis`).
+
+>>> len(BANK) >= 60
+True
+>>> BANK["zero-plus-one"].cause
+'A zero-point as it is meant is read as one that was stored less one.'
+>>> backend("none").name
+'bank:none'
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lowbit.backend import Backend
+from lowbit.errors import ArgumentError
+from lowbit_conformance.bank import (
+    blocks,
+    codes,
+    experts,
+    groups,
+    habits_calls,
+    habits_memory,
+    habits_process,
+    heads,
+    places,
+    quantisers,
+    reals,
+    sums,
+    zeros,
+)
+from lowbit_conformance.bank.backends import CONTROL, BankBackend, Unchecked
+from lowbit_conformance.bank.defect import Defect
+
+ARITHMETICAL = (codes, groups, zeros, sums, blocks, heads, experts, quantisers, reals, places)
+HABITUAL = (habits_memory, habits_calls, habits_process)
+
+
+def _gathered() -> dict[str, Defect]:
+    found: dict[str, Defect] = {}
+    for module in (*ARITHMETICAL, *HABITUAL):
+        for defect in module.DEFECTS:
+            if defect.name in found:
+                raise ValueError(f"two defects are called {defect.name}")
+            found[defect.name] = defect
+    return found | {habits_calls.CHECKS_NOTHING.name: habits_calls.CHECKS_NOTHING}
+
+
+BANK: Mapping[str, Defect] = MappingProxyType(_gathered())
+"""All defects by name."""
+
+__all__ = ["BANK", "CONTROL", "BankBackend", "Defect", "backend", "defect_of", "uses_reference"]
+
+
+def defect_of(name: str) -> Defect:
+    """The defect of this name; that of ``none`` is the control.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name == CONTROL.name:
+        return CONTROL
+    if name not in BANK:
+        raise ArgumentError("defect", repr(name), f"none, or one of {', '.join(sorted(BANK))}")
+    return BANK[name]
+
+
+def backend(name: str) -> Backend:
+    """A backend with the defect of this name; ``none`` is the control.
+
+    Raises:
+        ArgumentError: there is no such defect.
+    """
+    defect = defect_of(name)
+    return Unchecked(defect) if defect is habits_calls.CHECKS_NOTHING else BankBackend(defect)
+
+
+def uses_reference(name: str) -> bool:
+    """Whether a backend of the bank may call the reference to be right in what it does not spoil."""
+    return name == CONTROL.name or (name in BANK and BANK[name].uses_reference)
