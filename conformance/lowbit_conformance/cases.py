@@ -101,6 +101,12 @@ class MatrixCase(Case):
 CONCURRENT = "concurrent"
 """The variant of cases for backends that declare calls from several threads."""
 
+LOADING = "backend"
+"""What stands for the operation in the case of loading the backend."""
+
+HABIT = "habit"
+"""The tier of cases that make whatever calls an operation's other cases make, and so have no parameters."""
+
 COLUMNS = (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 100)
 UNITS = (1, 2, 3, 5, 8, 9)
 # Deep, wide and model-like shapes; 11008 and 4096 are those of a 7-billion-parameter Llama.

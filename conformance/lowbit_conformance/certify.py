@@ -3,52 +3,25 @@
 A certificate answers for *every* case that the suite has for the profile, so what was left out by an option counts
 against it just as what failed. The judgement is made in the process that ran the cases: if that process does not end
 in good order there is no certificate.
+
+Two things are not asked of everyone: calls from several threads, which a backend may decline, and `H4` of a stateful
+operation, whose own clauses say what repetition means.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 from lowbit.profiles import Profile
-from lowbit_conformance.cases import Case
-from lowbit_conformance.tally import Verdict
-
-OWN_CASES = ("H4", "H6")
-"""The habits that have cases of their own; the others are watched in every case."""
+from lowbit_conformance.cases import CONCURRENT, LOADING, Case
+from lowbit_conformance.tally import Certificate, Verdict
 
 LEAST_SEEDS = 5
 """A certificate is worth something only with random cases: as many seeds as a run has that asks for nothing else."""
 
 
-@dataclass(frozen=True)
-class Certificate:
-    """What a run says of one profile.
-
-    Attributes:
-        profile: its id.
-        certified: whether every case of every clause has run and passed.
-        missing: if not, why not, a line for each clause or habit concerned.
-        cases: how many cases the profile has in this suite.
-    """
-
-    profile: str
-    certified: bool
-    missing: tuple[str, ...]
-    cases: int
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        if self.certified:
-            return f"{self.profile}: certified, {self.cases} cases"
-        return f"{self.profile}: not certified; " + "; ".join(self.missing)
-
-
 def selects(profile: Profile, case: Case) -> bool:
-    """Whether a case of the suite belongs to a profile."""
-    return profile.selects(case.clause, case.parameters())
+    """Whether a case of the suite belongs to a profile; that of loading the backend belongs to all."""
+    return case.operation == LOADING or profile.selects(case.clause, case.parameters())
 
 
 def certify(profile: Profile, cases: Iterable[Case], verdicts: Iterable[Verdict], seeds: int) -> Certificate:
@@ -63,19 +36,22 @@ def certify(profile: Profile, cases: Iterable[Case], verdicts: Iterable[Verdict]
     Returns:
         The certificate, granted or not.
     """
-    wanted = {case.id: case for case in cases if selects(profile, case)}
     given = {verdict.id: verdict for verdict in verdicts}
-    own = [habit for habit in profile.habits if habit.rpartition("/")[2] in OWN_CASES]
+    wanted = [case for case in cases if selects(profile, case) and not _declined(case, given)]
     missing = []
-    for clause in (*profile.clauses, *own):
-        ids = [id for id, case in wanted.items() if case.clause == clause]
+    for clause in dict.fromkeys((*profile.clauses, *(case.clause for case in wanted))):
+        ids = [case.id for case in wanted if case.clause == clause]
         missing += [f"{clause}: {reason}" for reason in _reasons(ids, given)]
     if seeds < LEAST_SEEDS:
         missing.append(f"the random tier: {seeds} seeds, at least {LEAST_SEEDS} are needed")
     return Certificate(profile.id, not missing, tuple(missing), len(wanted))
 
 
-def _reasons(ids: Sequence[str], given: dict[str, Verdict]) -> Iterable[str]:
+def _declined(case: Case, given: Mapping[str, Verdict]) -> bool:
+    return case.variant == CONCURRENT and case.id in given and given[case.id].outcome == "not declared"
+
+
+def _reasons(ids: Sequence[str], given: Mapping[str, Verdict]) -> Iterable[str]:
     """Why the cases of one clause do not certify it; nothing if they do."""
     if not ids:
         yield "the suite has no case of it"

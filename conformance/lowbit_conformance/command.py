@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lowbit.errors import UnavailableError
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
-from lowbit_conformance.tally import Tally, Verdict
+from lowbit_conformance.tally import Certificate, Tally, Verdict
 
 USAGE_ERROR = 2
 WRONG_USE = 4  # pytest's status for a wrong use
@@ -39,6 +39,10 @@ def conformance(
     op: Annotated[
         list[str] | None,
         typer.Option(help="Only this operation or clause; repeatable."),
+    ] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the cases of this profile, and certify it; `lowbit profiles` lists them; repeatable."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds of the random tier.")] = 5,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
@@ -58,12 +62,14 @@ def conformance(
             check_writable(argument, path)
     arguments = ["--backend", name, "--seeds", str(seeds), "--first-seed", str(first_seed)]
     arguments += [argument for operation in op or [] for argument in ("--op", operation)]
+    arguments += [argument for name in profile or [] for argument in ("--profile", name)]
     arguments += ["--case", case] if case else []
     arguments += ["--model", model] if model else []
     arguments += ["--exitfirst"] if exitfirst else []
     started = datetime.now(UTC)
     tally = run_suite(name, arguments, deadline)
-    settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "case": case, "model": model}
+    settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
+    settings |= {"case": case, "model": model}
     report = report_of(tally, [name], settings, started)
     for _, path, write in files:
         if path:
@@ -144,6 +150,8 @@ def _gather(name: str, reader: int, deadline: float) -> _Run:
                 run.running = None
                 run.tally.verdicts.append(Verdict(**event))
                 progress.advance(task)
+            elif kind == "certificate":
+                run.tally.certificates.append(Certificate(**event | {"missing": tuple(event["missing"])}))
             else:
                 run.finished = True
     return run

@@ -203,7 +203,7 @@ def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
     """Refuse the name of what does not exist; the message lists operations, not every clause of them."""
     for name in given:
         if name not in known:
-            allowed = ", ".join(sorted(each for each in known if "/" not in each))
+            allowed = ", ".join(sorted(each for each in known if "/" not in each) or known)
             raise pytest.UsageError(f"{argument} is {name}; allowed: {allowed}")
 
 

@@ -13,6 +13,8 @@ from numbers import Integral, Real
 from typing import Any, Literal
 
 from lowbit.backend import Capabilities
+from lowbit.contract import Promise
+from lowbit.operations import OPERATIONS
 
 Outcome = Literal["passed", "failed", "not declared"]
 
@@ -94,6 +96,26 @@ class Verdict:
         return "/".join(self.id.split("/")[:2])
 
 
+@dataclass(frozen=True)
+class Certificate:
+    """What a run says of one profile (`lowbit.profiles`).
+
+    Attributes:
+        profile: its id.
+        certified: whether every case of every clause has run and passed.
+        missing: if not, why not, a line for each clause or habit concerned.
+        cases: how many cases the profile has in this suite.
+    """
+
+    profile: str
+    certified: bool
+    missing: tuple[str, ...]
+    cases: int
+
+    def __str__(self) -> str:
+        return f"{self.profile}: {f'certified, {self.cases} cases' if self.certified else 'not certified'}"
+
+
 @dataclass
 class Row:
     """One operation's line of the report: three counts that always stand together, and the error budget.
@@ -112,10 +134,13 @@ class Row:
 
     @property
     def shown_share(self) -> str:
-        """How much of the error bound was used, as a table says it."""
+        """How much of the error bound was used, as a table says it; a dash where no case with a bound has passed."""
         if not self.declared:
             return "not declared"
-        return "exact" if self.worst_share is None else f"{self.worst_share:.1%}"
+        if self.worst_share is not None:
+            return f"{self.worst_share:.1%}"
+        exact = self.operation in OPERATIONS and OPERATIONS[self.operation].promise is not Promise.BOUNDED
+        return "exact" if exact else "–"
 
     def count(self, verdict: Verdict) -> None:
         self.specified += 1
@@ -135,6 +160,7 @@ class Tally:
         claims: what it declares, as `claims_of` puts it.
         collected: how many cases were to be decided; 0 until that is known. A run that was stopped decided fewer.
         verdicts: in the order of the run.
+        certificates: of the profiles that were to be certified, granted or not.
     """
 
     backend: str
@@ -142,6 +168,7 @@ class Tally:
     claims: dict[str, Any] = field(default_factory=dict)
     collected: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
+    certificates: list[Certificate] = field(default_factory=list)
 
     def rows(self) -> Iterator[Row]:
         """The lines of the report, by operation."""
@@ -169,7 +196,8 @@ class Tally:
         """``passed``, ``failed``, or ``nothing executed``, which is no pass."""
         if not self.executed:
             return "nothing executed"
-        return "failed" if self.failures else "passed"
+        certified = all(certificate.certified for certificate in self.certificates)
+        return "passed" if certified and not self.failures else "failed"
 
 
 def claims_of(capabilities: Capabilities) -> dict[str, Any]:

@@ -36,7 +36,24 @@ def as_xml(report: Report) -> Element:
             SubElement(properties, "property", name=name, value=value)
         for verdict in verdicts:
             _add_case(suite, report, verdict)
+    if report.tally.certificates:
+        _add_certificates(root, report)
     return root
+
+
+def _add_certificates(root: Element, report: Report) -> None:
+    """A suite of the profiles, beside the cases that it rests on: it counts for itself."""
+    certificates = report.tally.certificates
+    refused = sum(not certificate.certified for certificate in certificates)
+    counts = {"tests": str(len(certificates)), "failures": str(refused), "errors": "0"}
+    suite = SubElement(root, "testsuite", {"name": "profiles"} | counts)
+    for certificate in certificates:
+        case = SubElement(suite, "testcase", classname="profiles", name=certificate.profile)
+        if not certificate.certified:
+            failure = SubElement(case, "failure", type="NOT_CERTIFIED", message=str(certificate))
+            failure.text = "\n".join(certificate.missing)
+    for name in ("tests", "failures"):
+        root.set(name, str(int(root.get(name, "0")) + int(counts[name])))
 
 
 def _counts(row: Row) -> dict[str, str]:

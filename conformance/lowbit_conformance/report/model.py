@@ -90,7 +90,7 @@ class Report:
 
     Attributes:
         suite, build, machine: see there.
-        settings: how it was asked: seeds, first_seed, ops, case, quick, model.
+        settings: how it was asked: seeds, first_seed, ops, profiles, case, quick, model.
         started: when, in UTC, ISO 8601.
         seconds: how long it took.
         tally: the verdicts.
@@ -118,7 +118,8 @@ class Report:
         """Which part of the specification was asked for, in words; empty if all of it was."""
         if self.settings.get("case"):
             return "one case"
-        said = [f"only {', '.join(self.settings['ops'])}"] if self.settings.get("ops") else []
+        only = [*(self.settings.get("ops") or ()), *(self.settings.get("profiles") or ())]
+        said = [f"only {', '.join(only)}"] if only else []
         said += ["quick"] if self.settings.get("quick") else []
         return ", ".join(said)
 
@@ -162,6 +163,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "settings": dict(report.settings),
         "started": report.started,
         "seconds": report.seconds,
+        "certificates": [asdict(certificate) for certificate in tally.certificates],
         "operations": [asdict(row) | {"bound_used": row.shown_share} for row in tally.rows()],
         "matrix": [
             {"operation": line.operation, "groups": line.groups, "bits": bits, **cell.counts()}

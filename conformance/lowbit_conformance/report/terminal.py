@@ -59,10 +59,10 @@ def _matrix_by_width(lines: list[Line], rows: dict[str, Row]) -> Table:
     widths = sorted({bits for line in lines for bits in line.cells if bits is not None})
     columns: list[int | None] = [*widths, *([None] if any(None in line.cells for line in lines) else [])]
     table = _table("operation")
-    table.add_column("groups of")
+    table.add_column("groups")
     for bits in columns:
         table.add_column("no width" if bits is None else f"{bits} bits", justify="right", no_wrap=True)
-    table.add_column("bound", justify="right", no_wrap=True)
+    table.add_column("of bound", justify="right", no_wrap=True)
     previous = ""
     for line in lines:
         first = line.operation != previous
@@ -81,7 +81,7 @@ def _matrix_of_others(lines: list[Line], rows: dict[str, Row]) -> Table:
     """Operations without widths, a line each."""
     table = _table("operation")
     table.add_column("cases", justify="right", no_wrap=True)
-    table.add_column("bound", justify="right", no_wrap=True)
+    table.add_column("of bound", justify="right", no_wrap=True)
     for line in lines:
         table.add_row(line.operation, shown(line.cells[None]), rows[line.operation].shown_share)
     return table
@@ -144,6 +144,11 @@ def _show_verdict(report: Report, console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
     if report.undecided:
         console.print(f"stopped early: {report.undecided} of {report.tally.collected} cases have no verdict")
+    for certificate in report.tally.certificates:
+        for line in _wrapped([f"{'✓' if certificate.certified else '✗'} {certificate}"]):
+            console.print(Text(line, style=STYLES["passed" if certificate.certified else "failed"]), soft_wrap=True)
+        for line in certificate.missing:
+            console.print(Text(f"    {line}"), soft_wrap=True)
     color = "green" if verdict == "passed" else "red"
     console.print(f"report {report.id}   {report.seconds:.1f} s", highlight=False)
     console.print(Text.assemble(f"{report.build.name}: ", (verdict, f"bold {color}")), soft_wrap=True)
