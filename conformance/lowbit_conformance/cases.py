@@ -1,8 +1,9 @@
 """Which cases there are: shapes, widths, groups and conventions, each with an id that stays the same.
 
-Three tiers. *Lattice* cases walk systematically over shapes that end inside a word, a register, a panel or a group,
+Four tiers. *Lattice* cases walk systematically over shapes that end inside a word, a register, a panel or a group,
 and their inputs make every partial sum exact. *Edge* cases take the values that arithmetic treats specially.
 *Random* cases draw a shape and inputs from a seed, and beside each of them stands a lattice case of the same shape.
+*Exhaustive* cases leave nothing out: each stands for a whole range, where that is small.
 
 A case is a value; everything about it, its arrays included, follows from its id.
 """
@@ -24,7 +25,7 @@ class Case:
 
     Attributes:
         clause: ``linear.qgemv/C1``.
-        tier: ``lattice``, ``edge``, ``random`` or ``model``.
+        tier: ``lattice``, ``edge``, ``random``, ``exhaustive`` or ``model``.
         variant: a word for what is special about it; may be empty.
         seed: what random draws follow from, besides the rest of the id.
     """
