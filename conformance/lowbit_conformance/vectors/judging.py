@@ -1,0 +1,92 @@
+"""What a right answer is: the result itself for an exact operation; for a bounded one the exact result and how far an
+answer may lie from it, for one stated arithmetic.
+
+A vector must serve who knows nothing of the way in which bounds are derived, so the files state them for the weakest
+arithmetic that is usual: dequantised weights where there are weights, float32 sums, in any order. Who declares a finer
+one is judged more strictly by the suite itself.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.attention_bounds import attend_bound, softmax_bound
+from lowbit.bounds import Arithmetic, Bound, any_order, linear_bound
+from lowbit.contract import OPERATIONS, Promise
+from lowbit.gptq_bounds import hessian_bound, targets_bound
+from lowbit.hqq import qgemv_bound
+from lowbit.hqq_solver import step_bound
+from lowbit.operations import OPERATIONS as _ALL
+from lowbit.rope import rotate_bound
+from lowbit.routing_bounds import expert_bound, gate_bound, sparse_bound, weights_bound
+from lowbit.values import as_json
+
+Doubles = npt.NDArray[np.float64]
+
+DIRECT = Arithmetic("direct", "float32", any_order)
+DEQUANTISED = Arithmetic("dequantised", "float32", any_order)
+MATRICES = ("linear.qgemv", "linear.qgemm", "hqq.qgemv")
+
+STATED: Mapping[str, Arithmetic] = {
+    name: DEQUANTISED if name in MATRICES else DIRECT
+    for name, operation in _ALL.items()
+    if operation.promise is Promise.BOUNDED
+}
+"""The arithmetic for which the files state bounds, by operation."""
+
+
+def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+    rows = [linear_bound(row, matrix, arithmetic, result) for row, result in zip(x, exact, strict=True)]
+    return Bound(np.stack([row.limit for row in rows]), np.stack([row.gauge for row in rows]), rows[0].derivation)
+
+
+BOUNDS: Mapping[str, Callable[..., Bound]] = {
+    "attention.attend": lambda a, e, queries, keys, values, window: attend_bound(queries, keys, values, a, e, window),
+    "attention.softmax": lambda a, e, scores: softmax_bound(scores, a, e),
+    "gptq.hessian": lambda a, e, x: hessian_bound(x, a, e),
+    "gptq.targets": lambda a, e, weights, factor, values: targets_bound(weights, factor, values, a, e),
+    "hqq.qgemv": lambda a, e, x, matrix: qgemv_bound(x, matrix, a, e),
+    "hqq.step": lambda a, e, **arguments: step_bound(**arguments, arithmetic=a, exact=e),
+    "linear.qgemm": lambda a, e, x, matrix: _qgemm_bound(x, matrix, a, e),
+    "linear.qgemv": lambda a, e, x, matrix: linear_bound(x, matrix, a, e),
+    "rope.rotate": lambda a, e, x, turn: rotate_bound(x, turn, a, e),
+    "routing.expert": lambda a, e, **arguments: expert_bound(**arguments, arithmetic=a),
+    "routing.gate": lambda a, e, x, router, scores: gate_bound(x, router, scores, a, e),
+    "routing.sparse": lambda a, e, **arguments: sparse_bound(**arguments, arithmetic=a, exact=e),
+    "routing.weights": lambda a, e, scores, chosen, softmax: weights_bound(scores, chosen, softmax, a, e),
+}
+"""``bound(arithmetic, exact, **arguments)``. `gptq.factor` has none: its bound is one on the product of the answer with
+its transpose, and follows from the answer itself."""
+
+
+def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> dict[str, Any]:
+    """What a vector says of the result, its flags, and whether float32 holds the exact result.
+
+    Args:
+        operation: its id.
+        arguments: by name, complete.
+        exact: the reference's answer.
+    """
+    if OPERATIONS[operation].promise is not Promise.BOUNDED:
+        return {"result": as_json(exact), "flags": set()}
+    with np.errstate(all="ignore"):
+        representable = np.array_equal(exact.astype(np.float32), exact)
+    answer: dict[str, Any] = {"exact": as_json(exact), "flags": set(), "representable": bool(representable)}
+    if operation not in BOUNDS:
+        answer["flags"].add("residual")
+    elif (limit := _limit(operation, arguments, exact)) is None:
+        answer["flags"].add("not-finite")
+    else:
+        answer["bound"] = as_json(limit)
+    return answer
+
+
+def _limit(operation: str, arguments: Mapping[str, Any], exact: Doubles) -> Doubles | None:
+    """The bound of each element; none where there is no derivation, as for numbers that are not finite."""
+    if not np.isfinite(exact).all():
+        return None
+    with np.errstate(all="ignore"):
+        limit = np.asarray(BOUNDS[operation](STATED[operation], exact, **arguments).limit, np.float64)
+    return np.broadcast_to(limit, exact.shape) if np.isfinite(limit).all() else None

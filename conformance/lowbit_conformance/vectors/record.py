@@ -1,0 +1,301 @@
+"""Recording what the tests of the suite ask of a backend, by answering them with the reference."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import lowbit_conformance
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Capabilities, Declaration
+from lowbit.contract import OPERATIONS, Promise
+from lowbit.errors import ArgumentError
+from lowbit.reference import ReferenceBackend
+from lowbit.session import Session
+from lowbit.values import Tree, as_json, encode, from_json
+from lowbit_conformance.cases import CONCURRENT, Case
+from lowbit_conformance.marking import MARKS, Mark, Settings
+from lowbit_conformance.vectors.judging import STATED, right_answer
+
+MOST_BYTES = 1 << 14
+"""Of the arrays of one call, arguments and result each; larger calls are left out, so that files stay small."""
+MOST_TEXT = 1 << 16
+"""Characters of one vector in its file."""
+TOO_LARGE = f"arrays of more than {MOST_BYTES} bytes, or more than {MOST_TEXT} characters"
+
+
+class TooLargeError(BaseException):
+    """A call whose arrays are too large for a file; it ends the case, and no test takes it for an answer."""
+
+
+@dataclass
+class Vectors:
+    """The vectors of one operation.
+
+    Attributes:
+        operation: its id.
+        vectors: one object each, in the order of the suite's cases.
+        left_out: how many calls are not among them, by reason.
+    """
+
+    operation: str
+    vectors: list[dict[str, Tree]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def record(operation: str, settings: Settings) -> Vectors:
+    """All calls of one operation that the suite's cases make.
+
+    A call that another case has made before is not repeated. Calls that depend on where arrays lie in memory, on
+    threads or on a model file cannot be written down and are counted.
+    """
+    recorded = Vectors(operation)
+    seen: set[str] = set()
+    for mark in marks_of(operation):
+        for case in {case.id: case for case in mark.generator(mark.clause, settings)}.values():
+            if case.variant == CONCURRENT:
+                recorded.left_out["called from several threads"] += 1
+                continue
+            for vector in _vectors_of(case, mark, recorded.left_out):
+                said = json.dumps([vector["arguments"], vector.get("steps")])
+                if len(json.dumps(vector)) > MOST_TEXT:
+                    recorded.left_out[TOO_LARGE] += 1
+                elif said in seen:
+                    recorded.left_out["equal to another"] += 1
+                else:
+                    seen.add(said)
+                    recorded.vectors.append(vector)
+    return recorded
+
+
+def marks_of(operation: str) -> list[Mark]:
+    """The tests of an operation, in the order of modules and lines; those of habits are no calls of its own."""
+    for module in sorted(found.name for found in pkgutil.iter_modules(lowbit_conformance.__path__)):
+        if module.startswith("test_"):
+            importlib.import_module(f"lowbit_conformance.{module}")
+    marks = [mark for mark in MARKS if mark.clause.partition("/")[0] == operation]
+    return sorted(marks, key=lambda mark: (mark.test.__module__, mark.test.__code__.co_firstlineno))
+
+
+def _vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[str, Tree]]:
+    """The calls of one case as vectors; the first has the case's id, the others a number behind it."""
+    recorder = Recorder(case.operation)
+    given = {"backend": recorder, "case": case, "record_property": lambda name, value: None, "model_matrices": {}}
+    wanted = inspect.signature(mark.test).parameters
+    try:
+        mark.test(**{name: given[name] for name in wanted})
+    except TooLargeError:
+        left_out[TOO_LARGE] += 1
+    if recorder.unwritten:
+        left_out["refused for what a file cannot say, such as the order of memory"] += recorder.unwritten
+    notes = " ".join((mark.test.__doc__ or "").partition("\n\n")[0].split())
+    for number, call in enumerate(recorder.calls, 1):
+        flags = call.pop("flags") | _flags(case)
+        if not call.pop("representable", False):
+            flags.discard("lattice")
+        name = case.id if number == 1 else f"{case.id}#{number}"
+        about = {"id": name, "clause": case.clause, "tier": case.tier, "flags": sorted(flags), "notes": notes}
+        yield about | call
+
+
+def _flags(case: Case) -> set[str]:
+    """What is special about a case, by the names of its parameters."""
+    parameters = case.parameters()
+    flags = {"edge"} if case.tier == "edge" else {"lattice"} if case.tier == "lattice" else set()
+    rows, group_size = parameters.get("rows"), parameters.get("group_size")
+    if parameters.get("bits") == 3:
+        flags.add("straddling")
+    if isinstance(rows, int) and isinstance(group_size, int) and group_size and rows % group_size:
+        flags.add("short-group")
+    if case.operation.startswith("hqq.") or (group_size and parameters.get("convention") == "minimum"):
+        flags.add("needs-real-zero")
+    if group_size and parameters.get("scale_dtype") == "float16":
+        flags.add("half-scales")
+    return flags
+
+
+# **The recorder** has the methods that tests use of a backend.
+
+
+class Recorder:
+    """The reference, writing down what it is asked.
+
+    Attributes:
+        calls: the vectors of the calls so far, without what the case says.
+        unwritten: how many refusals have no vector.
+    """
+
+    def __init__(self, operation: str) -> None:
+        self._operation = operation
+        self.calls: list[dict[str, Any]] = []
+        self.unwritten = 0
+
+    def capabilities(self) -> Capabilities:
+        """All operations, with the arithmetic for which bounds are stated."""
+        return Capabilities({name: Declaration(arithmetic=STATED.get(name)) for name in OPERATIONS})
+
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """The reference's answer, as a backend would give it."""
+        check_size(*arguments, *choices.values())
+        specified = OPERATIONS[operation]
+        try:
+            specified.check(*arguments, **choices)
+        except ArgumentError:
+            self._refused(operation, arguments, choices)
+            raise
+        with np.errstate(all="ignore"):
+            exact = specified.reference(*arguments, **choices)
+            result = exact.astype(np.float32) if specified.promise is Promise.BOUNDED else exact
+        check_size(exact)
+        if operation == self._operation:
+            given = named(operation, arguments, choices)
+            self.calls.append({"arguments": trees(given)} | right_answer(operation, given, exact))
+        return result
+
+    def prepare(self, matrix: QuantizedMatrix) -> "RecorderLinear":
+        """A matrix for products, which are written down with their matrix."""
+        check_size(matrix)
+        return RecorderLinear(self, matrix)
+
+    def open(self, operation: str, *arguments: Any) -> "RecorderSession":
+        """A session, which is one vector with all its steps."""
+        check_size(*arguments)
+        specified = OPERATIONS[operation]
+        assert specified.check_step is not None
+        try:
+            specified.check(*arguments)
+        except ArgumentError:
+            self._refused(operation, arguments, {})
+            raise
+        steps: list[dict[str, Tree]] = []
+        self.calls.append({"arguments": trees(named(operation, arguments, {})), "steps": steps, "flags": set()})
+        check_step = specified.check_step(*arguments)
+        session = Session(operation, specified.reference(*arguments), check_step)
+        return RecorderSession(self, session, steps, check_step)
+
+    def _refused(self, operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> None:
+        """A call that was refused, if it still is when its arguments have been written and read again."""
+        written = written_refusal(OPERATIONS[operation].check, arguments, choices)
+        if written is None:
+            self.unwritten += 1
+        elif operation == self._operation:
+            self.calls.append({"arguments": written, "flags": {"must-refuse"}})
+
+
+class RecorderLinear:
+    """A prepared matrix."""
+
+    def __init__(self, recorder: Recorder, matrix: QuantizedMatrix) -> None:
+        self._recorder, self._matrix = recorder, matrix
+        self.rows, self.columns, self.nbytes = matrix.rows, matrix.columns, matrix.nbytes
+
+    def qgemv(self, x: Any, out: Any = None) -> Any:
+        """One product, as `Recorder.run`; a refused `out` has no vector."""
+        return self._product("linear.qgemv", x, out)
+
+    def qgemm(self, x: Any, out: Any = None) -> Any:
+        """See `qgemv`."""
+        return self._product("linear.qgemm", x, out)
+
+    def guarded(self, x: Floats, vectors: int) -> Floats:
+        """What `lowbit_conformance.remote.RemoteLinear` does with guards."""
+        result: Floats = self.qgemm(x) if vectors else self.qgemv(x[0])
+        return result
+
+    def _product(self, operation: str, x: Any, out: Any) -> Any:
+        result = self._recorder.run(operation, x, self._matrix)
+        if out is not None:
+            prepared = ReferenceBackend().prepare(self._matrix)
+            try:
+                (prepared.qgemv if operation == "linear.qgemv" else prepared.qgemm)(x, out)
+            except ArgumentError:
+                self._recorder.calls.pop()
+                self._recorder.unwritten += 1
+                raise
+        return result
+
+
+class RecorderSession:
+    """An opened operation."""
+
+    def __init__(
+        self, recorder: Recorder, session: Session, steps: list[dict[str, Tree]], check: Callable[..., None]
+    ) -> None:
+        self._recorder, self._session, self._steps, self._check = recorder, session, steps, check
+
+    def step(self, *arguments: Any) -> Any:
+        """One step, refused ones included."""
+        check_size(*arguments)
+        try:
+            result = self._session.step(*arguments)
+        except ArgumentError:
+            written = written_refusal(self._check, arguments, {})
+            if written is None:
+                self._recorder.unwritten += 1
+            else:
+                self._steps.append({"arguments": written, "refused": True})
+            raise
+        given = inspect.signature(self._check).bind(*arguments).arguments
+        self._steps.append({"arguments": trees(given), "result": as_json(result)})
+        return result
+
+    def close(self) -> None:
+        """Close it."""
+        self._session.close()
+
+
+def written_refusal(
+    check: Callable[..., None], arguments: tuple[Any, ...], choices: Mapping[str, Any]
+) -> dict[str, Tree] | None:
+    """The arguments of a refused call as trees, or None if what comes back from them is not refused any more."""
+    try:
+        bound = inspect.signature(check).bind(*arguments, **choices)
+        bound.apply_defaults()
+        written = trees(bound.arguments)
+        values = {name: from_json(tree) for name, tree in written.items()}
+    except (TypeError, ArgumentError):
+        return None
+    try:
+        check(**values)
+    except ArgumentError:
+        return written
+    return None
+
+
+def check_size(*values: Any) -> None:
+    """Refuse values whose arrays are too large for a file.
+
+    Raises:
+        TooLargeError: they are.
+    """
+    sizes: list[int] = []
+
+    def put(array: npt.NDArray[Any]) -> dict[str, Tree]:
+        sizes.append(array.nbytes)
+        return {}
+
+    for value in values:
+        with suppress(ArgumentError):  # no value of the specification; it will be refused in a moment
+            encode(value, put)
+    if sum(sizes) > MOST_BYTES:
+        raise TooLargeError
+
+
+def named(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments by their names, those left out with their defaults."""
+    bound = inspect.signature(OPERATIONS[operation].check).bind(*arguments, **choices)
+    bound.apply_defaults()
+    return dict(bound.arguments)
+
+
+def trees(arguments: Mapping[str, Any]) -> dict[str, Tree]:
+    """The same as trees."""
+    return {name: as_json(value) for name, value in arguments.items()}
