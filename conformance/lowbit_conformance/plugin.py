@@ -15,7 +15,7 @@ import pytest
 from lowbit.affine import QuantizedMatrix
 from lowbit.backend import Declaration
 from lowbit.contract import HABITS
-from lowbit.errors import LowbitError
+from lowbit.errors import ArgumentError, LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit_conformance.calls import BrokenPromiseError
@@ -24,9 +24,9 @@ from lowbit_conformance.certify import certify, selects
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Remote
-from lowbit_conformance.tally import EventPipe, Tally, Verdict, claims_of, plain
+from lowbit_conformance.tally import EventPipe, Outcome, Tally, Verdict, claims_of, plain
 
-NOT_DECLARED = "not declared: "
+NOT_DECLARED: Outcome = "not declared"
 DEFAULT_SEEDS = 5
 DEADLINE = 30.0
 BANK = "bank:"
@@ -106,8 +106,8 @@ class Run:
         clause, generator = marked
         every = {case.id: case for case in generator(clause, self.settings)}
         self.certified_cases += [case for case in every.values() if any(selects(each, case) for each in self.certified)]
-        cases = {id: case for id, case in every.items() if self._wanted(case)}
-        metafunc.parametrize("case", list(cases.values()), ids=list(cases))
+        cases = [case for case in every.values() if self._wanted(case) and not self._undeclared(case)]
+        metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
     def _wanted(self, case: Case) -> bool:
         if self.case_id is not None:
@@ -118,16 +118,34 @@ class Run:
             return False
         return not self.operations or case.operation in self.operations or case.clause in self.operations
 
+    def _undeclared(self, case: Case) -> bool:
+        """Whether a case has its verdict already, since the backend does not declare it; then pytest has no test of it.
+
+        A declaration that makes no sense is a failure of every case that it is asked about.
+        """
+        missing, outcome = "", NOT_DECLARED
+        try:
+            if case.operation != LOADING:
+                missing = not_declared(self.capabilities.operations.get(case.operation), case)
+            if case.variant == CONCURRENT and not self.capabilities.concurrent:
+                missing = "calls from several threads"
+        except ArgumentError as error:
+            missing, outcome = f"RAISED: ArgumentError: {error}", "failed"
+        if missing:
+            self.tally.verdicts.append(Verdict(case.id, outcome, missing, parameters=own_parameters(case)))
+        return bool(missing)
+
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if case_of(item) is not None]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        if self.case_id is not None and not session.items:
+        if self.case_id is not None and not session.items and not self.tally.verdicts:
             raise pytest.UsageError(f"--case is {self.case_id}; allowed: the id of a case, as a report prints it")
         if self.events:
-            self.events.send(
-                "collected", collected=len(session.items), details=self.tally.details, claims=self.tally.claims
-            )
+            collected = len(session.items) + len(self.tally.verdicts)
+            self.events.send("collected", collected=collected, details=self.tally.details, claims=self.tally.claims)
+            for verdict in self.tally.verdicts:
+                self.events.send("verdict", **vars(verdict))
 
     # Running.
 
@@ -136,13 +154,6 @@ class Run:
         assert case is not None
         if self.events:
             self.events.send("start", id=case.id)
-        missing = ""
-        if case.operation != LOADING:
-            missing = not_declared(self.capabilities.operations.get(case.operation), case)
-        if case.variant == CONCURRENT and not self.capabilities.concurrent:
-            missing = "calls from several threads"
-        if missing:
-            pytest.skip(NOT_DECLARED + missing)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -249,12 +260,6 @@ def verdict_of(
         if not isinstance(raised.value, AssertionError):
             message = f"RAISED: {raised.typename}: {message}"
         return Verdict(case_id, "failed", message)
-    if report.skipped and report.when == "setup":
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        reason = reason.removeprefix("Skipped: ")
-        if reason.startswith(NOT_DECLARED):
-            return Verdict(case_id, "not declared", reason.removeprefix(NOT_DECLARED))
-        return Verdict(case_id, "failed", f"skipped: {reason}")  # a skip is not a pass
     if report.skipped:
         return Verdict(case_id, "failed", "skipped by the backend itself, which only a declaration may do")
     if report.when == "call":
