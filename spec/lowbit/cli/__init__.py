@@ -3,8 +3,8 @@
 Each command that answers something takes ``--json`` and then prints one JSON object on standard output; progress goes
 to standard error. Exit status: 0 done, 1 a check failed, 2 a wrong argument or something unavailable, 130 interrupted.
 
-Other packages add commands by an entry point in the group ``lowbit.commands``; the conformance suite comes in that
-way, since the specification knows nothing of the suite.
+Other packages add commands by an entry point in the group ``lowbit.commands``, a function or a `typer.Typer` with
+commands of its own; the conformance suite comes in that way, since the specification knows nothing of the suite.
 """
 
 import sys
@@ -27,7 +27,11 @@ app = typer.Typer(
 for command in (backends.backends, profiles.profiles, demo.demo, model.generate, model.logits, model.perplexity):
     app.command()(command)
 for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
-    app.command(entry.name)(entry.load())
+    loaded = entry.load()
+    if isinstance(loaded, typer.Typer):
+        app.add_typer(loaded, name=entry.name)
+    else:
+        app.command(entry.name)(loaded)
 
 
 def main() -> None:
