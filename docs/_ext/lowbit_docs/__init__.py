@@ -7,6 +7,7 @@ from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code,
 from lowbit_docs.operations import Operations
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
 from lowbit_docs.tables import Data, Errata
+from lowbit_docs.traceability import Traceability
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
@@ -18,6 +19,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("chapter-file", ChapterFile)
     app.add_directive("source-index", SourceIndex)
     app.add_directive("operations", Operations)
+    app.add_directive("traceability", Traceability)
     app.add_directive("errata", Errata)
     app.add_directive("data-table", Data)
     app.connect("env-get-outdated", pages_to_refresh)

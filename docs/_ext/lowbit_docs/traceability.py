@@ -1,0 +1,70 @@
+"""The directive ``.. traceability::``: for each clause its page, its tests and its defects, from the code itself."""
+
+from itertools import groupby
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
+from sphinx.util.nodes import make_id
+
+from lowbit.operations import OPERATIONS
+from lowbit_conformance import bank, traceability
+from lowbit_conformance.traceability import Row
+from lowbit_docs.chapter import source_file
+from lowbit_docs.tables import Cell, table
+
+HEADS, WIDTHS = ["clause", "checked by", "broken by"], [34, 33, 33]
+WATCHED = "every call of every case is watched for it"
+
+
+class Traceability(SphinxDirective):
+    """``.. traceability::``: what there is of each, then a table for each operation and one for the habits."""
+
+    def run(self) -> list[nodes.Node]:
+        rows = traceability.rows()
+        self._note_dependencies(rows)
+        sections = [self._section(title, list(some)) for title, some in groupby(rows, lambda row: row.operation)]
+        return [self._summary(rows), *sections]
+
+    def _note_dependencies(self, rows: list[Row]) -> None:
+        modules = {row.page for row in rows} | {
+            f"lowbit_conformance.{test.partition('.')[0]}" for row in rows for test in row.tests
+        }
+        files = [Path(bank.__file__).parent.glob("*.py"), filter(None, map(source_file, sorted(modules)))]
+        for file in (file for some in files for file in some):
+            self.env.note_dependency(str(file))
+
+    def _summary(self, rows: list[Row]) -> nodes.paragraph:
+        clauses, habits = sum(not row.habit for row in rows), sum(row.habit for row in rows)
+        tests, alone = len(traceability.suite_tests()), len(list(traceability.orphans()))
+        orphans = "no orphan" if not alone else f"{alone} orphans"
+        return nodes.paragraph(
+            text=f"{clauses} clauses of {len(OPERATIONS)} operations and {habits} habits, "
+            f"{tests} tests, {len(bank.BANK)} defects; {orphans}."
+        )
+
+    def _section(self, operation: str, rows: list[Row]) -> nodes.section:
+        title = nodes.literal(text=operation) if operation else nodes.Text("Habits, of every operation")
+        section = nodes.section(ids=[make_id(self.env, self.state.document, "trace", operation or "habits")])
+        section += nodes.title("", "", title)
+        page, _ = self.parse_inline(f"Chapter :py:mod:`{rows[0].page}`.")
+        section += nodes.paragraph("", "", *page)
+        section += table(HEADS, [self._cells(row) for row in rows], WIDTHS)
+        self.state.document.note_implicit_target(section)
+        return section
+
+    def _cells(self, row: Row) -> list[Cell]:
+        clause: list[nodes.Node] = [nodes.literal(text=row.clause.rpartition("/")[2]), nodes.Text(f" {row.sentence}")]
+        tests = _names(row.tests)
+        if row.habit:
+            tests = [*tests, nodes.Text(f"{', ' if tests else ''}{WATCHED}")]
+        return [clause, tests, _names(row.defects)]
+
+
+def _names(names: tuple[str, ...]) -> list[nodes.Node]:
+    """Names as code, with commas between."""
+    found: list[nodes.Node] = []
+    for name in names:
+        found += [nodes.Text(", ")] if found else []
+        found.append(nodes.literal(text=name))
+    return found
