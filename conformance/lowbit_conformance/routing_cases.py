@@ -50,17 +50,20 @@ class RoutingCase(Case):
 # Tokens, hidden, experts, k, inner; the last two are the routing of Mixtral and of a model with many small experts.
 SHAPES = ((1, 1, 1, 1, 1), (1, 8, 2, 1, 4), (3, 33, 8, 3, 17), (2, 16, 5, 5, 9), (7, 32, 8, 2, 40), (4, 24, 64, 6, 8))
 
+# More tokens, wider layers, and more experts than a kernel takes at once.
+LARGE = ((70, 24, 8, 2, 12), (2, 300, 4, 2, 150), (3, 16, 100, 24, 5))
+
 
 def shapes(clause: str, settings: Settings, tier: str = "lattice", variants: tuple[str, ...] = ("",)) -> Iterator[Case]:
     for variant in variants:
-        for shape in SHAPES:
+        for shape in (*SHAPES, *LARGE):
             yield RoutingCase(clause, tier, variant, *shape)
 
 
 def random_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
     """The shapes above and one drawn from each seed, at three scales; `huge` saturates softmax and silu."""
     for variant in ("small", "plain", "huge"):
-        for shape in SHAPES:
+        for shape in (*SHAPES, *LARGE):
             yield RoutingCase(clause, "random", variant, *shape)
     for seed in settings.seeds:
         rng = np.random.Generator(np.random.PCG64([seed, len(clause)]))

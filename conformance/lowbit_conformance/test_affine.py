@@ -1,12 +1,13 @@
 """Checks of `affine.quantize` and `affine.dequantize`, all of them exact."""
 
 from collections.abc import Callable, Iterator
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 
 from lowbit import affine
-from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Floats, QuantizedMatrix
 from lowbit.backend import Backend
 from lowbit.packing import BITS, CODES_PER_UNIT, unpack
 from lowbit_conformance import inputs
@@ -57,8 +58,15 @@ def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix) -> None:
     assert_exact("codes", unpack(given.words, given.bits), unpack(wanted.words, wanted.bits))
 
 
+# Deeper and wider than a kernel takes at once.
+LARGE = ((1536, 40, 128), (96, 1100, 32))
+
+
 def lattice_and_random(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     yield from systematic(clause)
+    for turn, (bits, convention, shape) in enumerate(product(BITS, CONVENTIONS, LARGE)):
+        scale_dtype = SCALE_DTYPES[(turn // 2 + turn) % 2]
+        yield MatrixCase(clause, "lattice", "large", bits, *shape, convention, scale_dtype)
     for seed in settings.seeds:
         yield from drawn(clause, "random", seed)
     yield from (case.of(clause) for case in settings.model if not case.vectors)
@@ -77,7 +85,7 @@ def test_quantize_equals_the_reference(
     assert_same_matrix(given, expected(weights, case))
 
 
-SPECIAL = ("ties", "positive", "negative", "tiny", "one-outlier", "signed-zeros")
+SPECIAL = ("ties", "ties-of-odd-scales", "positive", "negative", "tiny", "one-outlier", "signed-zeros")
 
 
 @checks("affine.quantize/C2", lambda clause, settings: edges(clause, SPECIAL))
@@ -92,9 +100,11 @@ def special_weights(case: MatrixCase) -> Floats:
     """Weights of one kind, K × N."""
     rng = case.generator()
     shape = (case.rows, case.columns)
-    if case.variant == "ties":  # range 2^b − 1, so the scale is 1 and every half is a tie
+    if case.variant.startswith("ties"):  # range 2^b − 1, so the scale is 1 and every half is a tie
         weights = rng.integers(0, 2 ** (case.bits + 1) - 1, shape) / 2
         weights[:: case.group_size], weights[1 :: case.group_size] = 0, 2**case.bits - 1
+        if "odd" in case.variant:  # exact too, but not times a reciprocal
+            weights *= rng.choice((3, 5, 7, 11), case.columns) / 64
     elif case.variant == "positive":
         weights = rng.uniform(1, 2, shape)
     elif case.variant == "negative":
@@ -181,7 +191,8 @@ def test_quantize_refuses(backend: Backend, case: MatrixCase) -> None:
 
 def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[MatrixCase]]:
     def generator(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-        yield from (case for case in lattice_and_random(clause, settings) if case.convention == wanted)
+        cases = chain(lattice_and_random(clause, settings), edges(clause, ("subnormal-weights",)))
+        yield from (case for case in cases if case.convention == wanted)
 
     return generator
 
@@ -217,5 +228,9 @@ def test_dequantize_widens_first(backend: Backend, case: MatrixCase) -> None:
 def assert_dequantizes(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     __tracebackhide__ = True
     matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
+    if case.variant == "subnormal-weights":
+        matrix.scales[...] *= np.float32(2.0**-130)
+        if case.convention == "minimum":
+            matrix.zeros[...] *= np.float32(2.0**-130)
     given = backend.run("affine.dequantize", freeze(matrix))
     assert_exact("weights", given, affine.dequantize(matrix))

@@ -34,6 +34,8 @@ def rows(*variants: str) -> Callable[[str, Settings], Iterator[RowsCase]]:
         for variant in variants:
             for columns in (1, 2, 7, 8, 33, 100, 513):
                 yield RowsCase(clause, "lattice", variant, 3, columns)
+            for many, columns in ((70, 33), (2, 4099)):
+                yield RowsCase(clause, "lattice", variant, many, columns)
             for seed in settings.seeds:
                 yield RowsCase(clause, "random", variant, 4, 1 + 37 * seed % 300, seed=seed)
 
@@ -135,6 +137,14 @@ class AttendCase(Case):
 # Prefill, decode and something between; multi-head, grouped-query and multi-query; with and without a window.
 SHAPES = ((1, 1, 1, 1, 2), (5, 5, 4, 4, 8), (4, 9, 6, 2, 16), (1, 33, 9, 3, 64), (7, 7, 4, 1, 32), (3, 20, 8, 2, 10))
 WINDOWS = (0, 1, 4)
+# A long context, a long prompt, many heads: more than a kernel takes at once; the last number is a window.
+LARGE = (
+    (1, 300, 4, 2, 64, 0),
+    (1, 300, 4, 2, 64, 100),
+    (70, 130, 2, 1, 128, 0),
+    (70, 130, 2, 1, 128, 50),
+    (3, 40, 40, 8, 16, 0),
+)
 
 
 def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) -> Iterator[AttendCase]:
@@ -142,6 +152,9 @@ def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) 
     for size in windows:
         for shape in SHAPES:
             yield AttendCase(clause, "lattice", "", *shape, size)
+    for large in LARGE:
+        window = windows if windows == (1,) else large[-1:]
+        yield AttendCase(clause, "lattice", "large", *large[:-1], *window)
     for seed in settings.seeds:
         tokens, group = 1 + seed % 6, 1 + seed % 4
         kv_heads = 1 + seed % 3

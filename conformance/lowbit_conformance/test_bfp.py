@@ -1,7 +1,7 @@
 """Checks of `bfp.cast`, `bfp.decode`, `bfp.store`, `bfp.load`, `bfp.dot` and `bfp.total`, all of them exact."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -40,13 +40,35 @@ class BfpCase(Case):
     def format(self) -> Format:
         return Format(self.block, self.mantissa, self.exponent)
 
+    @property
+    def format_b(self) -> Format:
+        """Of the second operand of a product."""
+        return self.format
+
     def parameters(self) -> dict[str, object]:
         own: dict[str, object] = {"block": self.block, "mantissa": self.mantissa, "exponent": self.exponent}
-        return own | {"mantissa_a": self.mantissa, "mantissa_b": self.mantissa}
+        return own | {"mantissa_a": self.mantissa, "mantissa_b": self.format_b.mantissa}
+
+
+@dataclass(frozen=True)
+class MixedCase(BfpCase):
+    """A case whose second operand has mantissas and exponents of other widths: keys in 4 bits, queries in 8.
+
+    Attributes:
+        mantissa_b, exponent_b: those widths.
+    """
+
+    mantissa_b: int = field(kw_only=True)
+    exponent_b: int = field(kw_only=True)
+
+    @property
+    def format_b(self) -> Format:
+        return Format(self.block, self.mantissa_b, self.exponent_b)
 
 
 FORMATS = ((32, 4, 8), (64, 4, 8), (32, 8, 8), (128, 8, 8), (1, 4, 8), (3, 5, 6), (16, 2, 3), (7, 12, 8), (20, 25, 10))
 COLUMNS = (1, 3, 31, 32, 33, 64, 100, 128)
+LARGE = ((40, 33), (3, 300))  # more rows, and more columns, than a kernel takes at once
 STORABLE = tuple(choice for choice in FORMATS if choice[2] <= 8)
 
 
@@ -57,6 +79,8 @@ def shapes(formats: tuple[tuple[int, int, int], ...] = FORMATS) -> Callable[[str
         for turn, choice in enumerate(formats):
             for columns in COLUMNS:
                 yield BfpCase(clause, "lattice", "", 1 + turn % 4, columns, *choice)
+            for rows, columns in LARGE:
+                yield BfpCase(clause, "lattice", "large", rows, columns, *choice)
         for seed in settings.seeds:
             for choice in formats:
                 yield BfpCase(clause, "random", "", 3, 1 + (37 * seed + choice[0]) % 150, *choice, seed=seed)
@@ -76,7 +100,7 @@ def blocks(case: BfpCase) -> Blocks:
     """Any mantissas and any exponents that the format allows."""
     rng, format = case.generator(), case.format
     mantissas = rng.integers(-format.top, format.top + 1, (case.rows, case.columns)).astype(format.dtype)
-    reach = min(format.reach, 30)  # sums of products stay inside float32
+    reach = format.reach if case.variant == "far" else min(format.reach, 30)  # sums of products stay inside float32
     exponents = rng.integers(-reach, reach + 1, (case.rows, format.blocks(case.columns))).astype(np.int16)
     frozen(mantissas, exponents)
     return Blocks(mantissas, exponents, format)
@@ -296,8 +320,27 @@ def test_load_refuses_what_is_never_stored(backend: Backend, case: BfpCase) -> N
 
 def two(case: BfpCase) -> tuple[Blocks, Blocks]:
     """Rows of a and rows of b, one more of them."""
-    sizes = (case.columns, case.block, case.mantissa, case.exponent)
-    return blocks(case), blocks(BfpCase(case.clause, case.tier, "b", case.rows + 1, *sizes, seed=case.seed))
+    format, variant = case.format_b, "far" if case.variant == "far" else "b"
+    sizes = (case.columns, format.block, format.mantissa, format.exponent)
+    return blocks(case), blocks(BfpCase(case.clause, case.tier, variant, case.rows + 1, *sizes, seed=case.seed))
+
+
+# Blocks, and the widths of mantissas and exponents of two operands.
+MIXED = ((32, (8, 8), (4, 8)), (128, (8, 8), (5, 6)), (7, (12, 8), (2, 10)), (1, (25, 10), (3, 8)))
+
+
+def products(*variants: str) -> Callable[[str, Settings], Iterator[BfpCase]]:
+    """All shapes, the variants, and operands of different widths, the narrower one first and second."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[BfpCase]:
+        yield from shapes()(clause, settings)
+        yield from by_format(*variants)(clause, settings)
+        for block, *widths in MIXED:
+            for (mantissa, exponent), (mantissa_b, exponent_b) in (widths, widths[::-1]):
+                sizes = (3, 2 * block + 3, block, mantissa, exponent)
+                yield MixedCase(clause, "lattice", "mixed", *sizes, mantissa_b=mantissa_b, exponent_b=exponent_b)
+
+    return generator
 
 
 def dotted(backend: Backend, a: Blocks, b: Blocks) -> BlockSums:
@@ -306,7 +349,7 @@ def dotted(backend: Backend, a: Blocks, b: Blocks) -> BlockSums:
     return assert_kind("the result", backend.run("bfp.dot", a, b), BlockSums)
 
 
-@checks("bfp.dot/C1", shapes())
+@checks("bfp.dot/C1", products())
 def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
     """Sums of products of mantissas, by Python's integers."""
     a, b = two(case)
@@ -319,7 +362,7 @@ def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
     assert_exact("sums", given.sums, np.array(expected, np.int64))
 
 
-@checks("bfp.dot/C2", shapes())
+@checks("bfp.dot/C2", products("far"))
 def test_dot_adds_exponents(backend: Backend, case: BfpCase) -> None:
     """The exponent of a block is the sum of both."""
     a, b = two(case)
@@ -367,16 +410,25 @@ def test_dot_refuses(backend: Backend, case: BfpCase) -> None:
         backend.run("bfp.dot", *wrong[case.variant])
 
 
-@checks("bfp.total/C1", shapes())
+@checks("bfp.total/C1", products("between"))
 def test_total_rounds_once_a_block(backend: Backend, case: BfpCase) -> None:
     """The float32 sums, block by block, by rational arithmetic rounded once."""
-    sums = bfp_dot.dot(*two(case))
+    sums = between(case) if case.variant == "between" else bfp_dot.dot(*two(case))
     given = assert_array("totals", backend.run("bfp.total", sums), np.float32, sums.sums.shape[:2])
     y = Fraction(0)
     for s, e in zip(sums.sums[-1, -1], sums.exponents[-1, -1], strict=True):
         y = Fraction(float(rounded(y + int(s) * Fraction(2) ** int(e))))
     assert Fraction(float(given[-1, -1])) == y, f"WRONG: {given[-1, -1]!s}, the specification says {float(y)!s}"
     assert_exact("totals", given, bfp_dot.total(sums))
+
+
+def between(case: BfpCase) -> BlockSums:
+    """Two blocks whose sum lies so near the middle of two float32 numbers that a float64 takes it for the middle."""
+    rng, size = case.generator(), (5, 7)
+    first, far = rng.integers(2**23, 2**24, size), rng.integers(30, 50, size)
+    second = (2**far + rng.choice((-1, 1), size)) * rng.choice((-1, 1), size)  # half a step and a bit, or less a bit
+    exponents = np.stack([np.zeros(size, np.int64), -1 - far], axis=-1)
+    return BlockSums(np.stack([first, second], axis=-1), exponents.astype(np.int32))
 
 
 def rounded(number: Fraction) -> np.float32:

@@ -104,12 +104,13 @@ def test_expert_refuses(backend: Backend, case: RoutingCase) -> None:
 # The layer.
 
 
-@checks("routing.sparse/C1", shapes)
+@checks("routing.sparse/C1", lambda clause, settings: shapes(clause, settings, "lattice", ("", "any-weights")))
 def test_layer_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
-    """Exact experts with weights of 1/4, 1/2 and 1 give an equal sum."""
+    """Exact experts with weights of 1/4, 1/2 and 1, or also with zero and negative ones, give an equal sum."""
     rng = case.generator()
     chosen, weights = routes(case, rng)
-    weights = rng.choice((0.25, 0.5, 1), weights.shape).astype(np.float32)
+    some = (-1, -0.25, 0, 0.5) if case.variant == "any-weights" else (0.25, 0.5, 1)
+    weights = rng.choice(some, weights.shape).astype(np.float32)
     arguments = *lattice_experts(case), chosen, weights
     given = run(backend, case, *arguments)
     assert_equal_values(given, routing.sparse(*arguments))

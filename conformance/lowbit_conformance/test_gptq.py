@@ -39,12 +39,15 @@ class LayerCase(Case):
 
 
 SHAPES = ((1, 1), (2, 3), (3, 2), (7, 9), (8, 1), (16, 33), (33, 16), (64, 64), (100, 7))
+LARGE = ((20, 300), (150, 9))  # more than the 128 rows or columns that kernels take at once
 
 
 def shapes(clause: str, tier: str, settings: Settings, variants: tuple[str, ...] = ("",)) -> Iterator[LayerCase]:
     for variant in variants:
         for rows, columns in SHAPES:
             yield LayerCase(clause, tier, variant, rows, columns)
+        for rows, columns in LARGE:
+            yield LayerCase(clause, tier, f"{variant}-large".lstrip("-"), rows, columns)
         for seed in settings.seeds:
             rng = np.random.Generator(np.random.PCG64(seed))
             rows, columns = (int(size) for size in rng.integers(1, 128, 2))
@@ -148,7 +151,7 @@ def test_hessian_refuses(backend: Backend, case: LayerCase) -> None:
 
 def small_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
     """Shapes for which every partial sum of the factorisation is an integer below 2^24."""
-    yield from (case for case in lattice_cases(clause, settings) if case.rows <= 128)
+    yield from (case for case in lattice_cases(clause, settings) if case.rows <= 150)
 
 
 @checks("gptq.factor/C1", small_lattice)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
 from lowbit_conformance.inputs import NON_FINITE
 from lowbit_conformance.marking import Settings, checks
+
+STORED = ("float32", "float16", "eight-bit")
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class RealZeroCase(BlocksCase):
 
     @property
     def zeros(self) -> str:
-        """Zeros are stored as scales are."""
-        return self.scales
+        """Zeros are stored as scales are, but in *mixed* cases in the next way."""
+        return STORED[STORED.index(self.scales) + ("mixed" in self.variant) - len(STORED)]
 
     def parameters(self) -> dict[str, object]:
         return super().parameters() | {"zeros": self.zeros}
@@ -71,7 +74,7 @@ class RealZeroCase(BlocksCase):
 
 # **Blocks**: codes and steps of the solver.
 
-BLOCKS = ((1, 1), (2, 3), (16, 5), (33, 17), (64, 40), (128, 9))
+BLOCKS = ((1, 1), (2, 3), (16, 5), (33, 17), (64, 40), (128, 9), (256, 3), (5, 300))
 
 
 def blocks(*variants: str) -> Callable[[str, Settings], Iterator[BlocksCase]]:
@@ -104,6 +107,9 @@ def weights_and_grid(case: BlocksCase) -> Grid:
     if "ties" in case.variant:  # a scale of 1 and a half for zero: every odd multiple of a half is a tie
         weights = rng.integers(-(2**case.bits), 2**case.bits, weights.shape) / 2
         scales, zeros = np.ones(case.columns), np.full(case.columns, 0.5)
+    if "odd" in case.variant:  # ties and whole zeros; the quotients are exact, but products with a reciprocal are not
+        scales, zeros = rng.choice((3, 5, 7, 11), case.columns) / 64, rng.integers(0, 2, case.columns) * 1.0
+        weights = weights * scales
     return weights.astype(np.float32), scales.astype(np.float32), zeros.astype(np.float32)
 
 
@@ -115,7 +121,7 @@ def assert_codes(backend: Backend, case: BlocksCase) -> None:
     assert_exact("codes", given, hqq_solver.codes(weights, scales, zeros, case.bits))
 
 
-@checks("hqq.codes/C1", blocks("ties", "small", "large"))
+@checks("hqq.codes/C1", blocks("ties", "ties-of-odd-scales", "small", "large"))
 def test_codes_equal_the_reference(backend: Backend, case: BlocksCase) -> None:
     """Weights on ties, small and large ones give the reference's codes."""
     assert_codes(backend, case)
@@ -223,6 +229,10 @@ def test_step_refuses(backend: Backend, case: BlocksCase) -> None:
 # **Matrices.**
 
 
+# Rows, columns, group size and axis: deeper and wider than a kernel takes at once.
+LARGE: tuple[tuple[int, int, int, Axis], ...] = ((512, 7, 64, 1), (64, 300, 32, 1), (288, 90, 40, 0))
+
+
 def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
     """Both axes with every width and every way to store; along axis 0 also groups that do not divide N."""
 
@@ -231,7 +241,7 @@ def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]
         for variant in variants:
             for bits in BITS:
                 unit = CODES_PER_UNIT[bits]
-                for stored in ("float32", "float16", "eight-bit"):
+                for stored in STORED:
                     for rows, columns, size, axis in (
                         (unit, 1, unit, 1),
                         (2 * unit, 7, unit // 2, 1),
@@ -242,6 +252,9 @@ def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]
                         (unit, 6, unit, 0),
                     ):
                         yield RealZeroCase(clause, tier, variant, bits, rows, columns, size, axis, stored)  # type: ignore[arg-type]  # the axis is 0 or 1
+                for turn, shape in enumerate(LARGE):
+                    stored = STORED[(turn + bits) % 3]
+                    yield RealZeroCase(clause, tier, f"{variant}-large".lstrip("-"), bits, *shape, stored)
                 for seed in settings.seeds:
                     yield _drawn(clause, tier, variant, bits, seed)
 
@@ -254,7 +267,7 @@ def _drawn(clause: str, tier: str, variant: str, bits: int, seed: int) -> RealZe
     axis: Axis = 1 if rng.integers(2) else 0
     whole = rows if axis == 1 else rows * columns
     size = int(rng.choice([size for size in range(1, 65) if whole % size == 0]))
-    stored = ("float32", "float16", "eight-bit")[int(rng.integers(3))]
+    stored = STORED[int(rng.integers(3))]
     return RealZeroCase(
         clause, tier, f"{variant}-drawn".lstrip("-"), bits, rows, columns, size, axis, stored, seed=seed
     )
@@ -264,17 +277,19 @@ def random_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
     """Activations, and any codes with scales over several octaves and zeros within and without the codes' range."""
     rng = case.generator()
     groups = case.rows * case.columns // case.group_size
-    scales = stored(np.exp(rng.normal(-4, 1, groups)), case, rng)
-    zeros = stored(rng.uniform(-1, 2**case.bits, groups), case, rng)
+    scales = stored(np.exp(rng.normal(-4, 1, groups)), case.scales, rng)
+    zeros = stored(rng.uniform(-1, 2**case.bits, groups), case.zeros, rng)
+    if case.variant == "subnormal" and isinstance(scales, np.ndarray):
+        scales *= np.float32(2.0**-130)
     q = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
     x = rng.normal(size=case.rows).astype(np.float32)
     return x, HqqMatrix(pack(q, case.bits), scales, zeros, case.bits, case.rows, case.group_size, case.axis)
 
 
-def stored(numbers: np.ndarray[Any, Any], case: RealZeroCase, rng: np.random.Generator) -> Numbers:
-    """Numbers above −1 as the case stores them; in 8 bits with codes of their own, in a few groups."""
-    if case.scales != "eight-bit":
-        return numbers.astype(case.scales)
+def stored(numbers: np.ndarray[Any, Any], way: str, rng: np.random.Generator) -> Numbers:
+    """Numbers above −1 as they are stored; in 8 bits with codes of their own, in a few groups."""
+    if way != "eight-bit":
+        return numbers.astype(way)
     count = len(numbers)
     groups = max(size for size in (1, 2, 3) if count % size == 0)
     codes = rng.integers(1, 256, count).astype(np.uint8)
@@ -285,12 +300,13 @@ def exact_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
     """Scales are powers of two, zeros halves and activations small integers: every partial sum is exact."""
     rng = case.generator()
     groups = case.rows * case.columns // case.group_size
-    dtype = np.float16 if case.scales == "float16" else np.float32
-    scales: Numbers = np.exp2(-rng.integers(0, 3, groups)).astype(dtype)
-    zeros: Numbers = (rng.integers(0, 2 ** (case.bits + 1), groups) / 2).astype(dtype)
+    dtypes = ("float16" if way == "float16" else "float32" for way in (case.scales, case.zeros))
+    scales: Numbers = np.exp2(-rng.integers(0, 3, groups)).astype(next(dtypes))
+    zeros: Numbers = (rng.integers(0, 2 ** (case.bits + 1), groups) / 2).astype(next(dtypes))
+    one, half = np.ones(1, np.float32), np.full(1, 0.5, np.float32)
     if case.scales == "eight-bit":
-        one, half = np.ones(1, np.float32), np.full(1, 0.5, np.float32)
         scales = EightBit(rng.integers(1, 4, groups).astype(np.uint8), half, np.zeros(1, np.float32))
+    if case.zeros == "eight-bit":
         zeros = EightBit(rng.integers(0, 2**case.bits, groups).astype(np.uint8), one, half)
     q = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
     x = (rng.integers(1, 4, case.rows) * rng.choice((-1, 1), case.rows)).astype(np.float32)
@@ -307,6 +323,15 @@ def freeze(matrix: HqqMatrix) -> HqqMatrix:
     return matrix
 
 
+def one_shape(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+        for variant in variants:
+            for axis in hqq.AXES:
+                yield RealZeroCase(clause, "edge", variant, 4, 16, 6, 8, axis, "float32")
+
+    return generator
+
+
 def assert_weights(backend: Backend, matrix: HqqMatrix) -> None:
     __tracebackhide__ = True
     given = backend.run("hqq.dequantize", freeze(matrix))
@@ -314,11 +339,13 @@ def assert_weights(backend: Backend, matrix: HqqMatrix) -> None:
 
 
 def plain(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    yield from (case for case in matrices("")(clause, settings) if case.scales != "eight-bit")
+    cases = chain(matrices("", "mixed")(clause, settings), one_shape("subnormal")(clause, settings))
+    yield from (case for case in cases if "eight-bit" not in (case.scales, case.zeros))
 
 
 def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    yield from (case for case in matrices("")(clause, settings) if case.scales == "eight-bit")
+    cases = matrices("", "mixed")(clause, settings)
+    yield from (case for case in cases if "eight-bit" in (case.scales, case.zeros))
 
 
 @checks("hqq.dequantize/C1", plain)
@@ -348,7 +375,7 @@ def test_dequantize_eight_bit_numbers(backend: Backend, case: RealZeroCase) -> N
     assert_weights(backend, random_matrix(case)[1])
 
 
-@checks("hqq.qgemv/C1", matrices("exact"))
+@checks("hqq.qgemv/C1", matrices("exact", "exact-mixed"))
 def test_qgemv_on_the_lattice(backend: Backend, case: RealZeroCase) -> None:
     """With every partial sum exact, the result equals the reference's, along both axes."""
     x, matrix = exact_matrix(case)
@@ -357,7 +384,7 @@ def test_qgemv_on_the_lattice(backend: Backend, case: RealZeroCase) -> None:
     assert_equal_values(given, hqq.qgemv(x, matrix))
 
 
-@checks("hqq.qgemv/C2", matrices(""))
+@checks("hqq.qgemv/C2", matrices("", "mixed"))
 def test_qgemv_within_the_bound(backend: Backend, case: RealZeroCase, record_property: Record) -> None:
     """Random activations and matrices stay within the bound derived from the declared arithmetic."""
     x, matrix = random_matrix(case)
@@ -368,16 +395,14 @@ def test_qgemv_within_the_bound(backend: Backend, case: RealZeroCase, record_pro
     record_property("share", assert_within(given, exact, bound))
 
 
-def one_shape(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
-    def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-        for variant in variants:
-            for axis in hqq.AXES:
-                yield RealZeroCase(clause, "edge", variant, 4, 16, 6, 8, axis, "float32")
-
-    return generator
+def non_finite(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    yield from one_shape(*NON_FINITE)(clause, settings)
+    for variant in NON_FINITE:
+        for shape in LARGE:
+            yield RealZeroCase(clause, "edge", variant, 4, *shape, "float32")
 
 
-@checks("hqq.qgemv/C3", one_shape(*NON_FINITE))
+@checks("hqq.qgemv/C3", non_finite)
 def test_qgemv_passes_non_finite_on(backend: Backend, case: RealZeroCase) -> None:
     """A NaN or an infinity in any row of x reaches every column."""
     for row in (0, case.rows // 2, case.rows - 1):

@@ -54,19 +54,21 @@ def ordered(backend: Backend, sizes: Reals) -> Order:
     return assert_channels("order", backend.run("ksort.permutation", sizes), sizes.size)
 
 
-@checks("ksort.permutation/C1", heads("distinct"))
+@checks("ksort.permutation/C1", heads("distinct", "signed"))
 def test_sizes_ascend(backend: Backend, case: HeadCase) -> None:
-    """Distinct sizes, zero and subnormal ones, ascend in the order given."""
+    """Distinct sizes, zero and subnormal ones, and sizes of either sign, ascend in the order given."""
     sizes = np.ldexp(case.generator().permutation(case.head_dim).astype(np.float64), -1060)  # subnormal
+    if case.variant == "signed":
+        sizes = case.generator().permutation(case.head_dim) - case.head_dim / 2
     order = ordered(backend, sizes)
     assert (np.diff(sizes[order]) > 0).all(), "WRONG: the sizes do not ascend"
 
 
-@checks("ksort.permutation/C2", heads("equal", "few-values"))
+@checks("ksort.permutation/C2", heads("equal", "few-values", "zeros"))
 def test_equal_sizes_keep_their_order(backend: Backend, case: HeadCase) -> None:
-    """With all sizes equal, or few different ones, channels of one size stand as they stood."""
-    kinds = 1 if case.variant == "equal" else 3
-    sizes = case.generator().integers(0, kinds, case.head_dim).astype(np.float64)
+    """With all sizes equal, few different ones, or zeros of both signs, channels of one size stand as they stood."""
+    values = {"equal": [0.0], "few-values": [0.0, 1.0, 2.0], "zeros": [0.0, -0.0]}[case.variant]
+    sizes = case.generator().choice(values, case.head_dim)
     order = ordered(backend, sizes)
     expected = sorted(range(case.head_dim), key=lambda channel: sizes[channel])  # Python's sort is stable
     assert_exact("order", order, np.array(expected, np.int64))

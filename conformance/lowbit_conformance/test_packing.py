@@ -21,6 +21,7 @@ def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, "lattice", "", bits, rows, columns)
         for rows, columns, _ in LARGE[:3]:
             yield MatrixCase(clause, "lattice", "large", bits, rows, columns)
+        yield MatrixCase(clause, "lattice", "large", bits, 2 * CODES_PER_UNIT[bits], 1100)
         for seed in settings.seeds:
             rng = np.random.Generator(np.random.PCG64([seed, bits]))
             rows = CODES_PER_UNIT[bits] * int(rng.integers(1, 40))

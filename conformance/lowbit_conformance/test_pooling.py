@@ -48,8 +48,9 @@ SHAPES = (
     (9, 9, 9, 2),
     (64, 8, 1, 8),
     (33, 32, 8, 16),
+    (130, 6, 2, 80),
 )
-OUTLIERS = ("", "wide", "cancelling", "subnormal", "duplicated")
+OUTLIERS = ("", "wide", "cancelling", "large-first", "subnormal", "duplicated")
 
 
 def shapes(method: Method, variants: tuple[str, ...] = OUTLIERS) -> Callable[[str, Settings], Iterator[HeadsCase]]:
@@ -67,7 +68,7 @@ def shapes(method: Method, variants: tuple[str, ...] = OUTLIERS) -> Callable[[st
 
 
 def projection(case: HeadsCase) -> Floats:
-    """Weights of one kind; *wide* and *cancelling* ones tell one order or precision of the sum from another."""
+    """Weights of one kind; *wide*, *cancelling* and *large-first* ones tell orders and precisions of the sum apart."""
     rng = case.generator()
     shape = (case.rows, case.groups, case.heads // case.groups, case.head_dim)
     weights = rng.normal(size=shape)
@@ -75,6 +76,9 @@ def projection(case: HeadsCase) -> Floats:
         weights = weights * np.exp2(rng.integers(-60, 60, shape))
     elif "cancelling" in case.variant:
         weights[:, :, 1::2] = -weights[:, :, : shape[2] // 2] * (1 + 2.0**-20)
+    elif "large-first" in case.variant and shape[2] > 2:  # gone before the others come; in another order they are lost
+        weights[:, :, 0] *= 2.0**70
+        weights[:, :, 1] = -weights[:, :, 0]
     elif "subnormal" in case.variant:
         weights = weights * 2.0**-140
     elif "duplicated" in case.variant:

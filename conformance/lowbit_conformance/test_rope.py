@@ -27,7 +27,7 @@ class RopeCase(Case):
 
 
 PAIRINGS = ("half-split", "interleaved", "half-split-permuted", "interleaved-permuted")
-SHAPES = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64), (7, 1, 128), (1, 4, 256))
+SHAPES = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64), (7, 1, 128), (1, 4, 256), (70, 2, 8), (3, 40, 64))
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:

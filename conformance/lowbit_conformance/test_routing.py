@@ -10,6 +10,7 @@ from lowbit.backend import Backend
 from lowbit.routing import Floats
 from lowbit.routing_bounds import gate_bound, weights_bound
 from lowbit_conformance.bounded import Record
+from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_equal_values, assert_exact, assert_same_bits
 from lowbit_conformance.marking import Settings, checks
 from lowbit_conformance.routing_cases import (
@@ -115,10 +116,17 @@ def test_gate_refuses(backend: Backend, case: RoutingCase) -> None:
 # The choice.
 
 
-@checks("routing.top_k/C1", random_shapes)
+def distinct(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from random_shapes(clause, settings)
+    yield from shapes(clause, settings, "edge", ("neighbours",))
+
+
+@checks("routing.top_k/C1", distinct)
 def test_the_greatest_are_chosen(backend: Backend, case: RoutingCase) -> None:
-    """Distinct scores: the chosen ones, found by sorting Python numbers."""
+    """Distinct scores, neighbours in float32 among them: the chosen ones, found by sorting Python numbers."""
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
+    if case.variant == "neighbours":
+        scores = 1 + scores * np.float32(2.0**-23)
     given = run(backend, case, scores, case.k)
     expected = [sorted(range(case.experts), key=lambda e: -float(row[e]))[: case.k] for row in scores]
     assert_exact("chosen", given, np.array(expected, np.int64))
