@@ -31,15 +31,15 @@ from lowbit.backend import Backend
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.cases import CONCURRENT, Case
-from lowbit_conformance.marking import Settings
+from lowbit_conformance.marking import MARKS, Mark, Settings
 from lowbit_conformance.plugin import not_declared
 
-SUITE = [
-    importlib.import_module(f"{lowbit_conformance.__name__}.{module.name}")
-    for module in pkgutil.iter_modules(lowbit_conformance.__path__)
-    if module.name.startswith("test_")
-]
-CHECKS = [test for module in SUITE for test in vars(module).values() if hasattr(test, "lowbit_checks")]
+for module in pkgutil.iter_modules(lowbit_conformance.__path__):
+    if module.name.startswith("test_"):
+        importlib.import_module(f"{lowbit_conformance.__name__}.{module.name}")
+
+# Habits are left out: there a backend is compared with itself, in calls that the other checks have made.
+CHECKS = [mark for mark in MARKS if mark.clause.partition("/")[0] in OPERATIONS]
 CASES_OF_A_TIER = 2
 
 Key = tuple[str, ...]
@@ -76,6 +76,7 @@ class Watch:
         self.computed: set[Key] = set()
         self.answered: set[Key] = set()
         self.calls = 0
+        self.recorded: list[Callable[[], Any]] = []
         self._answers: list[np.ndarray[Any, Any]] = []
         self._inside = threading.local()
 
@@ -124,6 +125,7 @@ class Watch:
     def ask(self, keys: list[Key], arguments: tuple[Any, ...], call: Callable[[], Any]) -> Any:
         """Make one call to the backend, whose answer must not be known yet, and note that it was made."""
         self.calls += 1
+        self.recorded.append(call)
         for key in keys:
             known = key in self.computed and key not in self.answered
             assert not known, f"NOT SEALED: the reference computed {key[0]} of these arguments before the backend did"
@@ -210,6 +212,15 @@ class Watched:
     def prepare(self, matrix: Any) -> Any:
         return WatchedLinear(self._backend.prepare(matrix), matrix, self._watch)
 
+    @contextmanager
+    def recording(self) -> Iterator[list[Callable[[], Any]]]:
+        """The calls that are made inside, to be made again."""
+        yield self._watch.recorded
+
+    def together(self, calls: list[Callable[[], Any]], times: int) -> list[list[Any]]:
+        """As many answers to each of these calls."""
+        return [[call() for _ in range(times)] for call in calls]
+
     def open(self, operation: str, *arguments: Any, **choices: Any) -> Any:
         key = key_of(operation, *arguments, **choices)
         given = (*arguments, *choices.values())
@@ -263,11 +274,10 @@ class WatchedLinear:
 # **Running a check.**
 
 
-def cases_of(test: Callable[..., None]) -> list[Case]:
+def cases_of(mark: Mark) -> list[Case]:
     """The first cases of each tier."""
-    clause, generator = test.lowbit_checks  # type: ignore[attr-defined]  # the mark of a check
     chosen: dict[str, list[Case]] = {}
-    for case in generator(clause, Settings(range(1))):
+    for case in mark.generator(mark.clause, Settings(range(1))):
         tier = chosen.setdefault(case.tier, [])
         if len(tier) < CASES_OF_A_TIER:
             tier.append(case)
@@ -303,11 +313,11 @@ def check_sealed(test: Callable[..., None], case: Case, backend: Backend) -> int
     return watch.calls
 
 
-@pytest.mark.parametrize("test", CHECKS, ids=lambda test: f"{test.lowbit_checks[0]}-{test.__name__}")
-def test_answers_are_computed_after_the_reply(test: Callable[..., None]) -> None:
+@pytest.mark.parametrize("mark", CHECKS, ids=lambda mark: f"{mark.clause}-{mark.test.__name__}")
+def test_answers_are_computed_after_the_reply(mark: Mark) -> None:
     """No check knows, in either of the two ways, what the backend is about to be asked; and each asks something."""
-    for case in cases_of(test):
-        assert check_sealed(test, case, backend_for(case)) > 0, case.id
+    for case in cases_of(mark):
+        assert check_sealed(mark.test, case, backend_for(case)) > 0, case.id
 
 
 # **The watch itself**: checks that break the rule, and are found.
