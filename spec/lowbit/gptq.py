@@ -357,7 +357,7 @@ FACTOR = operation(
     promise=BOUNDED,
     source="GPTQ §3.3; Cholesky, backwards",
     reference=factor,
-    check=check_hessian,
+    check=lambda hessian: check_hessian(hessian),  # the same arguments as `factor`, no size
     parameters=lambda hessian: {"dtype": str(hessian.dtype)},
     clauses={
         "C1": "Where the factor, its squares and the partial sums are exactly representable, M is exact.",

@@ -146,13 +146,12 @@ class Recorder:
         """The reference's answer, as a backend would give it."""
         check_size(*arguments, *choices.values())
         specified = OPERATIONS[operation]
-        try:
-            specified.check(*arguments, **choices)
-        except ArgumentError:
-            self._refused(operation, arguments, choices)
-            raise
         with np.errstate(all="ignore"):
-            exact = specified.reference(*arguments, **choices)
+            try:
+                exact = specified.reference(*arguments, **choices)
+            except ArgumentError:
+                self._refused(operation, arguments, choices)
+                raise
             result = exact.astype(np.float32) if specified.promise is Promise.BOUNDED else exact
         check_size(exact)
         if operation == self._operation:
@@ -171,19 +170,19 @@ class Recorder:
         specified = OPERATIONS[operation]
         assert specified.check_step is not None
         try:
-            specified.check(*arguments)
+            opened = specified.reference(*arguments)
         except ArgumentError:
             self._refused(operation, arguments, {})
             raise
         steps: list[dict[str, Tree]] = []
         self.calls.append({"arguments": trees(named(operation, arguments, {})), "steps": steps, "flags": set()})
         check_step = specified.check_step(*arguments)
-        session = Session(operation, specified.reference(*arguments), check_step)
+        session = Session(operation, opened, check_step)
         return RecorderSession(self, session, steps, check_step)
 
     def _refused(self, operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> None:
         """A call that was refused, if it still is when its arguments have been written and read again."""
-        written = written_refusal(OPERATIONS[operation].check, arguments, choices)
+        written = written_refusal(OPERATIONS[operation].reference, arguments, choices)
         if written is None:
             self.unwritten += 1
         elif operation == self._operation:
@@ -253,18 +252,18 @@ class RecorderSession:
 
 
 def written_refusal(
-    check: Callable[..., None], arguments: tuple[Any, ...], choices: Mapping[str, Any]
+    refusing: Callable[..., Any], arguments: tuple[Any, ...], choices: Mapping[str, Any]
 ) -> dict[str, Tree] | None:
     """The arguments of a refused call as trees, or None if what comes back from them is not refused any more."""
     try:
-        bound = inspect.signature(check).bind(*arguments, **choices)
+        bound = inspect.signature(refusing).bind(*arguments, **choices)
         bound.apply_defaults()
         written = trees(bound.arguments)
         values = {name: from_json(tree) for name, tree in written.items()}
     except (TypeError, ArgumentError):
         return None
     try:
-        check(**values)
+        refusing(**values)
     except ArgumentError:
         return written
     return None
