@@ -218,8 +218,8 @@ class Watched:
         yield self._watch.recorded
 
     def together(self, calls: list[Callable[[], Any]], times: int) -> list[list[Any]]:
-        """As many answers to each of these calls."""
-        return [[call() for _ in range(times)] for call in calls]
+        """One answer to each of these calls, so many times over."""
+        return [[call()] * times for call in calls]
 
     def open(self, operation: str, *arguments: Any, **choices: Any) -> Any:
         key = key_of(operation, *arguments, **choices)
