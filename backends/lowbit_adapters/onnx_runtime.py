@@ -1,8 +1,9 @@
 r"""ONNX Runtime: the operator MatMulNBits of its CPU provider, at accuracy level 0 (float32).
 
-The operator reads B as N × blocks × bytes, each block of 16, 32, 64, 128 or 256 codes of 2, 4 or 8 bits packed from the
-least significant end, a scale for each block, and either zero-points packed like codes or zeros in float. A model of
-this one node is built in memory for each matrix; the kernel reads x and writes the result in place.
+The operator reads B as N × blocks × bytes, each block of codes of 2, 4 or 8 bits packed from the least significant
+end, a scale for each block, and either zero-points packed like codes or zeros in float. Its documentation allows every
+block that is a power of two and at least 16, so that is what is declared. A model of this one node is built in memory
+for each matrix; the kernel reads x and writes the result in place.
 
 **What it computes.** With integer zero-points the weights are :math:`s\,(q - z)` in float32, one rounding, whether a
 kernel makes them on the way or the whole matrix is dequantised for a product of matrices; then they are summed in
@@ -26,7 +27,7 @@ from lowbit_adapters.layout import Octets, code_rows, group_rows, pack_bits, pad
 from lowbit_adapters.libraries import availability, versions
 
 LIBRARIES = {"onnx": "onnx", "onnxruntime": "onnxruntime"}
-BLOCKS = (16, 32, 64, 128, 256)
+BLOCKS = tuple(2**power for power in range(4, 17))
 OPSET, IR_VERSION = 17, 8  # old enough for any ONNX Runtime that has the operator
 
 
