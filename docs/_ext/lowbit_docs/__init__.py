@@ -3,10 +3,11 @@
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
+from lowbit_docs.adapters import AdapterReport
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
 from lowbit_docs.operations import Operations
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
-from lowbit_docs.tables import Data, Errata
+from lowbit_docs.tables import Data, Errata, Habits, Verdicts
 from lowbit_docs.traceability import Traceability
 
 
@@ -21,7 +22,10 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("operations", Operations)
     app.add_directive("traceability", Traceability)
     app.add_directive("errata", Errata)
+    app.add_directive("adapter-report", AdapterReport)
     app.add_directive("data-table", Data)
+    app.add_directive("habits", Habits)
+    app.add_directive("verdicts", Verdicts)
     app.connect("env-get-outdated", pages_to_refresh)
     app.connect("doctree-resolved", fill)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Tables that are written from the code: the rulings of the errata, and the data that can be fetched."""
+"""Tables that are written from the code: rulings of the errata, data that can be fetched, habits and verdicts."""
 
 import importlib
 import pkgutil
@@ -8,6 +8,8 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
 from lowbit import data, errata
+from lowbit.contract import HABITS
+from lowbit_conformance.report.words import VERDICTS
 from lowbit_docs.chapter import source_file
 
 Cell = str | Iterable[nodes.Node]
@@ -41,6 +43,26 @@ class Data(SphinxDirective):
             size = f"{resource.nbytes / 1e6:.1f} MB"
             rows.append([name, f"{resource.file}, {size}. {resource.about}.", packages, resource.sha256])
         return [table(["name", "file", "packages", "sha256 of the file"], rows, [14, 36, 25, 25])]
+
+
+class Habits(SphinxDirective):
+    """``.. habits::``: what every operation keeps beside its clauses."""
+
+    def run(self) -> list[nodes.Node]:
+        if file := source_file("lowbit.contract"):
+            self.env.note_dependency(file)
+        rows: list[list[Cell]] = [[[nodes.literal(text=habit)], sentence] for habit, sentence in HABITS.items()]
+        return [table(["habit", "what it says"], rows, [10, 90])]
+
+
+class Verdicts(SphinxDirective):
+    """``.. verdicts::``: the words with which failures begin, and what they mean."""
+
+    def run(self) -> list[nodes.Node]:
+        if file := source_file("lowbit_conformance.report.words"):
+            self.env.note_dependency(file)
+        rows: list[list[Cell]] = [[[nodes.literal(text=verdict)], seen] for verdict, seen in VERDICTS.items()]
+        return [table(["verdict", "what was seen"], rows, [25, 75])]
 
 
 def order(ruling: str) -> tuple[str, int, str]:
