@@ -1,7 +1,7 @@
 """The bank of defects: mistakes that real kernels make, each with a name, a cause and code.
 
-Each is run as a whole backend, ``lowbit conformance bank:NAME``, to measure what the suite can find (`matrix`); and each
-arithmetical one is compared with the result of a failing case, to name the mistake that was made (`diagnosis`).
+Each is run as a whole backend, ``lowbit conformance bank:NAME``, to measure what the suite can find (`matrix`); and
+each arithmetical one is compared with the result of a failing case, to name the mistake that was made (`diagnosis`).
 
 >>> len(BANK) >= 60
 True
@@ -17,25 +17,32 @@ from types import MappingProxyType
 from lowbit.backend import Backend
 from lowbit.errors import ArgumentError
 from lowbit_conformance.bank import (
+    attention,
+    block_sums,
     blocks,
     codes,
+    engines,
     experts,
     groups,
     habits_calls,
+    habits_ends,
     habits_memory,
-    habits_process,
+    habits_state,
     heads,
-    places,
+    orders,
     quantisers,
     reals,
+    routes,
     sums,
     zeros,
 )
 from lowbit_conformance.bank.backends import CONTROL, BankBackend, Unchecked
 from lowbit_conformance.bank.defect import Defect
 
-ARITHMETICAL = (codes, groups, zeros, sums, blocks, heads, experts, quantisers, reals, places)
-HABITUAL = (habits_memory, habits_calls, habits_process)
+PRODUCTS = (codes, groups, zeros, sums)
+CACHES = (blocks, block_sums, attention, heads, engines)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, quantisers, reals, orders)
+HABITUAL = (habits_memory, habits_calls, habits_state, habits_ends)
 
 
 def _gathered() -> dict[str, Defect]:

@@ -10,15 +10,16 @@ from lowbit_conformance.bank.steps import Place, pack, places, read, stepwise, s
 
 READS = "packing.unpack/C1 packing.unpack/C2 affine.dequantize/C1 affine.dequantize/C2 linear.qgemv/C1 linear.qgemm/C1"
 BOTH = "packing.pack/C1 packing.pack/C2 " + READS
+DEEP = "packing.pack/C2 packing.unpack/C1 affine.dequantize/C1 affine.dequantize/C2 linear.qgemv/C1 linear.qgemm/C1"
 MISPLACED = Callable[[int, int], Place]
 
 
-def placed(name: str, cause: str, place: MISPLACED, seen: str = COMMON) -> Defect:
+def placed(name: str, cause: str, place: MISPLACED, seen: str = COMMON, clauses: str = BOTH) -> Defect:
     """A defect that reads and writes codes at places of its own."""
     return stepwise(
         name,
         cause,
-        BOTH,
+        clauses,
         seen,
         unpack=lambda words, bits: read(words, place(len(words) * WORD_BITS // bits, bits), bits),
         pack=lambda codes, bits: write(codes, place(len(codes), bits), bits),
@@ -150,7 +151,12 @@ DEFECTS = (
         "Words are taken in pairs of 64 bits whose halves change places.",
         words_in_pairs_swapped,
     ),
-    placed("codes-dealt-over-words", "Neighbouring codes lie in neighbouring words and not side by side.", dealt),
+    placed(
+        "codes-dealt-over-words",
+        "Neighbouring codes lie in neighbouring words and not side by side.",
+        dealt,
+        clauses=DEEP,
+    ),
     placed(
         "three-bits-do-not-straddle",
         "A word is taken to hold whole codes only: ten of 3 bits.",

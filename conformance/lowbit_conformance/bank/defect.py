@@ -1,4 +1,4 @@
-"""What a defect is: a mistake that real kernels make, with a name, a cause, the clauses it breaks, and code that makes it.
+"""What a defect is: a mistake that real kernels make, with a name, a cause, the clauses it breaks, and code.
 
 There are two sorts. An *arithmetical* defect is a set of functions, each with the signature of a reference function and
 a wrong result; the diagnosis runs them on the arguments of a failing case, and the bank makes a whole backend of them.
@@ -18,6 +18,10 @@ Function = Callable[..., Any]
 
 Array = npt.NDArray[Any]
 Kind = TypeVar("Kind")
+
+WRONG = ("WRONG",)
+MOVES = ("WRONG", "NONDETERMINISTIC")
+"""The verdicts on a result that changes with what it must not depend on."""
 
 COMMON = "common"
 """For `Defect.seen`: nobody needs to be cited for it."""
@@ -72,7 +76,7 @@ class Defect:
     cause: str
     clauses: tuple[str, ...]
     seen: str = COMMON
-    verdicts: tuple[str, ...] = ("WRONG",)
+    verdicts: tuple[str, ...] = WRONG
     wrong: Mapping[str, Function] = field(default_factory=dict)
     habit: Habit | None = None
     preparing: Preparing | None = None
@@ -100,10 +104,24 @@ def arithmetical(
     clauses: str,
     wrong: Mapping[str, Function],
     seen: str = COMMON,
-    verdicts: tuple[str, ...] = ("WRONG",),
+    verdicts: tuple[str, ...] = WRONG,
 ) -> Defect:
     """A defect of the result; `clauses` are separated by spaces."""
     return Defect(name, cause, tuple(clauses.split()), seen, verdicts, wrong)
+
+
+def of(
+    operation: str,
+    name: str,
+    cause: str,
+    clauses: str,
+    wrong: Function,
+    seen: str = COMMON,
+    verdicts: tuple[str, ...] = WRONG,
+) -> Defect:
+    """A defect of one operation, whose clauses are named by their numbers: ``C1 C3``."""
+    full = " ".join(f"{operation}/{number}" for number in clauses.split())
+    return arithmetical(name, cause, full, {operation: wrong}, seen, verdicts)
 
 
 def unchecked(kind: type[Kind], **fields: object) -> Kind:

@@ -164,7 +164,7 @@ DEFECTS: tuple[Defect, ...] = (
         "race-on-the-output",
         "A thread writes part of the output after the call has returned.",
         "H3 H4",
-        "STALE_OUTPUT NONDETERMINISTIC WRONG LEAKED",
+        "STALE_OUTPUT NONDETERMINISTIC WRONG OOB_WRITE",
         race,
         seen="https://github.com/Narsil/ggblas/issues/1",
     ),

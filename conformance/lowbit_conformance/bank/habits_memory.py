@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit_conformance.bank.defect import COMMON, Array, Call, Defect, Habit, Preparing
+from lowbit_conformance.bank.defect import COMMON, Array, Call, Defect, Habit
 
 REGISTER = 32  # bytes of a vector register
 PRODUCTS = ("linear.qgemv", "linear.qgemm")
@@ -333,7 +333,7 @@ DEFECTS: tuple[Defect, ...] = (
     habit(
         "nothing-written-for-zeros",
         "Where x is zero the call returns without writing.",
-        "H3",
+        "H3 linear.qgemv/C4",
         "STALE_OUTPUT",
         nothing_written_for_zeros,
     ),
@@ -390,7 +390,7 @@ DEFECTS: tuple[Defect, ...] = (
     habit(
         "one-buffer-for-all-matrices",
         "Matrices of one shape share the weights that were prepared last.",
-        "H4",
+        "H4 linear.qgemv/C3 linear.qgemm/C3",
         "NONDETERMINISTIC WRONG",
         nothing,
         preparing=one_buffer,

@@ -9,8 +9,8 @@ import numpy.typing as npt
 from lowbit import gptq
 from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit_conformance.bank import steps
-from lowbit_conformance.bank.blocks import away, of
-from lowbit_conformance.bank.defect import Array, unchecked
+from lowbit_conformance.bank.blocks import away
+from lowbit_conformance.bank.defect import Array, of, unchecked
 
 Reals = npt.NDArray[np.float64]
 Rounding = Callable[[Any], Any]
@@ -231,7 +231,7 @@ AFFINE = (
         "affine.quantize",
         "scale-rounded-too-late",
         "Codes are found with the scale before it is rounded for storage.",
-        "C1 C2",
+        "C1",
         replacing(stored_first=False),
         "https://github.com/antirez/ds4/pull/844",
     ),

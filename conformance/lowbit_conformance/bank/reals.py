@@ -12,8 +12,8 @@ from lowbit.hqq import HqqMatrix
 from lowbit.hqq_numbers import EightBit, Numbers, decode
 from lowbit.packing import Codes
 from lowbit_conformance.bank import steps
-from lowbit_conformance.bank.blocks import away, of
-from lowbit_conformance.bank.defect import COMMON, Array, Defect, Function, arithmetical
+from lowbit_conformance.bank.blocks import away
+from lowbit_conformance.bank.defect import COMMON, Array, Defect, Function, arithmetical, of
 
 Reals = npt.NDArray[np.float64]
 
@@ -182,11 +182,12 @@ MATRICES = (
         "hqq.dequantize/C1 hqq.qgemv/C1",
         value=lambda q, s, z: s * q + z,
     ),
-    both(
+    of(
+        "hqq.dequantize",
         "real-zero-distributed",
         "The weight is scale q - scale zero, rounded three times.",
-        "hqq.dequantize/C1",
-        value=lambda q, s, z: s * q - s * z,
+        "C1",
+        lambda matrix: weights(matrix, value=lambda q, s, z: s * q - s * z),
     ),
     both(
         "axes-exchanged",

@@ -5,7 +5,7 @@ import numpy as np
 from lowbit import linear
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit_conformance.bank import steps
-from lowbit_conformance.bank.defect import Array, Defect, arithmetical
+from lowbit_conformance.bank.defect import MOVES, Array, Defect, arithmetical
 from lowbit_conformance.bank.steps import PRODUCTS, stepwise
 
 EXACT = "linear.qgemv/C1 linear.qgemm/C1"
@@ -287,6 +287,7 @@ DEFECTS: tuple[Defect, ...] = (
         "linear.qgemm/C3",
         only=("linear.qgemm",),
         product=largest_of_all_rows,
+        verdicts=MOVES,
     ),
     stepwise(
         "nan-reaches-other-rows",

@@ -1,116 +1,15 @@
-"""Defects of layouts, of the offload engine and of caches: things that are moved, and what is remembered of them."""
+"""Defects of what remembers: the offload engine and the key-value cache."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lowbit import layouts, offload
-from lowbit.attention import Reals
+from lowbit import offload
 from lowbit.bfp import Format
 from lowbit.kvcache import BfpKeyValueCache
-from lowbit.layouts import ColumnPanels, Layout
 from lowbit.offload import Arrangement, Offload, Request, Resident, Staged, Trace
-from lowbit.packing import Words
-from lowbit_conformance.bank.blocks import of
-from lowbit_conformance.bank.defect import COMMON, Array, Defect, arithmetical
-
-# **Layouts**: where each word of a matrix goes, as a list of places; a defect gives another list.
-
-Order = Callable[[Layout], Array]
-
-
-def row_by_row(layout: Layout) -> Array:
-    """For each place of the stream, the number of its word in the matrix."""
-    numbers = np.arange(layout.rows * layout.columns, dtype=np.uint32).reshape(layout.rows, layout.columns)
-    return layouts.apply(numbers, layout).astype(np.int64)
-
-
-def other_morton(layout: Layout) -> Array:
-    """Bits of the column above those of the row."""
-    if isinstance(layout, ColumnPanels):
-        return row_by_row(layout)
-    height, width = layout.block
-    grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
-    return by_blocks(layout, sorted(grid, key=lambda block: layouts.morton(block[1], block[0])))
-
-
-def plain_order(layout: Layout) -> Array:
-    """Blocks one after another in rows of blocks, without a curve."""
-    height, width = layout.block
-    grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
-    return by_blocks(layout, grid)
-
-
-def by_blocks(layout: Layout, blocks: list[tuple[int, int]], turned: bool = False) -> Array:
-    numbers = np.arange(layout.rows * layout.columns).reshape(layout.rows, layout.columns)
-    parts = []
-    for block in blocks:
-        rows, columns = layout.spans(*block)
-        part = numbers[rows.start : rows.stop, columns.start : columns.stop]
-        parts.append((part.T if turned else part).reshape(-1))
-    return np.concatenate(parts)
-
-
-def inside_turned(layout: Layout) -> Array:
-    return by_blocks(layout, list(layout.starts), turned=True)
-
-
-def applied(words: Words, layout: Layout, order: Order) -> Words:
-    return words.reshape(-1)[order(layout)]
-
-
-def inverted(stream: Words, layout: Layout, order: Order) -> Words:
-    words = np.empty_like(stream)
-    words[order(layout)] = stream
-    return words.reshape(layout.rows, layout.columns)
-
-
-def moved(name: str, cause: str, order: Order) -> Defect:
-    return arithmetical(
-        name,
-        cause,
-        "blocking.apply/C1 blocking.invert/C1 blocking.invert/C2",
-        {
-            "blocking.apply": lambda words, layout: applied(words, layout, order),
-            "blocking.invert": lambda stream, layout: inverted(stream, layout, order),
-        },
-    )
-
-
-def padded(words: Words, layout: Layout) -> Words:
-    """Blocks at the edges are filled up with zeros."""
-    height, width = layout.block
-    whole = np.zeros((-(-layout.rows // height) * height, -(-layout.columns // width) * width), np.uint32)
-    whole[: layout.rows, : layout.columns] = words
-    if whole.size == words.size:
-        return layout.apply(words)
-    parts = [whole[r * height : (r + 1) * height, c * width : (c + 1) * width].reshape(-1) for r, c in layout.starts]
-    return np.concatenate(parts)
-
-
-def edge_repeated(words: Words, layout: Layout) -> Words:
-    """The last row of a block at the lower edge is stored twice, and the first words of the next block are lost."""
-    stream = layout.apply(words).copy()
-    if stream.size > 1:
-        stream[-1] = stream[-2]
-    return stream
-
-
-LAYOUTS = (
-    moved("z-curve-other-bit-first", "The bits of the column are put above those of the row.", other_morton),
-    moved("z-curve-missing", "Blocks follow each other row by row, without the curve.", plain_order),
-    moved("blocks-column-by-column", "Inside a block words go column by column.", inside_turned),
-    of("blocking.apply", "edge-blocks-filled-up", "Blocks at the edges are filled up with zeros.", "C1 C2", padded),
-    of("blocking.apply", "last-word-lost", "The last word of the stream is the one before it.", "C1 C2", edge_repeated),
-    of(
-        "blocking.invert",
-        "stream-taken-for-rows",
-        "The stream is cut into rows as it is.",
-        "C1 C2",
-        lambda stream, layout: stream.reshape(layout.rows, layout.columns).copy(),
-    ),
-)
+from lowbit_conformance.bank.defect import COMMON, MOVES, Defect, arithmetical, of
 
 # **The offload engine.** Each class changes one step of the state machine; each is a trace and an engine.
 
@@ -286,17 +185,6 @@ class SharedSlots(Offload):
         self.slots = self._all.setdefault(arrangement, self.slots)
 
 
-class CountsRefused(Offload):
-    """A request that is refused has already moved the engine on: its number is used up."""
-
-    def step(self, request: Request) -> Trace:
-        try:
-            return super().step(request)
-        except ValueError:
-            self._step += 1
-            raise
-
-
 OFFLOADS = (
     engine(
         "lru-as-fifo", "What was loaded longest ago is evicted, not what ran longest ago.", "C1 C4", FirstInFirstOut
@@ -350,6 +238,7 @@ OFFLOADS = (
         "Engines of one arrangement share their slots.",
         "C1 C4 C5",
         SharedSlots,
+        verdicts=MOVES,
     ),
 )
 
@@ -411,10 +300,6 @@ class SharedTokens(BfpKeyValueCache):
         SharedTokens._last = self
 
 
-def whole(rows: Reals) -> Reals:
-    return rows
-
-
 CACHES = (
     of(
         "kvcache.bfp",
@@ -444,4 +329,4 @@ CACHES = (
     ),
 )
 
-DEFECTS = (*LAYOUTS, *OFFLOADS, *CACHES)
+DEFECTS = (*OFFLOADS, *CACHES)
