@@ -1,0 +1,77 @@
+"""The suite needs no compiler and no library of kernels: it installs and runs where cppyy and its kin are absent."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ABSENT = ("cppyy", "archspec", "torch", "onnx", "onnxruntime", "llama_cpp", "matplotlib", "hypothesis")
+EXTRAS = ("cppyy", "adapters")
+
+IMPORT_ALL = """
+import importlib, pkgutil
+import lowbit, lowbit_conformance
+for package in (lowbit, lowbit_conformance):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if module.name != "lowbit.cli.__main__":
+            importlib.import_module(module.name)
+"""
+
+
+ABSENCE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {absent!r} else super().find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
+"""
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Python finds none of these."""
+    (tmp_path / "sitecustomize.py").write_text(ABSENCE.format(absent=ABSENT))
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {"PYTHONPATH": path, "COLUMNS": "100"}
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_every_module_imports_without_extras(bare: dict[str, str]) -> None:
+    """Each module of the specification and of the suite can be imported."""
+    done = run(bare, "-c", IMPORT_ALL)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_suite_runs_without_extras(bare: dict[str, str]) -> None:
+    """A backend is certified where cppyy cannot be imported, and cppyy's own says what to install."""
+    done = run(bare, "-m", "lowbit.cli", "conformance", "numpy", "--op", "packing.pack", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["verdict"] == "passed"
+    listed = json.loads(run(bare, "-m", "lowbit.cli", "backends", "--json").stdout)
+    assert listed["numpy"]["usable"]
+    assert not listed["cppyy"]["usable"]
+    assert "cppyy" in listed["cppyy"]["remedy"]
+
+
+def test_what_the_suite_requires_names_no_extra() -> None:
+    """Neither lowbit itself nor its extra `conformance` asks for a package of the extras with kernels."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    plain = {name_of(line) for line in (*project["dependencies"], *extras["conformance"])}
+    assert not plain & {name_of(line) for extra in EXTRAS for line in extras[extra]}
+
+
+def name_of(requirement: str) -> str:
+    return requirement.split("[")[0].split(">")[0].split("=")[0].strip()
