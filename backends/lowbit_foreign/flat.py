@@ -1,22 +1,17 @@
 """Arguments taken apart for C, and results put together again: the trees of `lowbit.values`, flattened by path."""
 
-import ctypes
-from collections.abc import Callable
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.errors import ArgumentError
 from lowbit.values import NOT_FINITE, Tree, decode, encode
 from lowbit_foreign.abi import DTYPE_NUMBERS, DTYPES, NO_DTYPE, Kind
+from lowbit_foreign.memory import Array, OutOfBoundsError, Room, address
 
-Array = npt.NDArray[Any]
-Allocate = Callable[[np.dtype[Any], tuple[int, ...]], Array]
-"""Makes the C-contiguous array that a library will write a result to."""
-
-MOST_ITEMS = 2**24
-MOST_TEXT = 2**20
+MOST_ITEMS = 2**20
+"""Of a list, and bytes of a text."""
 MOST_DIMENSIONS = 8
 
 
@@ -78,11 +73,11 @@ class Results:
 
     ROOT = "result"
 
-    def __init__(self, allocate: Allocate, out: Array | None = None) -> None:
+    def __init__(self, alignment: int, out: Array | None = None) -> None:
         """With `out`, the whole result is that array and nothing else."""
-        self._allocate, self._out = allocate, out
-        self._memory: dict[str, tuple[Kind, Any]] = {}
-        self._nothing = ctypes.c_int64()  # what a part without memory of its own points to
+        self._alignment, self._out = alignment, out
+        self._parts: dict[str, tuple[Kind, Array]] = {}
+        self._rooms: list[tuple[str, Room]] = []
         self.trouble: BaseException | None = None
 
     def request(self, path: str, kind: int, dtype: int, shape: tuple[int, ...]) -> int:
@@ -91,49 +86,43 @@ class Results:
         Raises:
             ValueError: no such kind, dtype or shape; the path was asked for before; with `out`, another array.
         """
-        if path in self._memory:
+        if path in self._parts:
             raise ValueError(f"{path} was asked for twice")
         asked = Kind(kind)
         if self._out is not None and path == self.ROOT:
-            self._check_out(asked, dtype, shape)
-            memory: Any = self._out
-        elif asked is Kind.ARRAY:
-            memory = self._array(path, dtype, shape)
+            array = self._checked_out(asked, dtype, shape)
         else:
-            memory = self._part(path, asked, shape)
-        self._memory[path] = asked, memory
-        if isinstance(memory, np.ndarray):
-            return int(memory.__array_interface__["data"][0])
-        return ctypes.addressof(self._nothing if memory is None or isinstance(memory, int) else memory)
+            array = self._room(path, *_layout(path, asked, dtype, shape))
+        if asked is Kind.LIST:
+            array[0] = shape[0]
+        self._parts[path] = asked, array
+        return address(array)
 
-    def _check_out(self, kind: Kind, dtype: int, shape: tuple[int, ...]) -> None:
+    def _checked_out(self, kind: Kind, dtype: int, shape: tuple[int, ...]) -> Array:
         assert self._out is not None
         if kind is not Kind.ARRAY or DTYPES.get(dtype) != self._out.dtype or shape != self._out.shape:
             given = f"{kind.name} {DTYPES.get(dtype, '')} {shape}"
             raise ValueError(f"the result was asked for as {given}; it is an array {self._out.dtype} {self._out.shape}")
+        return self._out
 
-    def _array(self, path: str, dtype: int, shape: tuple[int, ...]) -> Array:
-        if dtype not in DTYPES:
-            raise ValueError(f"{path} was asked for with the dtype {dtype}, which lowbit.h does not have")
-        if min(shape, default=0) < 0:
-            raise ValueError(f"{path} was asked for with the shape {shape}")
-        return self._allocate(DTYPES[dtype], shape)
+    def _room(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        room = Room(dtype, shape, self._alignment)
+        self._rooms.append((path, room))
+        return room.array
 
-    @staticmethod
-    def _part(path: str, kind: Kind, shape: tuple[int, ...]) -> Any:
-        sized = kind in (Kind.TEXT, Kind.RECORD, Kind.LIST)
-        most = MOST_ITEMS if kind is Kind.LIST else MOST_TEXT
-        if len(shape) != sized or (sized and not 0 <= shape[0] <= most):
-            raise ValueError(f"{path} was asked for as {kind.name} with the shape {shape}")
-        if kind is Kind.LIST:
-            return shape[0]
-        if sized:
-            return ctypes.create_string_buffer(shape[0] + 1)
-        return {Kind.NONE: None, Kind.REAL: ctypes.c_double()}.get(kind, ctypes.c_int64())
+    def check(self) -> None:
+        """See whether the library kept to its memory.
+
+        Raises:
+            OutOfBoundsError: it did not.
+        """
+        for path, room in self._rooms:
+            if where := room.spoilt():
+                raise OutOfBoundsError(f"it wrote {where} of {path}")
 
     def asked(self, path: str) -> bool:
         """Whether the library asked for this path."""
-        return path in self._memory
+        return path in self._parts
 
     def value(self, path: str = ROOT) -> Any:
         """The result.
@@ -142,26 +131,45 @@ class Results:
             ValueError: a part was never asked for, or what was written is no value of the specification.
         """
         children: dict[str, list[str]] = {}
-        for known in self._memory:
+        for known in self._parts:
             children.setdefault(known.rpartition(".")[0], []).append(known)
         return decode(self._tree(path, children), lambda dtype, shape, tree: tree["data"])
 
     def _tree(self, path: str, children: dict[str, list[str]]) -> Tree:
-        if path not in self._memory:
+        if path not in self._parts:
             raise ValueError(f"{path} was never asked for")
-        kind, memory = self._memory[path]
+        kind, array = self._parts[path]
         match kind:
-            case Kind.ARRAY:
-                return {"array": memory.dtype.str, "shape": list(memory.shape), "data": memory}
-            case Kind.RECORD:
-                fields = {child.rpartition(".")[2]: self._tree(child, children) for child in children.get(path, [])}
-                return {"type": memory.value.decode(), "fields": fields}
-            case Kind.LIST:
-                return [self._tree(f"{path}.{index}", children) for index in range(memory)]
-            case Kind.TEXT:
-                return memory.value.decode()
             case Kind.NONE:
                 return None
+            case Kind.ARRAY:
+                return {"array": array.dtype.str, "shape": list(array.shape), "data": array}
+            case Kind.TEXT:
+                return array.tobytes().decode()
+            case Kind.RECORD:
+                fields = {child.rpartition(".")[2]: self._tree(child, children) for child in children.get(path, [])}
+                return {"type": array.tobytes().decode(), "fields": fields}
+            case Kind.LIST:
+                return [self._tree(f"{path}.{index}", children) for index in range(int(array[0]))]
             case Kind.BOOL:
-                return bool(memory.value)
-        return memory.value if np.isfinite(memory.value) else {"float": repr(memory.value)}
+                return bool(array[0])
+        number = array[0].item()
+        return number if math.isfinite(number) else {"float": repr(number)}
+
+
+def _layout(path: str, kind: Kind, dtype: int, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Of which elements, and how many, the memory for a part consists.
+
+    Raises:
+        ValueError: none that ``lowbit.h`` has.
+    """
+    if kind is Kind.ARRAY:
+        if dtype not in DTYPES or min(shape, default=0) < 0:
+            raise ValueError(f"{path} was asked for with dtype {dtype} and shape {shape}, which lowbit.h does not have")
+        return DTYPES[dtype], shape
+    sized = kind in (Kind.TEXT, Kind.RECORD, Kind.LIST)
+    if len(shape) != sized or (sized and not 0 <= shape[0] <= MOST_ITEMS):
+        raise ValueError(f"{path} was asked for as {kind.name} with the shape {shape}")
+    if kind in (Kind.TEXT, Kind.RECORD):
+        return np.dtype(np.uint8), shape
+    return np.dtype(np.float64 if kind is Kind.REAL else np.int64), (1,)

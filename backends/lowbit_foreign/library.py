@@ -12,8 +12,6 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, PreparedLinear
 from lowbit.contract import OPERATIONS
@@ -21,8 +19,9 @@ from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.declared import Declared, read_text
-from lowbit_foreign.flat import MOST_DIMENSIONS, Allocate, Array, Entry, Results, flatten
+from lowbit_foreign.flat import MOST_DIMENSIONS, Entry, Results, flatten
 from lowbit_foreign.linear import ForeignLinear, copied
+from lowbit_foreign.memory import Array, Room, address, is_aligned, realigned
 
 CALL, MAKE, END = (c_int32, c_void_p), (c_int32, c_void_p, c_void_p), (None, c_void_p)
 FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -43,8 +42,6 @@ class LibraryBackend(Backend):
     Attributes:
         name: the name of its file, and once it has been loaded what it calls itself.
         path: the file.
-        allocate: makes the arrays for results; aligned and not initialised, unless the owner of the backend puts
-            something else here.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -55,7 +52,6 @@ class LibraryBackend(Backend):
         """
         self.path = Path(path).absolute()
         self.name = self.path.name
-        self.allocate: Allocate = lambda dtype, shape: aligned(dtype, shape, self.capabilities().alignment)
         self._loaded: _Library | None = None
         self._live: weakref.WeakSet[_Handle] = weakref.WeakSet()
 
@@ -132,11 +128,12 @@ class LibraryBackend(Backend):
 
         Raises:
             ArgumentError, NotDeclaredError: the library says so.
-            RuntimeError: the library fails, or its result is no value of the specification.
+            OutOfBoundsError: it wrote beside the memory for its result.
+            RuntimeError: it fails, or its result is no value of the specification.
         """
         alignment = self.capabilities().alignment
-        own = out if out is None or is_aligned(out, alignment) else aligned(out.dtype, out.shape, alignment)
-        results = Results(self.allocate, own)
+        own = out if out is None or is_aligned(out, alignment) else Room(out.dtype, out.shape, alignment).array
+        results = Results(alignment, own)
         self._enter(function, operation, arguments, results, handle.address if handle else None)
         try:
             result = results.value()
@@ -148,11 +145,11 @@ class LibraryBackend(Backend):
 
     def _make(self, make: str, end: str, operation: str, arguments: dict[str, Any]) -> "tuple[_Handle, Results]":
         """What a library keeps for later calls."""
-        address, results = c_void_p(), Results(self.allocate)
-        self._enter(make, operation, arguments, results, None, ctypes.byref(address))
-        if not address.value:
+        made, results = c_void_p(), Results(self.capabilities().alignment)
+        self._enter(make, operation, arguments, results, None, ctypes.byref(made))
+        if not made.value:
             raise RuntimeError(f"{make} of {self.name} says that it succeeded, and gives no handle")
-        handle = _Handle(address.value, self._library().functions[end])
+        handle = _Handle(made.value, self._library().functions[end])
         self._live.add(handle)
         return handle, results
 
@@ -161,6 +158,7 @@ class LibraryBackend(Backend):
     ) -> None:
         call = _Crossing(operation, arguments, results, handle, self.capabilities().alignment)
         status = self._library().functions[function](ctypes.byref(call.call), *rest)
+        results.check()
         if results.trouble is not None:
             raise RuntimeError(f"{self.name}: in {operation} {results.trouble}") from results.trouble
         if status != Status.OK:
@@ -280,7 +278,7 @@ class _Crossing:
                 sizes = c_int64 * array.ndim
                 shape, strides = sizes(*array.shape), sizes(*array.strides)
                 self._kept += [array, shape, strides]
-                value.ndim, value.data = array.ndim, array.__array_interface__["data"][0]
+                value.ndim, value.data = array.ndim, address(array)
                 value.shape = ctypes.cast(shape, POINTER(c_int64))
                 value.strides = ctypes.cast(strides, POINTER(c_int64))
             case Kind.TEXT | Kind.RECORD:
@@ -301,29 +299,3 @@ def _answer(results: Results, path: bytes | None, kind: int, dtype: int, ndim: i
     except BaseException as error:
         results.trouble = results.trouble or error
         return None
-
-
-# **Alignment.** numpy promises that of an array's elements and no more.
-
-
-def is_aligned(array: Array, alignment: int) -> bool:
-    """Whether an array begins at a multiple of so many bytes."""
-    return alignment == 0 or int(array.__array_interface__["data"][0]) % alignment == 0
-
-
-def aligned(dtype: np.dtype[Any], shape: tuple[int, ...], alignment: int) -> Array:
-    """A new C-contiguous array that begins at a multiple of so many bytes; what is in it is left to chance."""
-    if alignment <= dtype.itemsize:
-        return np.empty(shape, dtype)
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
-    room = np.empty(size + alignment, np.uint8)
-    start = -int(room.__array_interface__["data"][0]) % alignment
-    return room[start : start + size].view(dtype).reshape(shape)
-
-
-def realigned(array: Array, alignment: int) -> Array:
-    """A read-only copy that is aligned."""
-    copy = aligned(array.dtype, array.shape, alignment)
-    copy[...] = array
-    copy.setflags(write=False)
-    return copy

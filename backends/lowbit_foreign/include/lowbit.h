@@ -102,8 +102,8 @@ typedef struct lowbit_call lowbit_call;
  *
  *     kind            shape               write
  *     LOWBIT_ARRAY    ndim sizes          the elements, of `dtype`, in C order
- *     LOWBIT_TEXT     1 size, in bytes    UTF-8
- *     LOWBIT_RECORD   1 size, in bytes    the name of the type, and then ask for each field, as PATH.NAME
+ *     LOWBIT_TEXT     1 size, in bytes    UTF-8, without a NUL
+ *     LOWBIT_RECORD   1 size, in bytes    the name of its type, and then ask for each field, as PATH.NAME
  *     LOWBIT_LIST     1 size, in items    nothing, and then ask for each item, as PATH.0, PATH.1 ...
  *     LOWBIT_BOOL     none (ndim 0)       an int64_t, 0 or 1
  *     LOWBIT_INTEGER  none                an int64_t
