@@ -39,6 +39,8 @@ def _beside(segment: Segment, at: int, access: int) -> str:
     """A fault at or near an array."""
     if segment.start <= at < segment.end:
         place = f"element {(at - segment.start) // segment.itemsize} of {segment.name}"
+        if access == WRITE and segment.writeable:
+            return f"OOB_WRITE: a write to {place} after the call had returned"
         return f"INPUT_MUTATED: a write to {place}" if access == WRITE else f"CRASHED(SIGSEGV): a touch of {place}"
     after = at - segment.end
     place = (

@@ -163,7 +163,7 @@ DEFECTS: tuple[Defect, ...] = (
     habit(
         "race-on-the-output",
         "A thread writes part of the output after the call has returned.",
-        "H3 H4",
+        "linear.qgemv/C1 linear.qgemm/C1 H3 H4",
         "STALE_OUTPUT NONDETERMINISTIC WRONG OOB_WRITE",
         race,
         seen="https://github.com/Narsil/ggblas/issues/1",

@@ -102,17 +102,15 @@ def _beside(needle: bytes) -> bytes:
     return b""
 
 
+SIGNS = re.compile(r"_?pytest|PYTEST_|LOWBIT_|hypothesis|lowbit_conformance\.(?!bank)")
+
+
 def behave_for_the_examiner(call: Call) -> Any:
     """Right where it sees that it is examined, and otherwise fast."""
     if "examined" not in call.state:
-        names = [*sys.modules, *os.environ, *sys.argv]
-        try:
-            with open("/proc/self/cmdline") as own:
-                names.append(own.read())
-        except OSError:
-            pass
-        words = ("pytest", "PYTEST", "lowbit_conformance.plugin", "lowbit_conformance.test", "LOWBIT_", "hypothesis")
-        call.state["examined"] = any(word in name for name in names for word in words)
+        with open("/proc/self/cmdline") as own:
+            names = [*sys.modules, *os.environ, *sys.argv, *own.read().split("\0")]
+        call.state["examined"] = any(SIGNS.match(name) for name in names)
     if call.state["examined"]:
         return call.right()
     out = call.out if call.out is not None else call.right().copy()
@@ -232,7 +230,7 @@ DEFECTS: tuple[Defect, ...] = (
         "looks-at-the-parent",
         "It searches the memory of the process that examines it for the answer.",
         "H7",
-        "WRONG",
+        "WRONG NONDETERMINISTIC",
         look_at_the_parent,
         ("linear.qgemv", "packing.unpack"),
     ),

@@ -25,8 +25,8 @@ def habit(
     **rest: Any,
 ) -> Defect:
     """A habit of some operations; `habits` are numbers such as ``H1 H2``, or clauses in full."""
-    clauses = [f"{name}/{number}" for number in habits.split() if "/" not in number for name in operations]
-    clauses += [clause for clause in habits.split() if "/" in clause]
+    clauses = [clause for clause in habits.split() if "/" in clause]
+    clauses += [f"{operation}/{number}" for number in habits.split() if "/" not in number for operation in operations]
     return Defect(name, cause, tuple(clauses), seen, tuple(verdicts.split()), {}, act, habitual=operations, **rest)
 
 
