@@ -3,7 +3,10 @@
 import contextlib
 import os
 import selectors
+import shutil
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Sequence
 
@@ -14,6 +17,15 @@ MOST_LINE = 1 << 28
 MOST_SAID = 4096  # bytes of standard error that are kept for a message
 PIECE = 1 << 16
 GRACE = 2.0  # seconds to leave by oneself once standard input is closed
+
+
+# A program that hangs does not see that its standard input has ended. So it is asked of Linux to end it with its
+# parent, in the moment between the two, by an interpreter that then becomes the program.
+TIE = """import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+if os.getppid() != int(sys.argv[1]):
+    os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])"""
 
 
 class BrokenLineError(RuntimeError):
@@ -34,12 +46,15 @@ class Child:
             UnavailableError: it cannot be started.
         """
         self.name = os.path.basename(words[0])
+        what = f"command {words[0]}"
+        if shutil.which(words[0]) is None:
+            raise UnavailableError(what, "there is no such program that may be run", "correct its name or build it")
         try:
             self._process = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+                _tied(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
             )
         except (OSError, ValueError) as error:
-            raise UnavailableError(f"command {words[0]}", f"it cannot be started: {error}", "correct it") from None
+            raise UnavailableError(what, f"it cannot be started: {error}", "correct it") from None
         self.pid = self._process.pid
         streams = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._in, self._out, self._err = (stream.fileno() for stream in streams if stream is not None)
@@ -158,6 +173,16 @@ class Child:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+def _tied(words: Sequence[str]) -> list[str]:
+    """The words of a process that ends when this one does.
+
+    Only in the main thread: Linux takes the end of the thread that started it for the end of its parent.
+    """
+    if sys.platform != "linux" or not sys.executable or threading.current_thread() is not threading.main_thread():
+        return list(words)
+    return [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), *words]
 
 
 def _status(code: int) -> str:
