@@ -6,11 +6,13 @@ second and starts a compiler; nothing here does so before `runtime` is called.
 Three things about cppyy decide how this is written. Defining the same C++ twice in a process is an error, so the
 process has one `Runtime`, which remembers. Passing a numpy array where C++ takes a pointer costs 0.1 µs, asking numpy
 for its address costs 0.8 µs, so arrays are passed as they are. And importing it puts ROOT's handlers on a dozen
-signals, which turn a crash into a long trace and exit code 129; they are taken off again.
+signals, which turn a crash into a long trace and exit code 129, and its paths into the environment; both are taken
+off again.
 """
 
 import atexit
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -53,7 +55,7 @@ class Runtime:
 
     def __init__(self) -> None:
         check_toolchain()
-        with _signal_handlers_kept():
+        with _signal_handlers_kept(), _environment_kept():
             import cppyy
         self._cppyy: Any = cppyy
         self._kernels: dict[str, int] = {}
@@ -128,6 +130,20 @@ def _signal_handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             libc.sigaction(number, handler, None)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Take away the variables that cppyy tells its own libraries its paths by; they have read them by then."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+        if "ROOTSYS" not in before:
+            os.unsetenv("ROOTSYS")  # set from C++, where os.environ does not see it
 
 
 class Pool:

@@ -1,7 +1,8 @@
 """``lowbit conformance NAME``: the suite as a command, with progress, a table and a verdict.
 
-pytest runs as a process of its own and reports through a pipe. If the backend takes that process down, the command
-is still there to name the case that was running.
+pytest runs as a process of its own, without the configuration of the folder in which the user stands, and reports
+through a pipe; the backend runs in a third process (`host`). Should pytest itself end early, the command is still there
+to name the case that was running.
 
 Exit status: 0 all that is declared passed, 1 something failed or nothing was executed, 2 a wrong argument or an
 unavailable backend.
@@ -10,11 +11,10 @@ unavailable backend.
 import importlib.util
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,18 +24,22 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowbit.errors import UnavailableError
+from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.tally import Certificate, Tally, Verdict
 
 USAGE_ERROR = 2
 WRONG_USE = 4  # pytest's status for a wrong use
-DEADLINE = 120.0
+DEADLINE = 30.0
 
 
 def conformance(
-    name: Annotated[str, typer.Argument(help="The backend under test; `lowbit backends` lists them.")],
+    name: Annotated[
+        str | None, typer.Argument(help="The backend under test: a name that `lowbit backends` lists, or module:Class.")
+    ] = None,
+    library: Annotated[str | None, typer.Option(help="Instead: a shared library that implements lowbit.h.")] = None,
+    command: Annotated[str | None, typer.Option(help="Instead: a program that speaks the line protocol.")] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(help="Only this operation or clause; repeatable."),
@@ -48,7 +52,8 @@ def conformance(
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
-    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one case may take.")] = DEADLINE,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases of each clause, in seconds.")] = False,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
     exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output.")] = False,
     report_file: Annotated[Path | None, typer.Option("--report", help="Write the report as JSON to a file.")] = None,
@@ -60,17 +65,19 @@ def conformance(
     for argument, path, _ in files:
         if path:
             check_writable(argument, path)
-    arguments = ["--backend", name, "--seeds", str(seeds), "--first-seed", str(first_seed)]
+    target = _target(name, library, command)
+    arguments = [*(target if len(target) == 2 else ("--backend", *target)), "--deadline", str(deadline)]
+    arguments += ["--seeds", str(seeds), "--first-seed", str(first_seed), *(["--quick"] if quick else [])]
     arguments += [argument for operation in op or [] for argument in ("--op", operation)]
     arguments += [argument for name in profile or [] for argument in ("--profile", name)]
     arguments += ["--case", case] if case else []
     arguments += ["--model", model] if model else []
     arguments += ["--exitfirst"] if exitfirst else []
     started = datetime.now(UTC)
-    tally = run_suite(name, arguments, deadline)
+    tally = run_suite(target[-1], arguments)
     settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
-    settings |= {"case": case, "model": model}
-    report = report_of(tally, [name], settings, started)
+    settings |= {"case": case, "model": model, "quick": quick}
+    report = report_of(tally, target, settings, started)
     for _, path, write in files:
         if path:
             write(report, path)
@@ -81,10 +88,20 @@ def conformance(
     raise typer.Exit(0 if tally.verdict == "passed" else 1)
 
 
-def run_suite(name: str, arguments: list[str], deadline: float = DEADLINE) -> Tally:
+def _target(name: str | None, library: str | None, command: str | None) -> tuple[str, ...]:
+    """How the command line names the backend; an option that begins a path needs its absolute form elsewhere."""
+    given = [("--library", os.path.abspath(library))] if library is not None else []
+    given += [("--command", command)] if command is not None else []
+    named: list[tuple[str, ...]] = [*given, *([(name,)] if name is not None else [])]
+    if len(named) != 1:
+        raise ArgumentError("NAME, --library and --command", f"{len(named)} of them", "one of them")
+    return named[0]
+
+
+def run_suite(name: str, arguments: list[str]) -> Tally:
     """Run pytest on the suite in a process of its own and gather its verdicts.
 
-    Whatever ends that process, it has not passed unless it said that it had finished.
+    Whatever ends that process, the run has not passed unless it said that it had finished.
 
     Raises:
         UnavailableError: pytest is not installed.
@@ -103,9 +120,7 @@ def run_suite(name: str, arguments: list[str], deadline: float = DEADLINE) -> Ta
     ) as suite:
         os.close(writer)
         try:
-            run = _gather(name, reader, deadline)
-            if run.hung:
-                suite.kill()
+            run = _gather(name, reader)
             output = suite.communicate()[0]
         except BaseException:
             suite.kill()
@@ -113,9 +128,7 @@ def run_suite(name: str, arguments: list[str], deadline: float = DEADLINE) -> Ta
     if suite.returncode == WRONG_USE:
         typer.echo("lowbit: " + output.strip().removeprefix("ERROR: "), err=True)
         raise typer.Exit(USAGE_ERROR)
-    if run.hung:
-        run.tally.verdicts.append(Verdict(run.running or "the suite", "failed", f"HUNG: longer than {deadline:g} s"))
-    elif run.running or not run.finished:
+    if run.running or not run.finished:
         run.tally.verdicts.append(Verdict(run.running or "the suite", "failed", _death(suite.returncode, output)))
     return run.tally
 
@@ -127,19 +140,15 @@ class _Run:
     tally: Tally
     running: str | None = None
     finished: bool = False
-    hung: bool = False
 
 
-def _gather(name: str, reader: int, deadline: float) -> _Run:
-    """Read events to their end, or until a case takes too long, with a progress bar on standard error."""
+def _gather(name: str, reader: int) -> _Run:
+    """Read events to their end, with a progress bar on standard error."""
     run = _Run(Tally(name))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(name, total=None)
-        for event in _events(reader, lambda: deadline if run.running else None):
-            if event is None:
-                run.hung = True
-                break
+        for event in _events(reader):
             kind = event.pop("event")
             if kind == "collected":
                 vars(run.tally).update(event)
@@ -157,18 +166,12 @@ def _gather(name: str, reader: int, deadline: float) -> _Run:
     return run
 
 
-def _events(reader: int, patience: Callable[[], float | None]) -> Iterator[dict[str, Any] | None]:
-    """The events of a pipe, one after another; None, and no more, if one is waited for longer than `patience`."""
-    pending = b""
-    try:
-        while select.select([reader], [], [], patience())[0]:
-            if not (part := os.read(reader, 65536)):
-                return
-            *lines, pending = (pending + part).split(b"\n")
-            yield from (json.loads(line) for line in lines)
-        yield None
-    finally:
-        os.close(reader)
+def _events(reader: int) -> Iterator[dict[str, Any]]:
+    """The events of a pipe, one after another."""
+    with open(reader, "rb") as pipe:
+        for line in pipe:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
 
 
 def _death(returncode: int, output: str) -> str:

@@ -134,6 +134,8 @@ class Others:
         Backend.__new__ = new  # type: ignore[method-assign,assignment]  # watched, here only
 
     def breaches(self, own: type) -> list[Breach]:
+        if not self.made:  # nearly always; looking for entry points takes longer than most calls
+            return []
         registered = {entry.value for entry in lowbit.backend.entry_points(group=lowbit.backend.ENTRY_POINTS)}
         found = []
         for kind in self.made:
@@ -295,9 +297,13 @@ class Watch:
 
 
 def essence(action: Any) -> bytes:
-    """Of a struct sigaction of Linux what the kernel knows: handler, 64 signals of the mask, flags."""
+    """Of a struct sigaction of Linux what decides: the handler, and if there is one, 64 signals of the mask and flags.
+
+    The flag SA_RESTORER is the C library's own and appears with the first change.
+    """
     raw: bytes = action.raw
-    return raw[:16] + raw[136:140]
+    handler, flags = raw[:8], int.from_bytes(raw[136:140], "little") & ~0x04000000
+    return handler if int.from_bytes(handler, "little") in (0, 1) else raw[:16] + flags.to_bytes(4, "little")
 
 
 def children() -> list[int]:
@@ -468,14 +474,14 @@ class Host:
         except (ArgumentError, MemoryError, RecursionError) as error:
             return {"strange": f"a {type(result).__name__}: {error}"}
 
-    def release(self, handles: list[int]) -> Message:
+    def release(self, handles: list[int]) -> None:
+        """Close and forget what is held by these handles."""
         for handle in handles:
             held, segments = self.held.pop(handle)
             if hasattr(held, "close"):
                 held.close()
             del held
             self.memory.forbid(segments)
-        return {}
 
     # Many calls at once, and many calls.
 
@@ -566,6 +572,7 @@ def serve(channel: socket.socket, memory: Memory, watch: Watch, others: Others) 
         memory.next = memory.results
         request: Callable[..., Message] = getattr(host, message.pop("do"))
         try:
+            host.release(message.pop("release"))
             reply = request(**message)
         except BaseException as error:
             reply = {"failed": raised(error)}

@@ -19,8 +19,8 @@ from lowbit.errors import ArgumentError, LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit_conformance.calls import BrokenPromiseError
-from lowbit_conformance.cases import CONCURRENT, LOADING, Case
-from lowbit_conformance.certify import certify, selects
+from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
+from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Remote
@@ -30,6 +30,8 @@ NOT_DECLARED: Outcome = "not declared"
 DEFAULT_SEEDS = 5
 DEADLINE = 30.0
 BANK = "bank:"
+QUICK_CASES = 4  # of each test
+SLOW_TIERS = (HABIT, "exhaustive", "model")
 COMMON = ("clause", "tier", "variant", "seed")
 
 
@@ -38,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", help="the backend under test: a name that `lowbit backends` lists, or module:Class")
     group.addoption("--library", help="instead, a shared library that implements lowbit.h")
     group.addoption("--command", help="instead, a program that speaks the line protocol")
+    group.addoption("--quick", action="store_true", help="a few cases of each clause")
     group.addoption("--deadline", type=float, default=DEADLINE, help="seconds for one call (default %(default)s)")
     group.addoption(
         "--op",
@@ -80,8 +83,9 @@ class Run:
         _check_known("--profile", option.profile, list(PROFILES))
         _check_known("a profile that the backend claims", self.capabilities.profiles, list(PROFILES))
         self.case_id: str | None = option.case
+        self.quick: bool = option.quick and not option.case
         self.profiles = [PROFILES[name] for name in option.profile]
-        whole = not (option.case or option.op or option.profile)
+        whole = not (option.case or option.op or option.profile) and option.seeds >= LEAST_SEEDS
         self.certified = [PROFILES[name] for name in self.capabilities.profiles] if whole else self.profiles
         self.certified_cases: list[Case] = []
         self.operations: list[str] = option.op
@@ -106,7 +110,8 @@ class Run:
         clause, generator = marked
         every = {case.id: case for case in generator(clause, self.settings)}
         self.certified_cases += [case for case in every.values() if any(selects(each, case) for each in self.certified)]
-        cases = [case for case in every.values() if self._wanted(case) and not self._undeclared(case)]
+        wanted = [case for case in every.values() if self._wanted(case)]
+        cases = [case for case in (few(wanted) if self.quick else wanted) if not self._undeclared(case)]
         metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
     def _wanted(self, case: Case) -> bool:
@@ -208,6 +213,12 @@ def _under_test(option: Any) -> tuple[str, str]:
     if kind == "name" and name.startswith(BANK):
         return "bank", name.removeprefix(BANK)
     return kind, name
+
+
+def few(cases: list[Case]) -> list[Case]:
+    """Some of a test's cases, spread evenly over them, and none of the slow ones."""
+    quick = [case for case in cases if case.tier not in SLOW_TIERS and "large" not in case.variant]
+    return quick[:: max(1, -(-len(quick) // QUICK_CASES))]
 
 
 def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:
