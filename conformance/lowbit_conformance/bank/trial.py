@@ -119,6 +119,7 @@ def try_out(
     seeds: int = 1,
     stop: Stop = "defect",
     only: tuple[str, ...] = (),
+    operations: tuple[str, ...] = (),
     deadline: float = DEADLINE,
     progress: Callable[[Case], None] | None = None,
 ) -> Trial:
@@ -129,6 +130,7 @@ def try_out(
         seeds: of the random tier.
         stop: when to stop.
         only: these clauses only.
+        operations: these operations only.
         deadline: seconds for one call.
         progress: told of each case before it is run.
 
@@ -138,7 +140,7 @@ def try_out(
     defect, trial, start = defect_of(name), Trial(name, seeds, stop), time.monotonic()
     with closing(Remote("bank", name, deadline)) as remote:
         remote.load()
-        for mark, case in cases_of(only or defect.clauses, defect.operations, seeds):
+        for mark, case in cases_of(only or defect.clauses, operations or defect.operations, seeds):
             finding = trial.findings.setdefault(case.clause, Finding())
             done = stop == "clause" and finding.killed
             if done or (only and case.clause not in only) or _missing(remote, case):

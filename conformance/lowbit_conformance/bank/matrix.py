@@ -1,0 +1,165 @@
+"""The kill matrix: every defect of the bank against the suite, and the control beside them.
+
+``python -m lowbit_conformance.bank.matrix --seeds 20 --out FILE`` stops each defect at its first kill, which is what
+a change of the suite is tried with; ``--clauses`` goes on to the first kill of each clause, ``--all`` runs every case.
+What was done before is not done again, as long as the suite and the settings are the same. A defect that survives, one
+that is found for another reason than its own, and a false alarm over the control, which has no defect, make the exit
+status 1.
+"""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.bank import BANK, CONTROL
+from lowbit_conformance.bank.trial import DEADLINE, Stop, Trial, try_out
+from lowbit_conformance.report.gather import machine, suite
+
+SCHEMA = "lowbit-kill-matrix-1"
+SAVED_EVERY = 2.0  # seconds
+
+Entry = dict[str, Any]
+
+
+def entry_of(trial: Trial) -> Entry:
+    """What the matrix keeps of a trial: for each clause how many cases found the defect, and the first of them."""
+    first, kept = trial.first, ("verdict", "case", "executed", "killed", "seconds")
+    clauses = {clause: {name: getattr(found, name) for name in kept} for clause, found in trial.findings.items()}
+    own = {"killed": trial.killed, "verdict": first.verdict, "case": first.case, "first_kill": first.seconds}
+    return own | {"seconds": trial.seconds, "clauses": clauses}
+
+
+def described(name: str) -> Entry:
+    """What a reader is told of a defect."""
+    defect = BANK[name]
+    lists = {"operations": list(defect.operations), "expected": list(defect.verdicts)}
+    return {"name": name, "cause": defect.cause, "seen": defect.seen, **lists}
+
+
+def fair(entry: Entry) -> bool:
+    """Whether the defect was found, and for its own reason."""
+    return bool(entry.get("killed")) and any(entry["verdict"].startswith(word) for word in entry["expected"])
+
+
+class Matrix:
+    """The matrix as it grows, and its file.
+
+    Attributes:
+        content: what the file holds.
+    """
+
+    def __init__(self, file: Path, seeds: int, stop: Stop) -> None:
+        self._file, self._saved = file, 0.0
+        settings = {"suite": suite().sha256, "seeds": seeds, "stop": stop}
+        self.content: Entry = {"schema": SCHEMA, **settings, "version": suite().version, "machine": asdict(machine())}
+        self.content |= {"date": "", "control": {}, "defects": {}}
+        with suppress(OSError, ValueError):
+            before = json.loads(file.read_text("utf-8"))
+            if all(before.get(name) == value for name, value in settings.items()):
+                self.content |= {"control": before["control"]}
+                self.content |= {"defects": {each["name"]: each for each in before["defects"]}}
+
+    def missing(self) -> list[tuple[str, str]]:
+        """What is left to do: the name of a defect, or the control with the operation that it is tried on."""
+        control = [(CONTROL.name, operation) for operation in OPERATIONS if operation not in self.content["control"]]
+        return control + [(name, "") for name in BANK if name not in self.content["defects"]]
+
+    def add(self, name: str, operation: str, entry: Entry) -> None:
+        """Note what came of one of them."""
+        if name == CONTROL.name:
+            self.content["control"][operation] = entry
+        else:
+            self.content["defects"][name] = described(name) | entry
+        if time.monotonic() - self._saved > SAVED_EVERY:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file, under a temporary name first."""
+        self.content["date"] = datetime.now(UTC).date().isoformat()
+        defects = [self.content["defects"][name] for name in BANK if name in self.content["defects"]]
+        text = json.dumps(self.content | {"defects": defects}, indent=1, ensure_ascii=False)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self._file.parent, delete=False) as temporary:
+            temporary.write(text + "\n")
+        os.replace(temporary.name, self._file)
+        self._saved = time.monotonic()
+
+    def complaints(self) -> Iterator[str]:
+        """A line for everything that is not as it should be."""
+        for operation, entry in self.content["control"].items():
+            if entry.get("killed") or "error" in entry:
+                yield f"false alarm: {entry.get('verdict') or entry.get('error')} in {entry.get('case') or operation}"
+        for name, entry in self.content["defects"].items():
+            if not entry.get("killed"):
+                yield f"survivor: {name} ({entry['cause']}) {entry.get('error', '')}".rstrip()
+            elif not fair(entry):
+                yield f"found for another reason: {name} is {entry['verdict']} in {entry['case']}"
+
+
+def work(name: str, operation: str, seeds: int, stop: Stop, deadline: float) -> Entry:
+    """One trial, in a process of its own pool."""
+    operations = (operation,) if operation else ()
+    try:
+        return entry_of(try_out(name, seeds=seeds, stop=stop, operations=operations, deadline=deadline))
+    except Exception as error:  # one that cannot be tried must not end the others
+        return {"killed": False, "error": f"{type(error).__name__}: {error}"[:400]}
+
+
+def fill(matrix: Matrix, seeds: int, stop: Stop, deadline: float, jobs: int) -> None:
+    """Do what is missing, several at a time, with progress on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool,
+    ):
+        missing = matrix.missing()
+        task = progress.add_task("kill matrix", total=len(missing))
+        futures: dict[Future[Entry], tuple[str, str]] = {
+            pool.submit(work, name, operation, seeds, stop, deadline): (name, operation) for name, operation in missing
+        }
+        try:
+            for future in as_completed(futures):
+                name, operation = futures[future]
+                matrix.add(name, operation, future.result())
+                progress.update(task, advance=1, description=f"{name} {operation}".rstrip())
+        finally:
+            for future in futures:
+                future.cancel()
+            matrix.save()
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="The file, as JSON; what it holds already is not done again.")],
+    seeds: Annotated[int, typer.Option(min=0, help="Seeds of the random tier.")] = 20,
+    clauses: Annotated[bool, typer.Option("--clauses", help="Go on to the first kill of each clause.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Run every case.")] = False,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
+    jobs: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = len(os.sched_getaffinity(0)),
+) -> None:
+    """Try every defect of the bank, and the control, against the suite."""
+    stop: Stop = "never" if every else "clause" if clauses else "defect"
+    matrix = Matrix(out, seeds, stop)
+    fill(matrix, seeds, stop, deadline, jobs)
+    complaints = list(matrix.complaints())
+    for line in complaints:
+        typer.echo(line)
+    typer.echo(f"{len(BANK)} defects, {len(complaints)} complaints")
+    raise typer.Exit(1 if complaints else 0)
+
+
+if __name__ == "__main__":
+    typer.run(main)
