@@ -65,7 +65,12 @@ class NumpyBackend(
         operations |= GptqOperations.declared | HqqOperations.declared | PoolingOperations.declared
         operations |= LayoutOperations.declared | RoutingOperations.declared | CacheOperations.declared
         operations |= OffloadOperations.declared
-        return Capabilities(operations, concurrent=True, details={"numpy": version("numpy")})
+        return Capabilities(
+            operations,
+            concurrent=True,
+            details={"numpy": version("numpy")},
+            profiles=("lowbit-1.0/packing", "lowbit-1.0/qgemv-4", "lowbit-1.0/kv-cache", "lowbit-1.0/moe-offload"),
+        )
 
     def _packing_pack(self, codes: Codes, bits: int) -> Words:
         return pack_bits(codes, bits)

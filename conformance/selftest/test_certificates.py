@@ -1,0 +1,81 @@
+"""Certificates end to end: what is claimed must be certified, and the exit status and the report say so."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lowbit.cli import app
+
+PACKING = "lowbit-1.0/packing"
+
+MODULE = """
+from lowbit_numpy import NumpyBackend
+from lowbit.backend import Capabilities, Declaration
+
+class {name}(NumpyBackend):
+    name = "{name}"
+    def capabilities(self):
+        limits = Declaration({limits})
+        return Capabilities({{"packing.pack": Declaration(), "packing.unpack": limits}}, profiles=("{profile}",))
+"""
+
+
+def write(folder: Path, name: str, limits: str = "", profile: str = PACKING) -> str:
+    (folder / f"{name.lower()}.py").write_text(MODULE.format(name=name, limits=limits, profile=profile))
+    return f"{name.lower()}:{name}"
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(app, ["conformance", *arguments, "--json"])
+    return done.exit_code, json.loads(done.stdout) if done.stdout.startswith("{") else {}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_claim_that_holds_is_certified(here: Path) -> None:
+    """A run of everything certifies what is claimed, and passes."""
+    status, report = run(write(here, "Whole"))
+    assert status == 0
+    assert [(each["profile"], each["certified"], each["missing"]) for each in report["certificates"]] == [
+        (PACKING, True, [])
+    ]
+
+
+def test_a_claim_that_does_not_hold_fails_the_run(here: Path) -> None:
+    """All that is declared passes, and yet the run fails, since less is declared than is claimed."""
+    status, report = run(write(here, "Partly", limits='{"bits": (2, 4, 8)}'))
+    assert (status, report["verdict"], report["failures"]) == (1, "failed", [])
+    (certificate,) = report["certificates"]
+    assert not certificate["certified"]
+    assert any("packing.unpack with bits 3" in line for line in certificate["missing"])
+    assert all(line.startswith("packing.unpack/C") for line in certificate["missing"])
+
+
+def test_a_part_of_the_suite_judges_no_claim(here: Path) -> None:
+    """One clause alone passes whatever is claimed, and certifies nothing."""
+    status, report = run(write(here, "Alone", limits='{"bits": (2, 4, 8)}'), "--op", "packing.unpack/C2")
+    assert (status, report["verdict"], report["certificates"]) == (0, "passed", [])
+
+
+def test_a_profile_is_certified_for_who_does_not_claim_it(here: Path) -> None:
+    """`--profile` runs that profile's cases only and certifies it, with as many seeds as that takes."""
+    name = write(here, "Shy")
+    status, report = run(name, "--profile", PACKING)
+    assert (status, report["selection"]) == (0, f"only {PACKING}")
+    assert {each["id"].partition("/")[0] for each in report["passed"]} == {"packing.pack", "packing.unpack", "backend"}
+    status, report = run(name, "--profile", PACKING, "--seeds", "1")
+    assert (status, report["failures"]) == (1, [])
+    assert report["certificates"][0]["missing"] == ["the random tier: 1 seeds, at least 5 are needed"]
+
+
+def test_unknown_profiles_are_refused(here: Path) -> None:
+    """On the command line and as a claim, with status 2."""
+    assert run("numpy", "--profile", "lowbit-1.0/all")[0] == 2
+    assert run(write(here, "Vain", profile="lowbit-9.9/all"))[0] == 2
