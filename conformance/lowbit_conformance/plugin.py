@@ -85,7 +85,7 @@ class Run:
         self.case_id: str | None = option.case
         self.quick: bool = option.quick and not option.case
         self.profiles = [PROFILES[name] for name in option.profile]
-        whole = not (option.case or option.op or option.profile) and option.seeds >= LEAST_SEEDS
+        whole = not (option.case or option.op or option.profile or option.quick) and option.seeds >= LEAST_SEEDS
         self.certified = [PROFILES[name] for name in self.capabilities.profiles] if whole else self.profiles
         self.certified_cases: list[Case] = []
         self.operations: list[str] = option.op
