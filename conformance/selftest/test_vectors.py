@@ -1,0 +1,202 @@
+"""The vectors: what is recorded, how it lies in files, and that a wrong file is found."""
+
+import base64
+import inspect
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from lowbit.contract import Promise
+from lowbit.operations import OPERATIONS
+from lowbit.values import as_json, from_json
+from lowbit_conformance.marking import Settings
+from lowbit_conformance.vectors import checking, files
+from lowbit_conformance.vectors.command import app
+from lowbit_conformance.vectors.judging import BOUNDS, STATED
+from lowbit_conformance.vectors.record import MOST_TEXT, Vectors, record
+
+SMALL = ("packing.pack", "routing.weights", "hqq.dequantize", "gptq.factor", "kvcache.bfp", "offload.engine")
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Vectors]:
+    """The vectors of a few operations: exact, bounded, with real zeros, a residual, two stateful ones."""
+    return {operation: record(operation, Settings(range(1))) for operation in SMALL}
+
+
+@pytest.fixture(scope="module")
+def documents(recorded: dict[str, Vectors]) -> dict[str, dict[str, Any]]:
+    """Their files."""
+    return {operation: json.loads(files.as_text(vectors, 1)) for operation, vectors in recorded.items()}
+
+
+def test_every_operation_has_vectors() -> None:
+    """Every bounded operation has stated arithmetic and a bound, but for the one whose bound is a residual's; and
+    reference and check take the same arguments, which is what a vector's arguments are named after."""
+    bounded = {name for name, operation in OPERATIONS.items() if operation.promise is Promise.BOUNDED}
+    assert set(STATED) == bounded
+    assert set(BOUNDS) == bounded - {"gptq.factor"}
+    for name, operation in OPERATIONS.items():
+        ours, theirs = (inspect.signature(function).parameters for function in (operation.reference, operation.check))
+        assert list(ours) == list(theirs), name
+        assert [each.default for each in ours.values()] == [each.default for each in theirs.values()], name
+
+
+def test_every_clause_with_cases_has_a_vector(documents: dict[str, dict[str, Any]]) -> None:
+    """No clause of a small operation is missing, ids differ, and every vector is of a clause and small."""
+    for operation, document in documents.items():
+        vectors = document["vectors"]
+        assert {vector["clause"] for vector in vectors} == set(OPERATIONS[operation].clauses), operation
+        assert len({vector["id"] for vector in vectors}) == len(vectors)
+        for vector in vectors:
+            assert vector["id"].startswith(vector["clause"])
+            assert len(json.dumps(vector)) <= MOST_TEXT
+            assert vector["notes"]
+
+
+def test_files_keep_the_schema(documents: dict[str, dict[str, Any]]) -> None:
+    """Each file is valid, and the schema finds what is wrong with one."""
+    schema = json.loads(files.schema_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for document in documents.values():
+        short = document | {"vectors": document["vectors"][:8] + document["vectors"][-8:]}
+        validator.validate(short)
+    wrong: list[Callable[[dict[str, Any]], object]] = [
+        lambda vector: vector.pop("id"),
+        lambda vector: vector.pop("result"),
+        lambda vector: vector.update(flags=["nice"]),
+        lambda vector: vector.update(bound=vector["result"]),
+        lambda vector: vector["arguments"].update(bits={"number": 4}),
+        lambda vector: vector["result"].update(shape=[-1]),
+    ]
+    for spoil in wrong:
+        document = json.loads(json.dumps(documents["packing.pack"]))
+        document["vectors"] = document["vectors"][:1]
+        spoil(document["vectors"][0])
+        assert not validator.is_valid(document)
+
+
+def test_export_is_the_same_twice(recorded: dict[str, Vectors]) -> None:
+    """The same cases give the same bytes."""
+    for operation in ("packing.pack", "offload.engine"):
+        again = record(operation, Settings(range(1)))
+        assert files.as_text(again, 1) == files.as_text(recorded[operation], 1)
+
+
+def test_answers_are_right_without_numpy(documents: dict[str, dict[str, Any]]) -> None:
+    """A reader with nothing but base64 and integers finds that words hold the codes, as clause C1 says."""
+    checked = 0
+    for vector in documents["packing.pack"]["vectors"]:
+        if "must-refuse" in vector["flags"]:
+            continue
+        codes, bits, words = vector["arguments"]["codes"], vector["arguments"]["bits"], vector["result"]
+        rows, columns = codes["shape"]
+        given = base64.b64decode(codes["data"])
+        count = rows * bits // 32 * columns
+        expected = struct.unpack(f"<{count}I", base64.b64decode(words["data"]))
+        assert words["array"] == "<u4"
+        for n in range(columns):
+            stream = sum(given[k * columns + n] << bits * k for k in range(rows))
+            for word in range(rows * bits // 32):
+                assert expected[word * columns + n] == stream >> 32 * word & 0xFFFFFFFF
+                checked += 1
+    assert checked > 1000
+
+
+def test_bounded_vectors_state_a_bound(documents: dict[str, dict[str, Any]]) -> None:
+    """A float32 rounding of the exact result is within the bound; lattice vectors are float32 numbers; there are
+    vectors with and without a bound, and refusals."""
+    flags: set[str] = set()
+    for vector in documents["routing.weights"]["vectors"]:
+        flags.update(vector["flags"])
+        if "bound" in vector:
+            exact, bound = from_json(vector["exact"]), from_json(vector["bound"])
+            assert (np.abs(exact.astype(np.float32) - exact) <= bound).all()
+            assert (bound <= 1e-3 * np.abs(exact) + 1e-6).all(), "a bound that anything meets"
+        if "lattice" in vector["flags"]:
+            assert (exact.astype(np.float32) == exact).all()
+    assert {"must-refuse"} <= flags
+    assert all(
+        "residual" in vector["flags"] or "must-refuse" in vector["flags"]
+        for vector in documents["gptq.factor"]["vectors"]
+    )
+    assert all("needs-real-zero" in vector["flags"] for vector in documents["hqq.dequantize"]["vectors"])
+    steps = [step for vector in documents["offload.engine"]["vectors"] for step in vector.get("steps", [])]
+    assert {True, None} == {step.get("refused") for step in steps}
+
+
+def test_check_agrees_and_finds_changes(documents: dict[str, dict[str, Any]]) -> None:
+    """This version answers as the files say; with one bit of an answer changed, a refusal claimed or denied, or an
+    argument spoilt, that vector and no other is found."""
+    for document in documents.values():
+        assert list(checking.disagreements(document)) == []
+
+    def other(tree: dict[str, Any]) -> None:
+        array = from_json(tree)
+        array.reshape(-1).view(np.uint8)[-1] ^= 64
+        tree.update(as_json(array))
+
+    def first(document: dict[str, Any], key: str) -> dict[str, Any]:
+        return next(vector for vector in document["vectors"] if key in vector or key in vector["flags"])
+
+    changes: list[tuple[str, str, Callable[[dict[str, Any]], object]]] = [
+        ("packing.pack", "result", lambda vector: other(vector["result"])),
+        ("packing.pack", "result", lambda vector: vector["flags"].append("must-refuse")),
+        ("packing.pack", "result", lambda vector: vector["arguments"].update(bits=5)),
+        ("packing.pack", "result", lambda vector: vector["arguments"].pop("bits")),
+        ("packing.pack", "result", lambda vector: vector["arguments"]["codes"].update(data="AA==")),
+        ("packing.pack", "must-refuse", lambda vector: vector["flags"].remove("must-refuse")),
+        ("routing.weights", "bound", lambda vector: other(vector["exact"])),
+        ("routing.weights", "bound", lambda vector: other(vector["bound"])),
+        ("routing.weights", "bound", lambda vector: vector.pop("bound")),
+        ("gptq.factor", "exact", lambda vector: other(vector["exact"])),
+        ("offload.engine", "steps", lambda vector: vector["steps"][0].update(result=[])),
+        ("offload.engine", "steps", lambda vector: vector["steps"].pop(0)),
+    ]
+    for operation, key, change in changes:
+        document = json.loads(json.dumps(documents[operation]))
+        vector = first(document, key)
+        change(vector)
+        assert [id for id, _ in checking.disagreements(document)] == [vector["id"]], (operation, key)
+
+
+def test_the_command_writes_and_checks(tmp_path: Path) -> None:
+    """Export and check as a user runs them; a spoilt file ends the check with status 1, a foreign one with an error."""
+    runner = CliRunner()
+    done = runner.invoke(app, ["export", str(tmp_path / "v"), "--op", "packing.unpack", "--seeds", "0", "--json"])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["packing.unpack.json", files.SCHEMA_FILE]
+    done = runner.invoke(app, ["check", str(tmp_path / "v"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["disagreements"] == []
+    path = tmp_path / "v" / "packing.unpack.json"
+    path.write_text(path.read_text().replace('"bits": 4', '"bits": 2'))
+    done = runner.invoke(app, ["check", str(tmp_path / "v"), "--json"])
+    assert done.exit_code == 1
+    assert json.loads(done.stdout)["disagreements"]
+    for text in (
+        "",
+        "[]",
+        "{",
+        '{"schema": "lowbit-vectors/2"}',
+        "[" * 100000,
+        path.read_text().replace("unpack", "puck"),
+    ):
+        path.write_text(text)
+        done = runner.invoke(app, ["check", str(tmp_path / "v")])
+        assert type(done.exception).__name__ == "FormatError", text[:40]
+    done = runner.invoke(app, ["check", str(tmp_path)])
+    assert type(done.exception).__name__ == "ArgumentError"
+    (tmp_path / "file").write_text("")
+    done = runner.invoke(app, ["export", str(tmp_path / "file"), "--op", "packing.unpack"])
+    assert type(done.exception).__name__ == "ArgumentError"
+    done = runner.invoke(app, ["export", str(tmp_path / "w"), "--op", "packing.puck"])
+    assert type(done.exception).__name__ == "ArgumentError"
