@@ -9,7 +9,6 @@ status 1.
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -93,9 +92,9 @@ class Matrix:
         defects = [self.content["defects"][name] for name in BANK if name in self.content["defects"]]
         text = json.dumps(self.content | {"defects": defects}, indent=1, ensure_ascii=False)
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self._file.parent, delete=False) as temporary:
-            temporary.write(text + "\n")
-        os.replace(temporary.name, self._file)
+        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        temporary.write_text(text + "\n", "utf-8")
+        os.replace(temporary, self._file)
         self._saved = time.monotonic()
 
     def complaints(self) -> Iterator[str]:
