@@ -20,7 +20,7 @@ class PoolingOperations:
         members = heads // groups
         split = weights.reshape(len(weights), groups, members, -1)
         if method == "first":
-            return np.ascontiguousarray(split[:, :, 0].reshape(len(weights), -1))
+            return split[:, :, 0].reshape(len(weights), -1).copy()
         # The last of the running sums: those are made in order, and numpy's plain sum need not be.
         mean = np.cumsum(split, axis=2, dtype=np.float64)[:, :, -1] / members
         return np.ascontiguousarray(mean.reshape(len(weights), -1), np.float32)

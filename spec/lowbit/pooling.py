@@ -74,7 +74,7 @@ def pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> F
     rows, columns = weights.shape
     members = weights.reshape(rows, groups, heads // groups, columns // heads)
     if method == "first":
-        first: Floats = np.ascontiguousarray(members[:, :, 0].reshape(rows, -1))
+        first: Floats = members[:, :, 0].reshape(rows, -1).copy()  # where every group has one head, too
         return first
     total = np.zeros((rows, groups, columns // heads))
     for member in range(heads // groups):
