@@ -6,6 +6,7 @@ A case that the backend does not declare is not run and is counted as *not decla
 an error, and so is a run in which no case was executed.
 """
 
+from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any
@@ -21,9 +22,10 @@ from lowbit.profiles import PROFILES
 from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
+from lowbit_conformance.explaining import Explanation, explain
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
-from lowbit_conformance.remote import Remote
+from lowbit_conformance.remote import Call, Remote
 from lowbit_conformance.tally import EventPipe, Outcome, Tally, Verdict, claims_of, plain
 
 NOT_DECLARED: Outcome = "not declared"
@@ -31,6 +33,7 @@ DEFAULT_SEEDS = 5
 DEADLINE = 30.0
 BANK = "bank:"
 QUICK_CASES = 4  # of each test
+EXPLAINED = 20  # failures of each clause
 SLOW_TIERS = (HABIT, "exhaustive", "model")
 COMMON = ("clause", "tier", "variant", "seed")
 
@@ -83,6 +86,8 @@ class Run:
         _check_known("--profile", option.profile, list(PROFILES))
         _check_known("a profile that the backend claims", self.capabilities.profiles, list(PROFILES))
         self.case_id: str | None = option.case
+        self.calls: list[Call] = []
+        self.explained: Counter[str] = Counter()
         self.quick: bool = option.quick and not option.case
         self.profiles = [PROFILES[name] for name in option.profile]
         whole = not (option.case or option.op or option.profile or option.quick) and option.seeds >= LEAST_SEEDS
@@ -161,6 +166,16 @@ class Run:
             self.events.send("start", id=case.id)
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        with self.backend.recording() as self.calls:
+            return (yield)
+
+    def _explained(self, clause: str) -> Explanation | None:
+        """What is known of a wrong result; the first few of each clause are enough to learn from."""
+        self.explained[clause] += 1
+        return explain(self.calls) if self.explained[clause] <= EXPLAINED else None
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -169,6 +184,8 @@ class Run:
         verdict = verdict_of(case.id, report, call.excinfo) if case else None
         if case and verdict:
             verdict = replace(verdict, parameters=own_parameters(case), seconds=round(report.duration, 6))
+            if verdict.verdict == "WRONG" and (explained := self._explained(verdict.clause)):
+                verdict = replace(verdict, where=explained.where, diagnosis=explained.diagnosis)
             self.tally.verdicts.append(verdict)
             if self.events:
                 self.events.send("verdict", **vars(verdict))

@@ -95,7 +95,7 @@ class Held:
     def __init__(self, remote: "Remote", handles: list[int], segments: list[list[Segment]]) -> None:
         self.remote, self.handles, self.host = remote, handles, remote.started
         self.segments = segments
-        weakref.finalize(self, remote.forget, self.host, handles, segments)
+        self._forget = weakref.finalize(self, remote.forget, self.host, handles, segments)
 
     def handle(self, side: int) -> int:
         if self.host != self.remote.started:
@@ -106,6 +106,7 @@ class Held:
 class RemoteLinear(Held):
     """A matrix that the backend has prepared, with the methods of a `lowbit.backend.PreparedLinear`."""
 
+    matrix: QuantizedMatrix
     rows: int
     columns: int
     nbytes: int
@@ -136,6 +137,7 @@ class RemoteSession(Held):
     """A stateful operation that the backend has opened."""
 
     operation: str
+    opened_with: tuple[Any, ...]
 
     def step(self, *arguments: Any) -> Any:
         """What the session answers."""
@@ -143,8 +145,7 @@ class RemoteSession(Held):
 
     def close(self) -> None:
         """Give it back now."""
-        self.remote.forget(self.host, self.handles, self.segments)
-        self.handles = []
+        self._forget()
 
 
 class Remote:
@@ -215,8 +216,7 @@ class Remote:
 
     def forget(self, host: int, handles: list[int], segments: list[list[Segment]]) -> None:
         """Release something held with the next request; this may be called at any moment."""
-        if handles:
-            self._forgotten.append((host, list(handles), segments))
+        self._forgotten.append((host, handles, segments))
 
     def _released(self) -> list[int]:
         """The handles that have been forgotten in this host; their pages are given back."""
@@ -361,9 +361,10 @@ class Remote:
         segments = [attempt.segments for attempt in attempts]
         if call.what == "open":
             session = RemoteSession(self, handles, segments)
-            session.operation = call.operation
+            session.operation, session.opened_with = call.operation, call.arguments
             return session
         linear = RemoteLinear(self, handles, segments)
+        linear.matrix = call.arguments[0]
         linear.rows, linear.columns, linear.nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
         return linear
 
