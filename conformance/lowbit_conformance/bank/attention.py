@@ -18,13 +18,15 @@ Reals = npt.NDArray[np.float64]
 def without_largest(scores: Floats) -> Array:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         powers = np.exp(scores)  # float32 overflows at 89
-        return powers / powers.sum(axis=-1, keepdims=True, dtype=np.float32)
+        answer: Array = powers / powers.sum(axis=-1, keepdims=True, dtype=np.float32)
+    return answer
 
 
 def largest_of_all_rows(scores: Floats) -> Array:
     with np.errstate(under="ignore", invalid="ignore", divide="ignore"):
         powers = np.exp(scores - scores.max())
-        return powers / powers.sum(axis=-1, keepdims=True)
+        answer: Array = powers / powers.sum(axis=-1, keepdims=True)
+    return answer
 
 
 def minus_infinity_shared(scores: Floats) -> Array:

@@ -67,7 +67,8 @@ def saturating(products: Integers) -> Integers:
 
 
 def wrapping(products: Integers) -> Integers:
-    return products.sum(axis=-1).astype(np.int16).astype(np.int64)
+    answer: Integers = products.sum(axis=-1).astype(np.int16).astype(np.int64)
+    return answer
 
 
 def rows_exchanged(a: Blocks, b: Blocks) -> BlockSums:
@@ -109,8 +110,9 @@ def total_wide(blocks: BlockSums) -> Floats:
 
 
 def total_saturated(blocks: BlockSums) -> Floats:
-    most = np.finfo(np.float32).max
-    return np.clip(np.nan_to_num(bfp_dot.total(blocks), nan=most, posinf=most, neginf=-most), -most, most)
+    most = float(np.finfo(np.float32).max)
+    answer: Floats = np.clip(np.nan_to_num(bfp_dot.total(blocks), nan=most, posinf=most, neginf=-most), -most, most)
+    return answer
 
 
 def total_flushed(blocks: BlockSums) -> Floats:

@@ -75,7 +75,8 @@ def straddle_lost(words: Words, bits: int) -> Codes:
     codes = unpack(words, bits)
     _, shift = places(len(codes), bits)
     kept = np.minimum(WORD_BITS - shift, bits)
-    return (codes & (2**kept - 1)[:, None]).astype(np.uint8)
+    answer: Codes = (codes & (2**kept - 1)[:, None]).astype(np.uint8)
+    return answer
 
 
 def straddle_split_wrong(words: Words, bits: int) -> Codes:
@@ -95,14 +96,16 @@ def straddle_dropped(codes: Codes, bits: int) -> Words:
 
 def signed(words: Words, bits: int) -> Array:
     codes = unpack(words, bits).astype(np.int16)
-    return codes - 2**bits * (codes >= 2 ** (bits - 1))
+    answer: Array = codes - 2**bits * (codes >= 2 ** (bits - 1))
+    return answer
 
 
 def arithmetic_shift(words: Words, bits: int) -> Array:
     codes = unpack(words, bits).astype(np.int16)
     _, shift = places(len(codes), bits)
     at_top = (shift + bits == WORD_BITS)[:, None]
-    return codes - 2**bits * (at_top & (codes >= 2 ** (bits - 1)))
+    answer: Array = codes - 2**bits * (at_top & (codes >= 2 ** (bits - 1)))
+    return answer
 
 
 def last_two_swapped(words: Words, bits: int) -> Codes:

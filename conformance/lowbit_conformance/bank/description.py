@@ -95,9 +95,8 @@ def different(given: Array, right: Array) -> Array:
             return unequal
         scale = np.abs(right[np.isfinite(right)]).max(initial=0.0)
         far = np.abs(given - right) > 2.0**-20 * (np.abs(right) + 2.0**-6 * scale)
-        return np.where(
-            np.isfinite(given) & np.isfinite(right), far, ~((given == near) | (np.isnan(given) & np.isnan(near)))
-        )
+        differing: Array = np.where(np.isfinite(given) & np.isfinite(right), far, unequal)
+    return differing
 
 
 # **Where.**
@@ -115,7 +114,8 @@ def _at(
     if operation == "packing.unpack":
         return where | _of_row(index[0], index[1], arguments[1])
     if operation in ("affine.dequantize", "hqq.dequantize") and matrix is not None:
-        return where | _of_row(*index, matrix.bits) | {"group": group_at(matrix, *index)}
+        row, column = index
+        return where | _of_row(row, column, matrix.bits) | {"group": group_at(matrix, row, column)}
     if operation in ("linear.qgemv", "linear.qgemm", "hqq.qgemv"):
         where |= {"row of x": index[0]} if len(index) == 2 else {}
         return where | {"column": index[-1]} | _guessed_row(arguments, index, given, right)
@@ -171,7 +171,7 @@ def _reach(operation: str, arguments: tuple[Any, ...], wrong: Array) -> Iterator
     if wrong.all():
         return
     if wrong.ndim == 2:
-        rows, columns = wrong.any(axis=1), wrong.any(axis=0)
+        rows, columns = _lines(wrong)
         if (wrong == rows[:, None]).all():
             yield f"whole rows {few(rows)}" + _grouping(operation, arguments, rows)
         elif (wrong == columns[None]).all():
@@ -182,8 +182,13 @@ def _reach(operation: str, arguments: tuple[Any, ...], wrong: Array) -> Iterator
         yield f"elements {few(wrong)}" + _tail(wrong)
 
 
+def _lines(wrong: Array) -> tuple[Array, Array]:
+    """Which rows and which columns have something wrong."""
+    return np.logical_or.reduce(wrong, axis=1), np.logical_or.reduce(wrong, axis=0)
+
+
 def _mixed(operation: str, arguments: tuple[Any, ...], wrong: Array) -> Iterator[str]:
-    rows, columns = wrong.any(axis=1), wrong.any(axis=0)
+    rows, columns = _lines(wrong)
     if rows.sum() * 4 <= rows.size:
         yield f"only in rows {few(rows)}" + _grouping(operation, arguments, rows)
     if columns.sum() * 4 <= columns.size:

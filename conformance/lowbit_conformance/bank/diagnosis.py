@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lowbit import attention_bounds, gptq_bounds, hqq, hqq_solver, rope, routing_bounds
-from lowbit.bounds import Arithmetic, any_order, gamma
+from lowbit.bounds import Arithmetic, Bound, any_order, gamma
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.bank import BANK, steps
@@ -190,6 +190,12 @@ def _close(given: Any, other: Any, limits: Array, slack: float) -> bool:
 # **Tolerances**: what float32 in any order may add, from the inputs, by the bounds of the specification.
 
 Limit = Callable[..., Array]
+Bounding = Callable[..., Bound]
+
+
+def _of(bounding: Bounding) -> Limit:
+    """A bound that takes what the operation takes, the declared arithmetic, and the right result."""
+    return lambda *given: bounding(*given[:-1], DECLARED, given[-1]).limit
 
 
 def _linear(x: Array, matrix: Any, right: Array) -> Array:
@@ -207,13 +213,13 @@ def _factor(hessian: Array, right: Array) -> Array:
 LIMITS: Mapping[str, Limit] = {
     "linear.qgemv": _linear,
     "linear.qgemm": _linear,
-    "hqq.qgemv": lambda x, matrix, right: hqq.qgemv_bound(x, matrix, DECLARED, right).limit,
-    "hqq.step": lambda *given: hqq_solver.step_bound(*given[:-1], DECLARED, given[-1]).limit,
-    "gptq.hessian": lambda x, right: gptq_bounds.hessian_bound(x, DECLARED, right).limit,
+    "hqq.qgemv": _of(hqq.qgemv_bound),
+    "hqq.step": _of(hqq_solver.step_bound),
+    "gptq.hessian": _of(gptq_bounds.hessian_bound),
     "gptq.factor": _factor,
-    "gptq.targets": lambda *given: gptq_bounds.targets_bound(*given[:-1], DECLARED, given[-1]).limit,
-    "rope.rotate": lambda x, turn, right: rope.rotate_bound(x, turn, DECLARED, right).limit,
-    "attention.softmax": lambda scores, right: attention_bounds.softmax_bound(scores, DECLARED, right).limit,
+    "gptq.targets": _of(gptq_bounds.targets_bound),
+    "rope.rotate": _of(rope.rotate_bound),
+    "attention.softmax": _of(attention_bounds.softmax_bound),
     "attention.attend": lambda q, k, v, *rest: (
         attention_bounds.attend_bound(q, k, v, DECLARED, rest[-1], *rest[:-1]).limit
     ),
@@ -223,8 +229,8 @@ LIMITS: Mapping[str, Limit] = {
     "routing.weights": lambda scores, chosen, *rest: (
         routing_bounds.weights_bound(scores, chosen, rest[0] if len(rest) > 1 else "after", DECLARED, rest[-1]).limit
     ),
-    "routing.expert": lambda *given: routing_bounds.expert_bound(*given[:-1], DECLARED).limit,
-    "routing.sparse": lambda *given: routing_bounds.sparse_bound(*given[:-1], DECLARED, given[-1]).limit,
+    "routing.expert": lambda x, gate, up, down, right: routing_bounds.expert_bound(x, gate, up, down, DECLARED).limit,
+    "routing.sparse": _of(routing_bounds.sparse_bound),
 }
 
 

@@ -13,18 +13,21 @@ from lowbit_conformance.bank.routes import product
 
 def silu(a: Doubles) -> Doubles:
     with np.errstate(over="ignore", invalid="ignore"):
-        return a / (1 + np.exp(-a))
+        answer: Doubles = a / (1 + np.exp(-a))
+    return answer
 
 
 def gelu(a: Doubles) -> Doubles:
     with np.errstate(invalid="ignore", over="ignore"):
-        return 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
+        answer: Doubles = 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
+    return answer
 
 
 def by_exponential(a: Doubles) -> Doubles:
     with np.errstate(over="ignore", invalid="ignore"):
         power = np.exp(a.astype(np.float32))
-        return (a.astype(np.float32) * power / (1 + power)).astype(np.float64)
+        answer: Doubles = (a.astype(np.float32) * power / (1 + power)).astype(np.float64)
+    return answer
 
 
 def expert(

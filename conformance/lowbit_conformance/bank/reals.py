@@ -42,7 +42,8 @@ def weights(
 
 
 def product(x: Floats, matrix: Floats) -> Array:
-    return steps.product(x[np.newaxis], matrix)[0]
+    answer: Array = steps.product(x[np.newaxis], matrix)[0]
+    return answer
 
 
 def both(name: str, cause: str, clauses: str, seen: str = COMMON, **replaced: Any) -> Defect:
@@ -112,17 +113,14 @@ def codes(
     bits: int,
     rounded: Callable[[Any], Any] = np.rint,
     quotient: Callable[[Any, Any], Any] = np.divide,
-    wide: bool = False,
-    scaled_zero: bool = False,
     overflow: float | None = None,
 ) -> Codes:
-    dtype = np.float64 if wide else np.float32
     with np.errstate(all="ignore"):
-        real = quotient(weights.astype(dtype), scales.astype(dtype))
-        real = rounded(real + zeros.astype(dtype) * (scales if scaled_zero else 1))
+        real = rounded(quotient(weights, scales) + zeros)
         if overflow is not None:
             real = np.where(np.abs(real) >= 2.0**31, overflow, real)
-        return np.clip(real, 0, 2**bits - 1).astype(np.uint8)
+        answer: Codes = np.clip(real, 0, 2**bits - 1).astype(np.uint8)
+    return answer
 
 
 def reciprocal(weights: Floats, scales: Floats) -> Floats:

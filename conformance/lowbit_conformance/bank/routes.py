@@ -63,7 +63,8 @@ def top_k(scores: Floats, k: int) -> Ids:
 
 def ties_to_highest(scores: Floats, k: int) -> Ids:
     turned = np.argsort(-scores[:, ::-1], axis=1, kind="stable")[:, :k]
-    return (scores.shape[1] - 1 - turned).astype(np.int64)
+    answer: Ids = (scores.shape[1] - 1 - turned).astype(np.int64)
+    return answer
 
 
 def signed_zeros(scores: Floats, k: int) -> Ids:
@@ -113,12 +114,14 @@ def weights_of_first(scores: Floats, chosen: Ids, softmax: str = "after") -> Arr
 
 def by_two_norm(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
     own = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
-    return own / np.sqrt((own**2).sum(axis=1, keepdims=True))
+    answer: Array = own / np.sqrt((own**2).sum(axis=1, keepdims=True))
+    return answer
 
 
 def with_epsilon(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
     own = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
-    return own / (own.sum(axis=1, keepdims=True) + 1e-3)
+    answer: Array = own / (own.sum(axis=1, keepdims=True) + 1e-3)
+    return answer
 
 
 GATES = (

@@ -157,7 +157,8 @@ def forgets_rows(x: Floats, weights: Floats) -> Array:
     """NaN in one row reaches all: the rows share a sum that is taken off again."""
     result = steps.product(x, weights)
     with np.errstate(invalid="ignore"):
-        return result + (x.sum() - x.sum())
+        spoilt: Array = result + (x.sum() - x.sum())
+    return spoilt
 
 
 DEFECTS: tuple[Defect, ...] = (
