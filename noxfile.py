@@ -4,6 +4,8 @@
 demo           fetch a real model, certify the backends on its weights, generate, measure
 tests          the specification's own tests and doctests, and the suite on every backend
 conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
+kills          every defect of the bank against the suite, until the suite finds it
+soak           a thousand seeds of every backend and the whole kill matrix: hours; goes on where it was stopped
 bench          compare the speed of the backends
 docs           build the documentation into docs/_build/html
 types, lint    mypy --strict; ruff
@@ -71,6 +73,28 @@ def conformance(session: nox.Session) -> None:
     options, rest = parser.parse_known_args(session.posargs)
     install(session, extras=["cppyy", "conformance"])
     run_outside(session, "lowbit", "conformance", options.backend, *rest)
+
+
+@nox.session
+def kills(session: nox.Session) -> None:
+    """Run every defect of the bank against the suite until it is found; a survivor or a false alarm fails."""
+    install(session, extras=["conformance"])
+    out = session.create_tmp() + "/kill-matrix.json"
+    run_outside(session, "python", "-m", "lowbit_conformance.bank.matrix", "--seeds", "20", "--out", out)
+
+
+@nox.session
+def soak(session: nox.Session) -> None:
+    """Run a thousand seeds of each backend and the whole kill matrix, and keep what came of it in docs/data.
+
+    Both go on where they were stopped. Arguments go to the first: ``nox -s soak -- --seeds 200 --backend numpy``.
+    """
+    install(session, extras=["cppyy", "conformance"])
+    data = HERE / "docs/data"
+    data.mkdir(exist_ok=True)
+    soaked, matrix = str(data / "soak.json"), str(data / "kill-matrix.json")
+    run_outside(session, "python", "-m", "lowbit_conformance.soak", "--out", soaked, *session.posargs)
+    run_outside(session, "python", "-m", "lowbit_conformance.bank.matrix", "--all", "--out", matrix)
 
 
 @nox.session
