@@ -212,25 +212,26 @@ def test_an_unknown_defect_is_refused() -> None:
 def test_the_matrix_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """What the file holds is not done again; under other settings it is."""
     file = tmp_path / "kill.json"
-    begun = matrix.Matrix(file, 2, "defect")
+    begun = matrix.Matrix(file, 2, "claims")
     everything = begun.missing()
     killed = {"killed": True, "verdict": "WRONG", "case": "x", "clauses": {}}
     begun.add("nibbles-swapped", "", killed)
     begun.add("none", "packing.pack", {"killed": False, "clauses": {}})
     begun.save()
-    again = matrix.Matrix(file, 2, "defect")
+    again = matrix.Matrix(file, 2, "claims")
     assert set(everything) - set(again.missing()) == {("nibbles-swapped", ""), ("none", "packing.pack")}
-    assert matrix.Matrix(file, 3, "defect").missing() == everything
+    assert matrix.Matrix(file, 3, "claims").missing() == everything
     assert [path.name for path in tmp_path.iterdir()] == ["kill.json"]
 
 
 def test_the_matrix_complains(tmp_path: Path) -> None:
     """A survivor, a defect found for another reason, one that could not be tried, and a false alarm are named."""
-    made = matrix.Matrix(tmp_path / "kill.json", 2, "defect")
+    made = matrix.Matrix(tmp_path / "kill.json", 2, "claims")
     made.add("nibbles-swapped", "", {"killed": False})
     made.add("hangs", "", {"killed": True, "verdict": "WRONG", "case": "x"})
     made.add("prints", "", {"killed": False, "error": "OSError: no room"})
-    made.add("zero-plus-one", "", {"killed": True, "verdict": "WRONG", "case": "x"})
+    clauses = {clause: {"killed": 1} for clause in BANK["zero-plus-one"].clauses[1:]}
+    made.add("zero-plus-one", "", {"killed": True, "verdict": "WRONG", "case": "x", "clauses": clauses})
     made.add("none", "packing.pack", {"killed": True, "verdict": "WRONG", "case": "packing.pack/C1"})
     lines = [line.partition(" (")[0] for line in made.complaints()]
     assert lines == [
@@ -238,4 +239,5 @@ def test_the_matrix_complains(tmp_path: Path) -> None:
         "survivor: nibbles-swapped",
         "found for another reason: hangs is WRONG in x",
         "survivor: prints",
+        "not found by every clause: zero-plus-one by affine.dequantize/C2",
     ]

@@ -1,10 +1,10 @@
 """The kill matrix: every defect of the bank against the suite, and the control beside them.
 
-``python -m lowbit_conformance.bank.matrix --seeds 20 --out FILE`` stops each defect at its first kill, which is what
-a change of the suite is tried with; ``--clauses`` goes on to the first kill of each clause, ``--all`` runs every case.
-What was done before is not done again, as long as the suite and the settings are the same. A defect that survives, one
-that is found for another reason than its own, and a false alarm over the control, which has no defect, make the exit
-status 1.
+``python -m lowbit_conformance.bank.matrix --out FILE`` runs each arithmetical defect to its first kill by every clause
+that it is said to break, and each habit to its first kill by any; ``--first-kill`` stops every defect at its first, and
+``--all`` runs every case. What was done before is not done again, as long as the suite and the settings are the same.
+A defect that survives, a clause that does not find it, one that is found for another reason than its own, and a false
+alarm over the control, which has no defect, make the exit status 1.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -32,6 +32,7 @@ SCHEMA = "lowbit-kill-matrix-1"
 SAVED_EVERY = 2.0  # seconds
 
 Entry = dict[str, Any]
+Mode = Literal["claims", "first-kill", "all"]
 
 
 def entry_of(trial: Trial) -> Entry:
@@ -54,6 +55,13 @@ def fair(entry: Entry) -> bool:
     return bool(entry.get("killed")) and any(entry["verdict"].startswith(word) for word in entry["expected"])
 
 
+def unkilled(name: str, entry: Entry) -> list[str]:
+    """The clauses that an arithmetical defect is said to break and that do not find it."""
+    clauses = entry.get("clauses", {})
+    said = BANK[name].clauses if BANK[name].arithmetical else ()
+    return [clause for clause in said if not clauses.get(clause, {}).get("killed")]
+
+
 class Matrix:
     """The matrix as it grows, and its file.
 
@@ -61,9 +69,9 @@ class Matrix:
         content: what the file holds.
     """
 
-    def __init__(self, file: Path, seeds: int, stop: Stop) -> None:
+    def __init__(self, file: Path, seeds: int, mode: Mode) -> None:
         self._file, self._saved = file, 0.0
-        settings = {"suite": suite().sha256, "seeds": seeds, "stop": stop}
+        settings = {"suite": suite().sha256, "seeds": seeds, "mode": mode}
         self.content: Entry = {"schema": SCHEMA, **settings, "version": suite().version, "machine": asdict(machine())}
         self.content |= {"date": "", "control": {}, "defects": {}}
         with suppress(OSError, ValueError):
@@ -107,18 +115,25 @@ class Matrix:
                 yield f"survivor: {name} ({entry['cause']}) {entry.get('error', '')}".rstrip()
             elif not fair(entry):
                 yield f"found for another reason: {name} is {entry['verdict']} in {entry['case']}"
+            elif idle := unkilled(name, entry) if self.content["mode"] != "first-kill" else []:
+                yield f"not found by every clause: {name} by {', '.join(idle)}"
 
 
-def work(name: str, operation: str, seeds: int, stop: Stop, deadline: float) -> Entry:
+def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float) -> Entry:
     """One trial, in a process of its own pool."""
-    operations = (operation,) if operation else ()
     try:
-        return entry_of(try_out(name, seeds=seeds, stop=stop, operations=operations, deadline=deadline))
+        if name == CONTROL.name:
+            return entry_of(try_out(name, seeds=seeds, stop="never", operations=(operation,), deadline=deadline))
+        if mode == "claims" and BANK[name].arithmetical:
+            own = BANK[name].clauses
+            return entry_of(try_out(name, seeds=seeds, stop="clause", only=own, deadline=deadline))
+        stop: Stop = "never" if mode == "all" else "defect"
+        return entry_of(try_out(name, seeds=seeds, stop=stop, deadline=deadline))
     except Exception as error:  # one that cannot be tried must not end the others
         return {"killed": False, "error": f"{type(error).__name__}: {error}"[:400]}
 
 
-def fill(matrix: Matrix, seeds: int, stop: Stop, deadline: float, jobs: int) -> None:
+def fill(matrix: Matrix, seeds: int, mode: Mode, deadline: float, jobs: int) -> None:
     """Do what is missing, several at a time, with progress on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
@@ -128,7 +143,7 @@ def fill(matrix: Matrix, seeds: int, stop: Stop, deadline: float, jobs: int) -> 
         missing = matrix.missing()
         task = progress.add_task("kill matrix", total=len(missing))
         futures: dict[Future[Entry], tuple[str, str]] = {
-            pool.submit(work, name, operation, seeds, stop, deadline): (name, operation) for name, operation in missing
+            pool.submit(work, name, operation, seeds, mode, deadline): (name, operation) for name, operation in missing
         }
         try:
             for future in as_completed(futures):
@@ -144,15 +159,15 @@ def fill(matrix: Matrix, seeds: int, stop: Stop, deadline: float, jobs: int) -> 
 def main(
     out: Annotated[Path, typer.Option(help="The file, as JSON; what it holds already is not done again.")],
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of the random tier.")] = 20,
-    clauses: Annotated[bool, typer.Option("--clauses", help="Go on to the first kill of each clause.")] = False,
+    first_kill: Annotated[bool, typer.Option("--first-kill", help="Stop every defect at its first kill.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Run every case.")] = False,
     deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
     jobs: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = len(os.sched_getaffinity(0)),
 ) -> None:
     """Try every defect of the bank, and the control, against the suite."""
-    stop: Stop = "never" if every else "clause" if clauses else "defect"
-    matrix = Matrix(out, seeds, stop)
-    fill(matrix, seeds, stop, deadline, jobs)
+    mode: Mode = "all" if every else "first-kill" if first_kill else "claims"
+    matrix = Matrix(out, seeds, mode)
+    fill(matrix, seeds, mode, deadline, jobs)
     complaints = list(matrix.complaints())
     for line in complaints:
         typer.echo(line)
