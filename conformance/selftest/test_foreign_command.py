@@ -48,7 +48,8 @@ def test_values_cross(odd: CommandBackend) -> None:
 
 def test_it_is_started_when_needed_and_ended(odd: CommandBackend) -> None:
     """No process before the first question, one afterwards, none after the end; its name is what it calls itself."""
-    assert odd.children == ()
+    before = odd.children
+    assert before == ()
     assert odd.name.startswith("python")
     assert odd.availability().usable
     assert odd.name == "odd"
