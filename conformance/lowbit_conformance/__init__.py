@@ -3,9 +3,11 @@
 Run it as ``lowbit conformance NAME``, or through pytest itself as
 ``pytest -p lowbit_conformance.plugin --pyargs lowbit_conformance --backend NAME``.
 
-`cases` says which cases there are, `inputs` makes their arrays, `calls` calls the backend with poisoned outputs and
-guarded inputs, `compare` judges, and the ``test_*`` files tie them to the clauses of the specification. `plugin` is
-the pytest plugin and `command` the command line. The suite reaches a backend only through `lowbit.backend`.
+`cases` says which cases there are, `inputs` makes their arrays, and the ``test_*`` files tie them to the clauses of the
+specification; `compare` and `bounded` judge a result. The backend runs in a process of its own, `host`; the tests speak
+to it through `remote`, whose arrays lie in `arena`, and `blame` turns a fault of that process into a verdict. `plugin`
+is the pytest plugin, `command` the command line, `report` what comes of a run, `bank` the defects that measure the
+suite and explain a failure. No process but the host imports a backend.
 """
 
 SUITE_VERSION = "0.1"

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 
-from lowbit.backend import Backend
 from lowbit.bounds import Arithmetic, Bound
 from lowbit.errors import ArgumentError
 from lowbit_conformance.cases import Case
+from lowbit_conformance.remote import Remote
 
 Record = Callable[[str, object], None]
 """pytest's ``record_property``, which takes the share of the bound that was used to the report."""
 
 
-def arithmetic(backend: Backend, case: Case) -> Arithmetic:
+def arithmetic(backend: Remote, case: Case) -> Arithmetic:
     """What the backend declares of its arithmetic for the operation of a case."""
     declared = backend.capabilities().operations[case.operation].arithmetic
     if declared is None:

@@ -30,6 +30,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.metadata import entry_points
 from types import FunctionType
 from typing import Any
 
@@ -45,7 +46,7 @@ from lowbit.values import Tree, decode, encode
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
 NO_ACCESS, READ, WRITE = 0, 1, 2  # of mprotect
 M_PERTURB = -6  # of mallopt: fill what malloc gives and what free takes
-ENTRY_OF_PROGRESS = 8  # the word of the control page in which the attempt that runs is written
+MOST_KEPT = 1 << 16  # bytes of a result that is kept, to see whether a later call changes it
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
 
@@ -83,6 +84,11 @@ class Memory:
         array: Any = np.ndarray(shape, dtype, self.map, tree["at"], tree.get("strides"))
         array.setflags(write=tree["writeable"])
         return array
+
+    def holds(self, array: Any) -> bool:
+        """Whether an array lies in the pages of arguments."""
+        low, high = np.lib.array_utils.byte_bounds(array)
+        return bool(low < self.base + self.results and high > self.base)
 
     def put(self, array: Any) -> Message:
         """Copy a result to where the judge will read it."""
@@ -136,7 +142,7 @@ class Others:
     def breaches(self, own: type) -> list[Breach]:
         if not self.made:  # nearly always; looking for entry points takes longer than most calls
             return []
-        registered = {entry.value for entry in lowbit.backend.entry_points(group=lowbit.backend.ENTRY_POINTS)}
+        registered = {entry.value for entry in entry_points(group=lowbit.backend.ENTRY_POINTS)}
         found = []
         for kind in self.made:
             package = kind.__module__.partition(".")[0]
@@ -236,7 +242,7 @@ class Watch:
     def _variables(self) -> list[bytes]:
         """The environment as C sees it."""
         pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(LIBC, "environ")
-        found = []
+        found: list[bytes] = []
         while pointers and (entry := pointers[len(found)]) is not None:
             found.append(entry)
         return sorted(found)
@@ -363,6 +369,8 @@ class Host:
         self.backend: Any = None
         self.held: dict[int, tuple[Any, list[list[int]]]] = {}
         self.number = 0
+        self.given: list[tuple[Any, bytes]] = []
+        self.broken: list[Breach] = []
 
     # Loading.
 
@@ -424,10 +432,9 @@ class Host:
         """Perform the attempts one by one: `run`, `prepare`, `open`, or a handle's `qgemv`, `qgemm`, `step`."""
         outcomes: list[Message] = []
         breaches: list[Breach] = []
-        for number, attempt in enumerate(attempts):
-            self.memory.control[ENTRY_OF_PROGRESS] = number
+        for attempt in attempts:
             outcomes.append(self.attempt(what, operation, attempt))
-            breaches += self.watch.breaches(what == "prepare")
+            breaches += self.broken + self.watch.breaches(what == "prepare")
             breaches += self.others.breaches(type(self.backend)) + _asked
             _asked.clear()
             if os.getpid() != PROCESS:
@@ -445,6 +452,8 @@ class Host:
                 result = self.function(what, operation, attempt.get("handle"))(*arguments, **choices)
             except BaseException as error:
                 return raised(error)
+            finally:
+                self.broken = self.overwritten()
             if not held:
                 return self.outcome(result, arguments)
             self.number += 1
@@ -467,12 +476,33 @@ class Host:
 
     def outcome(self, result: Any, arguments: list[Any]) -> Message:
         for number, argument in enumerate(arguments):
-            if result is argument and isinstance(argument, np.ndarray):
+            if result is argument and isinstance(argument, np.ndarray) and argument.flags.writeable:
                 return {"argument": number}
+        self.given.clear()
         try:
-            return {"result": encode(result, self.memory.put)}
+            return {"result": encode(result, self.put)}
         except (ArgumentError, MemoryError, RecursionError) as error:
             return {"strange": f"a {type(result).__name__}: {error}"}
+
+    def put(self, array: Any) -> Message:
+        """Copy an array of a result to the judge, and keep it, to see whether a later call changes it.
+
+        Raises:
+            ArgumentError: it is of a class derived from numpy's, or lies in the memory of an argument.
+        """
+        if type(array) is not np.ndarray:
+            raise ArgumentError("result", f"a {type(array).__name__}", "a numpy.ndarray")
+        if array.size and self.memory.holds(array):
+            raise ArgumentError("result", "in the memory of an argument", "an array of its own")
+        if array.nbytes <= MOST_KEPT:
+            self.given.append((array, array.tobytes()))
+        return self.memory.put(array)
+
+    def overwritten(self) -> list[Breach]:
+        """Whether an array that an earlier call gave as its result has changed since."""
+        changed = any(array.tobytes() != content for array, content in self.given)
+        self.given.clear()
+        return [("OOB_WRITE", "the result of the call before was overwritten")] if changed else []
 
     def release(self, handles: list[int]) -> None:
         """Close and forget what is held by these handles."""
@@ -559,7 +589,7 @@ def raised(error: BaseException) -> Message:
         text = str(error)
     except Exception:
         text = "(its text cannot be made)"
-    told = {"raised": type(error).__name__, "text": text[:1000], "place": place}
+    told: Message = {"raised": type(error).__name__, "text": text[:1000], "place": place}
     if known:
         told |= {"known": known.__name__, "arguments": [str(part) for part in error.args][:3]}
     return told

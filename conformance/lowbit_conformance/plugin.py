@@ -19,7 +19,6 @@ from lowbit.contract import HABITS
 from lowbit.errors import ArgumentError, LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
-from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.explaining import Explanation, explain
@@ -27,6 +26,7 @@ from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Call, Remote
 from lowbit_conformance.tally import EventPipe, Outcome, Tally, Verdict, claims_of, plain
+from lowbit_conformance.verdicts import BrokenPromiseError
 
 NOT_DECLARED: Outcome = "not declared"
 DEFAULT_SEEDS = 5

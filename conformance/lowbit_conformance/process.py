@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from importlib.resources import files
+from typing import IO
 
 from lowbit.values import Tree
 from lowbit_conformance import faults
@@ -45,7 +46,7 @@ class HostProcess:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._channel, theirs = socket.socketpair()
-        self._output = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
+        self._output: list[IO[bytes]] = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", BOOT],

@@ -29,8 +29,8 @@ from lowbit_conformance import faults
 from lowbit_conformance.arena import Arena, Placement, Segment
 from lowbit_conformance.bank import uses_reference
 from lowbit_conformance.blame import blame
-from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.process import HostEndedError, HostProcess, Message
+from lowbit_conformance.verdicts import BrokenPromiseError
 
 Array = npt.NDArray[Any]
 

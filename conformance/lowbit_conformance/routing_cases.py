@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.backend import Backend
 from lowbit.bounds import Arithmetic, Bound
 from lowbit.linear import Doubles
 from lowbit.routing import Floats, Ids, Scores, Softmax
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
-from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_kind, assert_within, refuses
 from lowbit_conformance.marking import Settings
+from lowbit_conformance.remote import Remote
+from lowbit_conformance.verdicts import BrokenPromiseError
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, Floats]:
     return chosen, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def run(backend: Backend, case: Case, *arguments: Any) -> npt.NDArray[Any]:
+def run(backend: Remote, case: Case, *arguments: Any) -> npt.NDArray[Any]:
     """One call on read-only copies of the arrays, which must come back as they were."""
     __tracebackhide__ = True
     given = [np.array(part) if isinstance(part, np.ndarray) else part for part in arguments]
@@ -112,14 +112,14 @@ def run(backend: Backend, case: Case, *arguments: Any) -> npt.NDArray[Any]:
     return assert_kind("the result", result, np.ndarray)
 
 
-def run_bounded(backend: Backend, case: Case, shape: tuple[int, ...], *arguments: Any) -> Floats:
+def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> Floats:
     """The same for a bounded operation, whose result is float32 of this shape."""
     __tracebackhide__ = True
     return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
 
 
 def assert_bounded(
-    backend: Backend,
+    backend: Remote,
     case: Case,
     record_property: Record,
     exact: Callable[[], Doubles],
@@ -221,7 +221,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
         yield RoutingCase(clause, "edge", name, *shape)
 
 
-def assert_refuses(backend: Backend, case: RoutingCase) -> None:
+def assert_refuses(backend: Remote, case: RoutingCase) -> None:
     __tracebackhide__ = True
     arguments = arguments_of(case.operation, case)
     if case.variant in OWN[case.operation]:

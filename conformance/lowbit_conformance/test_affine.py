@@ -8,19 +8,17 @@ import numpy as np
 
 from lowbit import affine
 from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Floats, QuantizedMatrix
-from lowbit.backend import Backend
 from lowbit.packing import BITS, CODES_PER_UNIT, unpack
 from lowbit_conformance import inputs
-from lowbit_conformance.calls import freeze, frozen
 from lowbit_conformance.cases import MatrixCase, drawn, edges, systematic
 from lowbit_conformance.compare import assert_array, assert_exact, assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
-def quantize(backend: Backend, weights: Floats, case: MatrixCase) -> QuantizedMatrix:
+def quantize(backend: Remote, weights: Floats, case: MatrixCase) -> QuantizedMatrix:
     """A matrix from the backend, of the form that the case asks for."""
     __tracebackhide__ = True
-    frozen(weights)
     given = backend.run(
         "affine.quantize",
         weights,
@@ -74,7 +72,7 @@ def lattice_and_random(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 @checks("affine.quantize/C1", lattice_and_random)
 def test_quantize_equals_the_reference(
-    backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]
+    backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Normal weights of very different columns, and a model's own, give the reference's scales, zeros and codes."""
     rng = case.generator()
@@ -89,7 +87,7 @@ SPECIAL = ("ties", "ties-of-odd-scales", "positive", "negative", "tiny", "one-ou
 
 
 @checks("affine.quantize/C2", lambda clause, settings: edges(clause, SPECIAL))
-def test_quantize_special_weights(backend: Backend, case: MatrixCase) -> None:
+def test_quantize_special_weights(backend: Remote, case: MatrixCase) -> None:
     """Ties between two codes, ranges on one side of zero, subnormal ranges and outliers give the reference's codes."""
     weights = special_weights(case)
     given = quantize(backend, weights, case)
@@ -119,7 +117,7 @@ def special_weights(case: MatrixCase) -> Floats:
 
 
 @checks("affine.quantize/C3", lambda clause, settings: edges(clause, ("constant", "zero")))
-def test_quantize_constant_groups(backend: Backend, case: MatrixCase) -> None:
+def test_quantize_constant_groups(backend: Remote, case: MatrixCase) -> None:
     """A constant column comes back exactly under minimum; zeros come back as zeros under both conventions."""
     row = np.arange(case.columns) - 7 if case.variant == "constant" else np.zeros(case.columns)
     weights = np.ascontiguousarray(np.broadcast_to(row, (case.rows, case.columns)), np.float32)
@@ -131,7 +129,7 @@ def test_quantize_constant_groups(backend: Backend, case: MatrixCase) -> None:
 
 
 @checks("affine.quantize/C4", lambda clause, settings: systematic(clause))
-def test_quantize_groups_are_runs_of_rows(backend: Backend, case: MatrixCase) -> None:
+def test_quantize_groups_are_runs_of_rows(backend: Remote, case: MatrixCase) -> None:
     """Weights that lie on the points of a lattice of powers of two come back exactly, group by group.
 
     This needs no reference: the first two rows of a group span its range, so the scale is known beforehand.
@@ -178,7 +176,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("affine.quantize/C5", mistakes)
-def test_quantize_refuses(backend: Backend, case: MatrixCase) -> None:
+def test_quantize_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
     arguments: dict[str, Any] = {"bits": case.bits, "group_size": case.group_size}
@@ -198,13 +196,13 @@ def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[MatrixCase]
 
 
 @checks("affine.dequantize/C1", of_convention("minimum"))
-def test_dequantize_minimum(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
+def test_dequantize_minimum(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     """Random codes, scales and minima, and a model's own, give the reference's float32 weights."""
     assert_dequantizes(backend, case, model_matrices)
 
 
 @checks("affine.dequantize/C2", of_convention("zero_point"))
-def test_dequantize_zero_point(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
+def test_dequantize_zero_point(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     """Random codes, scales and zero-points, and a model's own, give the reference's float32 weights."""
     assert_dequantizes(backend, case, model_matrices)
 
@@ -216,21 +214,21 @@ def widened(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("affine.dequantize/C3", widened)
-def test_dequantize_widens_first(backend: Backend, case: MatrixCase) -> None:
+def test_dequantize_widens_first(backend: Remote, case: MatrixCase) -> None:
     """Scales and minima at the ends of float16, subnormal ones too, are widened before they are multiplied."""
     _, matrix = inputs.random(case)
     matrix.scales[...] = np.resize(np.array([65504, 2**-24, 2**-14], np.float16), matrix.scales.shape)
     matrix.zeros[...] = np.resize(np.array([-65504, 2**-24, 0, -(2**-14)], np.float16), matrix.zeros.shape)
-    given = backend.run("affine.dequantize", freeze(matrix))
+    given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))
 
 
-def assert_dequantizes(backend: Backend, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
+def assert_dequantizes(backend: Remote, case: MatrixCase, model_matrices: dict[str, QuantizedMatrix]) -> None:
     __tracebackhide__ = True
     matrix = model_matrices[case.variant] if case.tier == "model" else inputs.random(case)[1]
     if case.variant == "subnormal-weights":
         matrix.scales[...] *= np.float32(2.0**-130)
         if case.convention == "minimum":
             matrix.zeros[...] *= np.float32(2.0**-130)
-    given = backend.run("affine.dequantize", freeze(matrix))
+    given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))

@@ -9,11 +9,11 @@ import numpy as np
 from lowbit import attention
 from lowbit.attention import Floats
 from lowbit.attention_bounds import attend_bound, softmax_bound
-from lowbit.backend import Backend
 from lowbit_conformance.bounded import Record
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.routing_cases import assert_bounded, run_bounded
 
 # Softmax.
@@ -43,7 +43,7 @@ def rows(*variants: str) -> Callable[[str, Settings], Iterator[RowsCase]]:
 
 
 @checks("attention.softmax/C1", rows("masked", "far-below"))
-def test_one_score_takes_all(backend: Backend, case: RowsCase) -> None:
+def test_one_score_takes_all(backend: Remote, case: RowsCase) -> None:
     """One finite score among −∞, or one 200 above the others, has a share of exactly 1."""
     rng = case.generator()
     scores = np.full((case.rows, case.columns), -np.inf if case.variant == "masked" else -200.0, np.float32)
@@ -57,7 +57,7 @@ def test_one_score_takes_all(backend: Backend, case: RowsCase) -> None:
 
 
 @checks("attention.softmax/C2", rows("small", "plain", "huge", "with-masked"))
-def test_shares_within_the_bound(backend: Backend, case: RowsCase, record_property: Record) -> None:
+def test_shares_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Flat, plain and saturated rows, far from zero too, stay within the bound."""
     rng, scale = case.generator(), {"small": 0.01, "huge": 3e4}.get(case.variant, 3.0)
     scores = (rng.normal(size=(case.rows, case.columns)) * scale).astype(np.float32)
@@ -74,7 +74,7 @@ def test_shares_within_the_bound(backend: Backend, case: RowsCase, record_proper
 
 
 @checks("attention.softmax/C3", rows("equal"))
-def test_equal_scores_have_equal_shares(backend: Backend, case: RowsCase) -> None:
+def test_equal_scores_have_equal_shares(backend: Remote, case: RowsCase) -> None:
     """All scores of a row equal: one share; another row of other scores changes nothing."""
     scores = np.repeat(case.generator().normal(size=(case.rows, 1)), case.columns, axis=1).astype(np.float32)
     given = run_bounded(backend, case, scores.shape, scores)
@@ -100,7 +100,7 @@ def softmax_mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
 
 
 @checks("attention.softmax/C4", softmax_mistakes)
-def test_softmax_refuses(backend: Backend, case: RowsCase) -> None:
+def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
     """Each mistake raises ArgumentError."""
     scores = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
     with refuses():
@@ -169,7 +169,7 @@ def inputs(case: AttendCase) -> tuple[Floats, Floats, Floats]:
     return queries.astype(np.float32), keys.astype(np.float32), values.astype(np.float32)
 
 
-def attended(backend: Backend, case: AttendCase, *arrays: Floats) -> Floats:
+def attended(backend: Remote, case: AttendCase, *arrays: Floats) -> Floats:
     return run_bounded(backend, case, arrays[0].shape, *arrays, case.window)
 
 
@@ -180,7 +180,7 @@ def seen(case: AttendCase, token: int) -> range:
 
 
 @checks("attention.attend/C1", lambda clause, settings: shapes(clause, settings, (1,)))
-def test_one_token_is_its_value(backend: Backend, case: AttendCase) -> None:
+def test_one_token_is_its_value(backend: Remote, case: AttendCase) -> None:
     """With a window of 1 each token takes its own value, by the head of its group, to the bit."""
     queries, keys, values = inputs(case)
     given = attended(backend, case, queries, keys, values)
@@ -190,7 +190,7 @@ def test_one_token_is_its_value(backend: Backend, case: AttendCase) -> None:
 
 
 @checks("attention.attend/C2", shapes)
-def test_one_score_above_all(backend: Backend, case: AttendCase) -> None:
+def test_one_score_above_all(backend: Remote, case: AttendCase) -> None:
     """For each head one token that it may see has a score far above all others; its value comes back to the bit.
 
     A query head that reads another key-value head, a token too many or too few, or a wrong scale shows.
@@ -211,7 +211,7 @@ def test_one_score_above_all(backend: Backend, case: AttendCase) -> None:
 
 
 @checks("attention.attend/C3", shapes)
-def test_attention_within_the_bound(backend: Backend, case: AttendCase, record_property: Record) -> None:
+def test_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
     """Random queries, keys and values stay within the chained bound."""
     arrays = inputs(case)
     assert_bounded(
@@ -226,7 +226,7 @@ def test_attention_within_the_bound(backend: Backend, case: AttendCase, record_p
 
 
 @checks("attention.attend/C4", shapes)
-def test_what_is_not_seen_changes_nothing(backend: Backend, case: AttendCase) -> None:
+def test_what_is_not_seen_changes_nothing(backend: Remote, case: AttendCase) -> None:
     """Other keys and values where the first token does not look: its result keeps its bits."""
     queries, keys, values = inputs(case)
     first = attended(backend, case, queries, keys, values)[0]
@@ -255,7 +255,7 @@ def attend_mistakes(clause: str, settings: Settings) -> Iterator[AttendCase]:
 
 
 @checks("attention.attend/C5", attend_mistakes)
-def test_attend_refuses(backend: Backend, case: AttendCase) -> None:
+def test_attend_refuses(backend: Remote, case: AttendCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("attention.attend", *ATTEND_MISTAKES[case.variant](*inputs(case)))

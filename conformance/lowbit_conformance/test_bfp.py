@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 
 from lowbit import bfp, bfp_dot, bfp_storage
-from lowbit.backend import Backend
 from lowbit.bfp import Blocks, Floats, Format
 from lowbit.bfp_dot import BlockSums
 from lowbit.bfp_storage import StoredBlocks
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_exact, assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,6 @@ def blocks(case: BfpCase) -> Blocks:
     mantissas = rng.integers(-format.top, format.top + 1, (case.rows, case.columns)).astype(format.dtype)
     reach = format.reach if case.variant == "far" else min(format.reach, 30)  # sums of products stay inside float32
     exponents = rng.integers(-reach, reach + 1, (case.rows, format.blocks(case.columns))).astype(np.int16)
-    frozen(mantissas, exponents)
     return Blocks(mantissas, exponents, format)
 
 
@@ -115,9 +113,8 @@ def assert_blocks(given: object, wanted: Blocks) -> None:
     assert_exact("mantissas", mine.mantissas, wanted.mantissas)
 
 
-def assert_casts(backend: Backend, x: Floats, format: Format) -> None:
+def assert_casts(backend: Remote, x: Floats, format: Format) -> None:
     __tracebackhide__ = True
-    frozen(x)
     given = backend.run("bfp.cast", x, format)
     assert_blocks(given, bfp.cast(x, format))
 
@@ -126,7 +123,7 @@ def assert_casts(backend: Backend, x: Floats, format: Format) -> None:
 
 
 @checks("bfp.cast/C1", shapes())
-def test_cast_equals_the_reference(backend: Backend, case: BfpCase) -> None:
+def test_cast_equals_the_reference(backend: Remote, case: BfpCase) -> None:
     """Random rows of every width give the reference's blocks."""
     assert_casts(backend, values(case), case.format)
 
@@ -143,7 +140,7 @@ def by_format(*variants: str) -> Callable[[str, Settings], Iterator[BfpCase]]:
 
 
 @checks("bfp.cast/C2", by_format("power", "below-power", "above-power"))
-def test_exponent_at_powers_of_two(backend: Backend, case: BfpCase) -> None:
+def test_exponent_at_powers_of_two(backend: Remote, case: BfpCase) -> None:
     """The largest magnitude of a block is a power of two, or the float next to one: where logarithms err."""
     power = np.exp2(np.arange(-20, 20, dtype=np.float32))
     step = {"power": power, "below-power": np.nextafter(power, 0), "above-power": np.nextafter(power, np.inf)}
@@ -159,7 +156,7 @@ def narrow(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 @checks("bfp.cast/C3", narrow)
-def test_every_mantissa_and_every_tie(backend: Backend, case: BfpCase) -> None:
+def test_every_mantissa_and_every_tie(backend: Remote, case: BfpCase) -> None:
     """Beside an element that fixes the exponent, every quarter of a step of either sign: ties go to even, and the top
     saturates. The expected mantissas come from rational arithmetic."""
     top, block = case.format.top, case.block
@@ -179,7 +176,7 @@ def test_every_mantissa_and_every_tie(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.cast/C4", by_format("huge", "subnormal"))
-def test_exponents_are_clamped(backend: Backend, case: BfpCase) -> None:
+def test_exponents_are_clamped(backend: Remote, case: BfpCase) -> None:
     """Magnitudes beyond what the exponent can say, at both ends."""
     scale = 2.0**126 if case.variant == "huge" else 2.0**-149
     x = (case.generator().integers(-3, 4, (case.rows, case.columns)) * scale).astype(np.float32)
@@ -187,7 +184,7 @@ def test_exponents_are_clamped(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.cast/C5", by_format("zeros"))
-def test_blocks_of_zeros(backend: Backend, case: BfpCase) -> None:
+def test_blocks_of_zeros(backend: Remote, case: BfpCase) -> None:
     """Zeros of either sign in one block, beside blocks that are not zero."""
     x = values(case)
     x[0, : case.block] = 0.0
@@ -212,7 +209,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 @checks("bfp.cast/C6", mistakes)
-def test_cast_refuses(backend: Backend, case: BfpCase) -> None:
+def test_cast_refuses(backend: Remote, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("bfp.cast", MISTAKES[case.variant](values(case)), case.format)
@@ -222,7 +219,7 @@ def test_cast_refuses(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.decode/C1", shapes())
-def test_decode_equals_the_reference(backend: Backend, case: BfpCase) -> None:
+def test_decode_equals_the_reference(backend: Remote, case: BfpCase) -> None:
     """Any mantissas and exponents give the reference's values."""
     some = blocks(case)
     given = backend.run("bfp.decode", some)
@@ -230,7 +227,7 @@ def test_decode_equals_the_reference(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.decode/C2", by_format("ends"))
-def test_decode_at_the_ends_of_float32(backend: Backend, case: BfpCase) -> None:
+def test_decode_at_the_ends_of_float32(backend: Remote, case: BfpCase) -> None:
     """The largest and the least exponents: overflow, subnormals and zeros as one rounding makes them."""
     any_blocks, reach = blocks(case), case.format.reach
     for e in (reach, -reach, max(-reach, -140), max(-reach, -160), min(reach, 120)):  # 2^−160 itself is no float32
@@ -242,7 +239,7 @@ def test_decode_at_the_ends_of_float32(backend: Backend, case: BfpCase) -> None:
 # Storage.
 
 
-def stored(backend: Backend, some: Blocks) -> StoredBlocks:
+def stored(backend: Remote, some: Blocks) -> StoredBlocks:
     """What the backend stores, of the form of these blocks."""
     __tracebackhide__ = True
     given = assert_kind("the result", backend.run("bfp.store", some), StoredBlocks)
@@ -255,7 +252,7 @@ def stored(backend: Backend, some: Blocks) -> StoredBlocks:
 
 
 @checks("bfp.store/C1", shapes(STORABLE))
-def test_store_equals_the_reference(backend: Backend, case: BfpCase) -> None:
+def test_store_equals_the_reference(backend: Remote, case: BfpCase) -> None:
     """The mantissas of a row are one little-endian number: Σ (M_i mod 2^p)·2^(p·i), by Python's integers."""
     some = blocks(case)
     given = stored(backend, some)
@@ -267,7 +264,7 @@ def test_store_equals_the_reference(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.store/C2", shapes(STORABLE))
-def test_store_biases_exponents(backend: Backend, case: BfpCase) -> None:
+def test_store_biases_exponents(backend: Remote, case: BfpCase) -> None:
     """The byte of an exponent is e + 127."""
     some = blocks(case)
     given = stored(backend, some)
@@ -279,14 +276,14 @@ def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 @checks("bfp.store/C3", too_wide)
-def test_store_refuses(backend: Backend, case: BfpCase) -> None:
+def test_store_refuses(backend: Remote, case: BfpCase) -> None:
     """Exponents of ten bits do not fit a byte."""
     with refuses():
         backend.run("bfp.store", blocks(case))
 
 
 @checks("bfp.load/C1", shapes(STORABLE))
-def test_load_is_the_inverse(backend: Backend, case: BfpCase) -> None:
+def test_load_is_the_inverse(backend: Remote, case: BfpCase) -> None:
     """What the reference stored comes back."""
     given = backend.run("bfp.load", bfp_storage.store(blocks(case)))
     assert_blocks(given, blocks(case))
@@ -301,7 +298,7 @@ def unwritten(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 @checks("bfp.load/C2", unwritten)
-def test_load_refuses_what_is_never_stored(backend: Backend, case: BfpCase) -> None:
+def test_load_refuses_what_is_never_stored(backend: Remote, case: BfpCase) -> None:
     """−2^(p−1), the byte 255 and a bit after the last mantissa are refused."""
     stored = bfp_storage.store(blocks(case))
     if case.variant == "least-mantissa":
@@ -343,14 +340,14 @@ def products(*variants: str) -> Callable[[str, Settings], Iterator[BfpCase]]:
     return generator
 
 
-def dotted(backend: Backend, a: Blocks, b: Blocks) -> BlockSums:
+def dotted(backend: Remote, a: Blocks, b: Blocks) -> BlockSums:
     """The sums of the backend."""
     __tracebackhide__ = True
     return assert_kind("the result", backend.run("bfp.dot", a, b), BlockSums)
 
 
 @checks("bfp.dot/C1", products())
-def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
+def test_dot_sums_are_exact(backend: Remote, case: BfpCase) -> None:
     """Sums of products of mantissas, by Python's integers."""
     a, b = two(case)
     given = dotted(backend, a, b)
@@ -363,7 +360,7 @@ def test_dot_sums_are_exact(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.dot/C2", products("far"))
-def test_dot_adds_exponents(backend: Backend, case: BfpCase) -> None:
+def test_dot_adds_exponents(backend: Remote, case: BfpCase) -> None:
     """The exponent of a block is the sum of both."""
     a, b = two(case)
     given = dotted(backend, a, b)
@@ -371,7 +368,7 @@ def test_dot_adds_exponents(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.dot/C3", by_format("one-place"))
-def test_dot_keeps_rows_and_blocks_apart(backend: Backend, case: BfpCase) -> None:
+def test_dot_keeps_rows_and_blocks_apart(backend: Remote, case: BfpCase) -> None:
     """One mantissa of a and all of b: only its row and its block are not zero."""
     a, b = two(case)
     b.mantissas.setflags(write=True)
@@ -396,7 +393,7 @@ def dot_mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 @checks("bfp.dot/C4", dot_mistakes)
-def test_dot_refuses(backend: Backend, case: BfpCase) -> None:
+def test_dot_refuses(backend: Remote, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
     x = values(case)
     a = b = bfp.cast(x, case.format)
@@ -411,7 +408,7 @@ def test_dot_refuses(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.total/C1", products("between"))
-def test_total_rounds_once_a_block(backend: Backend, case: BfpCase) -> None:
+def test_total_rounds_once_a_block(backend: Remote, case: BfpCase) -> None:
     """The float32 sums, block by block, by rational arithmetic rounded once."""
     sums = between(case) if case.variant == "between" else bfp_dot.dot(*two(case))
     given = assert_array("totals", backend.run("bfp.total", sums), np.float32, sums.sums.shape[:2])
@@ -439,7 +436,7 @@ def rounded(number: Fraction) -> np.float32:
 
 
 @checks("bfp.total/C2", by_format("overflow", "underflow"))
-def test_total_at_the_ends(backend: Backend, case: BfpCase) -> None:
+def test_total_at_the_ends(backend: Remote, case: BfpCase) -> None:
     """Sums beyond float32 become infinite; sums below it become subnormal or zero."""
     some = bfp_dot.dot(*two(case))
     exponents = np.full_like(some.exponents, 120 if case.variant == "overflow" else -150)

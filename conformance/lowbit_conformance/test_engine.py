@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.backend import Backend
 from lowbit.offload import MEMORIES, Arrangement, Event, Memory, Request
 from lowbit.offload_engine import engine
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.test_offload import same
 from lowbit_conformance.walks import WRONG_ARRANGEMENTS, Walk
 
@@ -55,7 +55,7 @@ class EngineCase(Case):
 class Pair:
     """An engine of the backend, the reference's beside it, and a walk for both."""
 
-    def __init__(self, backend: Backend, case: EngineCase, rng: np.random.Generator) -> None:
+    def __init__(self, backend: Remote, case: EngineCase, rng: np.random.Generator) -> None:
         self.session = backend.open("offload.engine", case.arrangement)
         self.reference = engine(case.arrangement)
         self.walk = Walk(case.arrangement, case.needed, case.guesses, rng)
@@ -119,7 +119,7 @@ def drawn(clause: str, seed: int, number: int) -> EngineCase:
 
 
 @checks("offload.engine/C1", many_walks)
-def test_every_step_answers_with_the_events_of_the_trace(backend: Backend, case: EngineCase) -> None:
+def test_every_step_answers_with_the_events_of_the_trace(backend: Remote, case: EngineCase) -> None:
     """Requests with right and wrong guesses, abandoned passes and prompts, one by one."""
     with closing(Pair(backend, case, case.generator())) as pair:
         for _ in range(case.steps):
@@ -136,7 +136,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 
 @checks("offload.engine/C2", mistakes)
-def test_engine_refuses(backend: Backend, case: EngineCase) -> None:
+def test_engine_refuses(backend: Remote, case: EngineCase) -> None:
     """Each mistake raises ArgumentError, whichever steps were taken before."""
     kind, _, variant = case.variant.partition("-")
     if kind == "arrangement":
@@ -152,7 +152,7 @@ def test_engine_refuses(backend: Backend, case: EngineCase) -> None:
 
 
 @checks("offload.engine/C3", walks)
-def test_a_refused_request_changes_nothing(backend: Backend, case: EngineCase) -> None:
+def test_a_refused_request_changes_nothing(backend: Remote, case: EngineCase) -> None:
     """With requests that are refused in between, one or two at a time, the others are answered as without them."""
     rng = case.generator()
     with closing(Pair(backend, case, rng)) as pair:
@@ -164,7 +164,7 @@ def test_a_refused_request_changes_nothing(backend: Backend, case: EngineCase) -
 
 
 @checks("offload.engine/C4", walks)
-def test_engines_do_not_disturb_each_other(backend: Backend, case: EngineCase) -> None:
+def test_engines_do_not_disturb_each_other(backend: Remote, case: EngineCase) -> None:
     """Four engines, two of one arrangement, take steps in random turns; one closes early and one opens late."""
     rng = case.generator()
     larger = EngineCase(case.clause, case.tier, "", 5, 9, 3, 3, case.memory, 3, 3, case.steps)
@@ -181,7 +181,7 @@ def test_engines_do_not_disturb_each_other(backend: Backend, case: EngineCase) -
 
 
 @checks("offload.engine/C5", walks)
-def test_an_engine_begins_afresh(backend: Backend, case: EngineCase) -> None:
+def test_an_engine_begins_afresh(backend: Remote, case: EngineCase) -> None:
     """After an engine that was closed and one that was left open, each in the middle of a pass, the next has nothing
     cached, nothing staged, and counts from 0."""
     rng = case.generator()

@@ -10,12 +10,12 @@ from itertools import permutations, product
 import numpy as np
 
 from lowbit import bfp, bfp_storage, rope
-from lowbit.backend import Backend
 from lowbit.bfp import Blocks
 from lowbit.ksort import permuted_layout
 from lowbit.rope import half_split, interleaved
 from lowbit_conformance.compare import assert_equal_values, assert_exact, assert_kind
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.routing_cases import run_bounded
 from lowbit_conformance.test_attention import AttendCase, seen
 from lowbit_conformance.test_bfp import BfpCase, assert_blocks, assert_casts, dotted, stored
@@ -52,7 +52,7 @@ def all_numbers(case: BfpCase) -> Blocks:
 
 
 @checks("bfp.decode/C1", formats(*SMALL))
-def test_every_mantissa_with_every_exponent(backend: Backend, case: BfpCase) -> None:
+def test_every_mantissa_with_every_exponent(backend: Remote, case: BfpCase) -> None:
     """All numbers that a format has."""
     given = backend.run("bfp.decode", all_numbers(case))
     assert_exact("values", given, bfp.decode(all_numbers(case)))
@@ -70,7 +70,7 @@ def all_places(case: BfpCase) -> Blocks:
 
 
 @checks("bfp.store/C1", formats(*STORABLE))
-def test_every_mantissa_in_every_place(backend: Backend, case: BfpCase) -> None:
+def test_every_mantissa_in_every_place(backend: Remote, case: BfpCase) -> None:
     """All mantissas at all positions in the stream, until it begins a byte again, and one past that."""
     given = stored(backend, all_places(case))
     assert_exact("mantissas", given.mantissas, bfp_storage.store(all_places(case)).mantissas)
@@ -78,14 +78,14 @@ def test_every_mantissa_in_every_place(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.load/C1", formats(*STORABLE))
-def test_every_mantissa_from_every_place(backend: Backend, case: BfpCase) -> None:
+def test_every_mantissa_from_every_place(backend: Remote, case: BfpCase) -> None:
     """The same bytes, read."""
     given = backend.run("bfp.load", bfp_storage.store(all_places(case)))
     assert_blocks(assert_kind("the result", given, Blocks), all_places(case))
 
 
 @checks("bfp.cast/C3", formats(*SMALL))
-def test_every_quarter_of_a_step_at_every_exponent(backend: Backend, case: BfpCase) -> None:
+def test_every_quarter_of_a_step_at_every_exponent(backend: Remote, case: BfpCase) -> None:
     """Beside a power of two that fixes the exponent, all quarters of a step of either sign; at every power of two from
     the least subnormal number to the largest of float32."""
     quarters = np.arange(-4 * case.format.top - 3, 4 * case.format.top + 4) / 4.0
@@ -104,7 +104,7 @@ def half_formats(clause: str, settings: Settings) -> Iterator[BfpCase]:
 
 
 @checks("bfp.cast/C2", half_formats)
-def test_every_half_precision_number(backend: Backend, case: BfpCase) -> None:
+def test_every_half_precision_number(backend: Remote, case: BfpCase) -> None:
     """All finite numbers of float16, a block of each its own, or in blocks in random order."""
     halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
     finite = halves[np.isfinite(halves)].astype(np.float32)
@@ -113,7 +113,7 @@ def test_every_half_precision_number(backend: Backend, case: BfpCase) -> None:
 
 
 @checks("bfp.dot/C1", formats((32, 4, 8), (32, 8, 8), (16, 2, 3), (3, 5, 6)))
-def test_every_product_of_two_mantissas(backend: Backend, case: BfpCase) -> None:
+def test_every_product_of_two_mantissas(backend: Remote, case: BfpCase) -> None:
     """All mantissas with all mantissas."""
     all_values = np.arange(-case.format.top, case.format.top + 1)
     column = all_values.astype(case.format.dtype)[:, None]
@@ -132,7 +132,7 @@ def widths(clause: str, settings: Settings) -> Iterator[RopeCase]:
 
 
 @checks("rope.rotate/C1", widths)
-def test_every_width_of_a_head(backend: Backend, case: RopeCase) -> None:
+def test_every_width_of_a_head(backend: Remote, case: RopeCase) -> None:
     """Quarter turns of integers at all even widths up to 64: wrong partners and wrong signs show."""
     x, turn = quarter_turns(case)
     given = run_bounded(backend, case, x.shape, x, turn)
@@ -148,7 +148,7 @@ def one_head(clause: str, settings: Settings) -> Iterator[HeadCase]:
 
 
 @checks("ksort.permutation/C2", one_head)
-def test_every_order_and_every_tie_of_a_few(backend: Backend, case: HeadCase) -> None:
+def test_every_order_and_every_tie_of_a_few(backend: Remote, case: HeadCase) -> None:
     """Five different sizes in all orders, or four sizes of three values in all ways; Python's sort is stable."""
     channels = range(case.head_dim)
     ways = permutations(channels) if case.variant == "all-orders" else product((0, 1, 2.5), repeat=case.head_dim)
@@ -163,7 +163,7 @@ def both_layouts(clause: str, settings: Settings) -> Iterator[HeadCase]:
 
 
 @checks("ksort.relabel/C1", both_layouts)
-def test_every_order_of_a_layout(backend: Backend, case: HeadCase) -> None:
+def test_every_order_of_a_layout(backend: Remote, case: HeadCase) -> None:
     """Two pairs in all orders of their channels."""
     for order in permutations(range(case.head_dim)):
         layout = {"half-split": half_split, "interleaved": interleaved}[case.variant](case.head_dim)
@@ -184,7 +184,7 @@ def short_texts(clause: str, settings: Settings) -> Iterator[AttendCase]:
 
 
 @checks("attention.attend/C2", short_texts)
-def test_every_token_looks_back_at_every_other(backend: Backend, case: AttendCase) -> None:
+def test_every_token_looks_back_at_every_other(backend: Remote, case: AttendCase) -> None:
     """Up to four tokens, the last T of them asking, with every window: query head h of a group seeks token h, and where
     it sees that token takes its value, to the bit."""
     group = case.heads // case.kv_heads

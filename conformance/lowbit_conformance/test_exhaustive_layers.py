@@ -10,13 +10,12 @@ from itertools import combinations, permutations, product
 import numpy as np
 
 from lowbit import layouts, offload, pooling
-from lowbit.backend import Backend
 from lowbit.layouts import ORDERS, ColumnPanels
 from lowbit.offload import MEMORIES, Request
 from lowbit.pooling import METHODS
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.compare import assert_exact
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.routing_cases import RoutingCase, run
 from lowbit_conformance.test_layouts import LayoutCase, places
 from lowbit_conformance.test_offload import OffloadCase, assert_trace
@@ -35,7 +34,7 @@ def every_k(variant: str, tokens: int, clause: str) -> Iterator[RoutingCase]:
 
 
 @checks("routing.top_k/C1", lambda clause, settings: every_k("all-orders", 120, clause))
-def test_every_order_of_five_scores(backend: Backend, case: RoutingCase) -> None:
+def test_every_order_of_five_scores(backend: Remote, case: RoutingCase) -> None:
     """Five different scores in all orders, a token each."""
     scores = np.array(list(permutations((-2.5, -0.5, 0.0, 1.0, 3.0))), np.float32)
     given = run(backend, case, scores, case.k)
@@ -44,7 +43,7 @@ def test_every_order_of_five_scores(backend: Backend, case: RoutingCase) -> None
 
 
 @checks("routing.top_k/C2", lambda clause, settings: every_k("all-ties", 4**EXPERTS, clause))
-def test_every_tie_of_five_scores(backend: Backend, case: RoutingCase) -> None:
+def test_every_tie_of_five_scores(backend: Remote, case: RoutingCase) -> None:
     """Five scores of −1, −0, +0 and 1 in all ways, a token each: by score, then by id."""
     scores = np.array(list(product((-1.0, -0.0, 0.0, 1.0), repeat=EXPERTS)), np.float32)
     given = run(backend, case, scores, case.k)
@@ -70,21 +69,19 @@ def blocks(case: LayoutCase) -> Iterator[LayoutCase]:
 
 
 @checks("blocking.apply/C1", small_matrices)
-def test_apply_every_small_block(backend: Backend, case: LayoutCase) -> None:
+def test_apply_every_small_block(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them."""
     for each in blocks(case):
         words = places(each)
-        frozen(words)
         given = backend.run("blocking.apply", words, each.layout)
         assert_exact(f"stream of {each.label}", given, layouts.apply(words, each.layout))
 
 
 @checks("blocking.invert/C1", small_matrices)
-def test_invert_every_small_block(backend: Backend, case: LayoutCase) -> None:
+def test_invert_every_small_block(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
     for each in blocks(case):
         stream = places(each).reshape(-1)
-        frozen(stream)
         given = backend.run("blocking.invert", stream, each.layout)
         assert_exact(f"words of {each.label}", given, layouts.invert(stream, each.layout))
 
@@ -99,21 +96,20 @@ def few_heads(clause: str, settings: Settings) -> Iterator[HeadsCase]:
 
 
 @checks("pooling.pool/C1", few_heads)
-def test_mean_of_every_grouping(backend: Backend, case: HeadsCase) -> None:
+def test_mean_of_every_grouping(backend: Remote, case: HeadsCase) -> None:
     """All ways to pool up to twelve heads."""
     assert_pools(backend, case)
 
 
 @checks("pooling.pool/C2", few_heads)
-def test_first_of_every_grouping(backend: Backend, case: HeadsCase) -> None:
+def test_first_of_every_grouping(backend: Remote, case: HeadsCase) -> None:
     """All ways to pool up to twelve heads."""
     assert_pools(backend, case)
 
 
-def assert_pools(backend: Backend, case: HeadsCase) -> None:
+def assert_pools(backend: Remote, case: HeadsCase) -> None:
     __tracebackhide__ = True
     weights = case.generator().normal(size=(case.rows, case.heads * case.head_dim)).astype(np.float32)
-    frozen(weights)
     given = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
     assert_exact("pooled", given, pooling.pool(weights, case.heads, case.groups, method=case.method))
 
@@ -151,7 +147,7 @@ def all_triples(symbols: int) -> list[int]:
 
 
 @checks("offload.trace/C1", one_layer)
-def test_every_request_after_every_two(backend: Backend, case: OffloadCase) -> None:
+def test_every_request_after_every_two(backend: Remote, case: OffloadCase) -> None:
     """One long run in which any three requests follow one another."""
     requests = [Request(0, NEEDS[number]) for number in all_triples(len(NEEDS))]
     given = backend.run("offload.trace", case.arrangement, requests)
@@ -159,7 +155,7 @@ def test_every_request_after_every_two(backend: Backend, case: OffloadCase) -> N
 
 
 @checks("offload.trace/C2", two_layers)
-def test_every_guess_before_every_need(backend: Backend, case: OffloadCase) -> None:
+def test_every_guess_before_every_need(backend: Remote, case: OffloadCase) -> None:
     """One long run of all guesses with all that may be needed then, in an order drawn from the case, and again in
     another; what the first layer needs is drawn, too."""
     rng, passes = case.generator(), list(product(GUESSES, NEEDS))

@@ -12,13 +12,12 @@ import numpy as np
 
 from lowbit import affine, linear, packing
 from lowbit.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
-from lowbit.backend import Backend
 from lowbit.packing import BITS, CODES_PER_UNIT, Codes, pack
 from lowbit_conformance import inputs
-from lowbit_conformance.calls import freeze, frozen, multiply, prepare
 from lowbit_conformance.cases import MatrixCase
 from lowbit_conformance.compare import assert_equal_values, assert_exact
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.test_affine import assert_same_matrix, expected, quantize
 
 TIER = "exhaustive"
@@ -51,19 +50,17 @@ def neighbours(case: MatrixCase) -> Codes:
 
 
 @checks("packing.pack/C1", pairs)
-def test_every_code_beside_every_code(backend: Backend, case: MatrixCase) -> None:
+def test_every_code_beside_every_code(backend: Remote, case: MatrixCase) -> None:
     """All values of two neighbours at all positions of a unit, the other codes all zeros or all ones."""
     codes = neighbours(case)
-    frozen(codes)
     given = backend.run("packing.pack", codes, case.bits)
     assert_exact("words", given, packing.pack(codes, case.bits))
 
 
 @checks("packing.unpack/C1", pairs)
-def test_every_code_is_found_beside_every_code(backend: Backend, case: MatrixCase) -> None:
+def test_every_code_is_found_beside_every_code(backend: Remote, case: MatrixCase) -> None:
     """The same words, read."""
     words = pack(neighbours(case), case.bits)
-    frozen(words)
     given = backend.run("packing.unpack", words, case.bits)
     assert_exact("codes", given, neighbours(case))
 
@@ -85,18 +82,18 @@ def half_scales(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("affine.dequantize/C1", half_scales)
-def test_every_half_precision_scale_and_minimum(backend: Backend, case: MatrixCase) -> None:
+def test_every_half_precision_scale_and_minimum(backend: Remote, case: MatrixCase) -> None:
     """Each positive number of float16 is the scale of one column and, with either sign, the minimum of another."""
     assert_half(backend, case)
 
 
 @checks("affine.dequantize/C2", half_scales)
-def test_every_half_precision_scale(backend: Backend, case: MatrixCase) -> None:
+def test_every_half_precision_scale(backend: Remote, case: MatrixCase) -> None:
     """Each positive number of float16 is the scale of a column with a zero-point."""
     assert_half(backend, case)
 
 
-def assert_half(backend: Backend, case: MatrixCase) -> None:
+def assert_half(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
     rng, top = case.generator(), 2**case.bits - 1
     first = int(case.variant.split("-")[1])
@@ -105,7 +102,7 @@ def assert_half(backend: Backend, case: MatrixCase) -> None:
     zeros = minima if case.convention == "minimum" else rng.integers(0, top + 1, scales.shape).astype(np.uint8)
     words = pack(rng.integers(0, top + 1, (case.rows, case.columns)).astype(np.uint8), case.bits)
     matrix = QuantizedMatrix(words, scales, zeros, case.bits, case.rows, case.group_size, case.convention)
-    given = backend.run("affine.dequantize", freeze(matrix))
+    given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))
 
 
@@ -116,13 +113,13 @@ def zero_points(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("affine.dequantize/C2", zero_points)
-def test_every_code_less_every_zero(backend: Backend, case: MatrixCase) -> None:
+def test_every_code_less_every_zero(backend: Remote, case: MatrixCase) -> None:
     """Each column has another zero-point, and all codes below one another."""
     codes = np.broadcast_to(np.arange(case.rows)[:, None] % 2**case.bits, (case.rows, case.columns))
     shape = (-(-case.rows // case.group_size), case.columns)
     zeros = np.ascontiguousarray(np.broadcast_to(np.arange(case.columns), shape).astype(np.float64))
     matrix = inputs.build(case, codes.astype(np.uint8), np.full(shape, 0.1, np.float32), zeros)
-    given = backend.run("affine.dequantize", freeze(matrix))
+    given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))
 
 
@@ -143,7 +140,7 @@ def all_groups(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("affine.quantize/C4", all_groups)
-def test_quantize_with_every_group_size(backend: Backend, case: MatrixCase) -> None:
+def test_quantize_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """Normal weights of very different rows: a row in the wrong group changes its scale."""
     weights = case.generator().normal(size=(case.rows, case.columns)) * np.exp2(np.arange(case.rows) % 11)[:, None]
     given = quantize(backend, weights.astype(np.float32), case)
@@ -151,18 +148,18 @@ def test_quantize_with_every_group_size(backend: Backend, case: MatrixCase) -> N
 
 
 @checks("affine.dequantize/C1", all_groups)
-def test_dequantize_minimum_with_every_group_size(backend: Backend, case: MatrixCase) -> None:
+def test_dequantize_minimum_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """Every row has the scale and the minimum of its own group."""
     _, matrix = inputs.random(case)
-    given = backend.run("affine.dequantize", freeze(matrix))
+    given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))
 
 
 @checks("affine.dequantize/C2", all_groups)
-def test_dequantize_zero_point_with_every_group_size(backend: Backend, case: MatrixCase) -> None:
+def test_dequantize_zero_point_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """Every row has the scale and the zero-point of its own group."""
     _, matrix = inputs.random(case)
-    given = backend.run("affine.dequantize", freeze(matrix))
+    given = backend.run("affine.dequantize", matrix)
     assert_exact("weights", given, affine.dequantize(matrix))
 
 
@@ -170,10 +167,10 @@ def test_dequantize_zero_point_with_every_group_size(backend: Backend, case: Mat
 
 
 @checks("linear.qgemv/C1", all_groups)
-def test_qgemv_with_every_group_size(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_with_every_group_size(backend: Remote, case: MatrixCase) -> None:
     """The dense lattice, on which no product is zero."""
     x, matrix = inputs.lattice(case, dense=True)
-    given = np.atleast_2d(multiply(prepare(backend, matrix), x, case.vectors))
+    given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
     assert_equal_values(given, linear.qgemm(x, matrix))
 
 
@@ -188,11 +185,11 @@ def small_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("linear.qgemv/C1", small_shapes)
-def test_qgemv_of_every_small_width(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_of_every_small_width(backend: Remote, case: MatrixCase) -> None:
     """The dense lattice at N from 1 to a register and one past it."""
     for columns in range(1, case.columns + 1):
         x, matrix = inputs.lattice(replace(case, columns=columns), dense=True)
-        given = np.atleast_2d(multiply(prepare(backend, matrix), x, case.vectors))
+        given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
         assert_equal_values(given, linear.qgemm(x, matrix))
 
 
@@ -205,10 +202,10 @@ def few_vectors(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("linear.qgemm/C1", few_vectors)
-def test_qgemm_of_every_small_number_of_vectors(backend: Backend, case: MatrixCase) -> None:
+def test_qgemm_of_every_small_number_of_vectors(backend: Remote, case: MatrixCase) -> None:
     """The dense lattice at T from 1 to 9: a kernel takes 1, 2, 4 or 8 rows of x at once."""
     x, matrix = inputs.lattice(case, dense=True)
-    prepared = prepare(backend, matrix)
+    prepared = backend.prepare(matrix)
     for vectors in range(1, case.vectors + 1):
         some = np.ascontiguousarray(x[:vectors])
-        assert_equal_values(multiply(prepared, some, vectors), linear.qgemm(some, matrix))
+        assert_equal_values(prepared.guarded(some, vectors), linear.qgemm(some, matrix))

@@ -7,12 +7,12 @@ bit, in float32 and in float64 alike, and the rest is small integers.
 import numpy as np
 
 from lowbit import routing
-from lowbit.backend import Backend
 from lowbit.routing import Floats, Ids
 from lowbit.routing_bounds import expert_bound, sparse_bound
 from lowbit_conformance.bounded import Record
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits
 from lowbit_conformance.marking import checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.routing_cases import (
     NON_FINITE,
     RoutingCase,
@@ -52,7 +52,7 @@ def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, F
 
 
 @checks("routing.expert/C1", shapes)
-def test_expert_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
+def test_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Where silu is the identity or zero, the result is equal."""
     x, *parts = lattice_experts(case)
     arguments = (x, *(part[0].copy() for part in parts))
@@ -61,7 +61,7 @@ def test_expert_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.expert/C2", random_shapes)
-def test_expert_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def test_expert_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random inputs, with silu nearly linear, curved and saturated, stay within the bound."""
     rng = case.generator()
     arguments = activations(case, rng), *first_expert(case, rng)
@@ -76,7 +76,7 @@ def test_expert_within_the_bound(backend: Backend, case: RoutingCase, record_pro
 
 
 @checks("routing.expert/C3", few)
-def test_expert_goes_by_rows(backend: Backend, case: RoutingCase) -> None:
+def test_expert_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
     """The same call gives the same bits, and row 0 does not depend on the others."""
     rng = case.generator()
     x, *parts = activations(case, rng), *first_expert(case, rng)
@@ -87,7 +87,7 @@ def test_expert_goes_by_rows(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.expert/C4", non_finite)
-def test_expert_passes_non_finite_on(backend: Backend, case: RoutingCase) -> None:
+def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
     """A NaN or an infinity reaches every element of its row, and no other row."""
     rng = case.generator()
     x, *parts = activations(case, rng), *first_expert(case, rng)
@@ -96,7 +96,7 @@ def test_expert_passes_non_finite_on(backend: Backend, case: RoutingCase) -> Non
 
 
 @checks("routing.expert/C5", mistakes)
-def test_expert_refuses(backend: Backend, case: RoutingCase) -> None:
+def test_expert_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
 
@@ -105,7 +105,7 @@ def test_expert_refuses(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.sparse/C1", lambda clause, settings: shapes(clause, settings, "lattice", ("", "any-weights")))
-def test_layer_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
+def test_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Exact experts with weights of 1/4, 1/2 and 1, or also with zero and negative ones, give an equal sum."""
     rng = case.generator()
     chosen, weights = routes(case, rng)
@@ -122,7 +122,7 @@ def layer(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats, Ids, Float
 
 
 @checks("routing.sparse/C2", random_shapes)
-def test_layer_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def test_layer_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random layers stay within the bound of the weighted sum of their experts."""
     arguments = layer(case)
     assert_bounded(
@@ -136,7 +136,7 @@ def test_layer_within_the_bound(backend: Backend, case: RoutingCase, record_prop
 
 
 @checks("routing.sparse/C3", few)
-def test_the_sum_has_one_order(backend: Backend, case: RoutingCase) -> None:
+def test_the_sum_has_one_order(backend: Remote, case: RoutingCase) -> None:
     """Each token's experts listed backwards, and rotated, give the same bits."""
     *inputs, chosen, weights = layer(case)
     first = run_bounded(backend, case, inputs[0].shape, *inputs, chosen, weights)
@@ -146,7 +146,7 @@ def test_the_sum_has_one_order(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.sparse/C4", few)
-def test_only_the_chosen_matter(backend: Backend, case: RoutingCase) -> None:
+def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
     """NaN in every expert that no token chose changes no bit; in one that row 0 did not choose, no bit of row 0."""
     x, gate, up, down, chosen, weights = layer(case)
     first = run_bounded(backend, case, x.shape, x, gate, up, down, chosen, weights)
@@ -160,6 +160,6 @@ def test_only_the_chosen_matter(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.sparse/C5", mistakes)
-def test_layer_refuses(backend: Backend, case: RoutingCase) -> None:
+def test_layer_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)

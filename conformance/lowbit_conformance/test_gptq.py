@@ -10,13 +10,12 @@ import numpy as np
 
 from lowbit import gptq
 from lowbit.affine import Floats
-from lowbit.backend import Backend
 from lowbit.gptq_bounds import factor_bound, hessian_bound, targets_bound
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,9 @@ def random_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
     yield from shapes(clause, "random", settings, ("", "correlated"))
 
 
-def run(backend: Backend, case: LayerCase, *arrays: Floats) -> Floats:
+def run(backend: Remote, case: LayerCase, *arrays: Floats) -> Floats:
     """The result as K × K for the Hessian and its factor, as K × N for targets."""
     __tracebackhide__ = True
-    frozen(*arrays)
     shape = (case.rows, case.columns if case.operation == "gptq.targets" else case.rows)
     return assert_array("the result", backend.run(case.operation, *arrays), np.float32, shape)
 
@@ -104,7 +102,7 @@ def positive_definite(case: LayerCase) -> Floats:
 
 
 @checks("gptq.hessian/C1", lattice_cases)
-def test_hessian_on_the_lattice(backend: Backend, case: LayerCase) -> None:
+def test_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """Small integers have an exact Hessian."""
     x = case.generator().integers(-9, 10, (case.columns, case.rows)).astype(np.float32)
     given = run(backend, case, x)
@@ -112,7 +110,7 @@ def test_hessian_on_the_lattice(backend: Backend, case: LayerCase) -> None:
 
 
 @checks("gptq.hessian/C2", random_cases)
-def test_hessian_within_the_bound(backend: Backend, case: LayerCase, record_property: Record) -> None:
+def test_hessian_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Inputs of very different channels, correlated or not, stay within the bound."""
     x = calibration(case)
     given = run(backend, case, x)
@@ -140,7 +138,7 @@ def mistakes(names: dict[str, object]) -> Callable[[str, Settings], Iterator[Lay
 
 
 @checks("gptq.hessian/C3", mistakes(dict(INPUT_MISTAKES)))
-def test_hessian_refuses(backend: Backend, case: LayerCase) -> None:
+def test_hessian_refuses(backend: Remote, case: LayerCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("gptq.hessian", INPUT_MISTAKES[case.variant](calibration(case)))
@@ -155,14 +153,14 @@ def small_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
 
 
 @checks("gptq.factor/C1", small_lattice)
-def test_factor_on_the_lattice(backend: Backend, case: LayerCase) -> None:
+def test_factor_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """The product of an exact factor with its transpose gives this very factor."""
     given = run(backend, case, exact_product(case))
     assert_equal_values(given, exact_factor(case).astype(np.float64))
 
 
 @checks("gptq.factor/C2", random_cases)
-def test_factor_within_the_bound(backend: Backend, case: LayerCase, record_property: Record) -> None:
+def test_factor_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """M M^T is the damped Hessian of calibration inputs within the bound; a small factor would not reveal it."""
     hessian = positive_definite(case)
     given = run(backend, case, hessian)
@@ -172,7 +170,7 @@ def test_factor_within_the_bound(backend: Backend, case: LayerCase, record_prope
 
 
 @checks("gptq.factor/C3", random_cases)
-def test_factor_is_upper_triangular(backend: Backend, case: LayerCase) -> None:
+def test_factor_is_upper_triangular(backend: Remote, case: LayerCase) -> None:
     """Zeros below the diagonal, and a diagonal above 0."""
     given = run(backend, case, positive_definite(case))
     below = np.tril_indices(case.rows, -1)
@@ -194,7 +192,7 @@ HESSIAN_MISTAKES: dict[str, Callable[[Floats], object]] = {
 
 
 @checks("gptq.factor/C4", mistakes(dict(HESSIAN_MISTAKES)))
-def test_factor_refuses(backend: Backend, case: LayerCase) -> None:
+def test_factor_refuses(backend: Remote, case: LayerCase) -> None:
     """Each mistake raises ArgumentError, a matrix that turns out indefinite included."""
     with refuses():
         backend.run("gptq.factor", HESSIAN_MISTAKES[case.variant](positive_definite(case)))
@@ -212,7 +210,7 @@ def layer(case: LayerCase) -> tuple[Floats, Floats, Floats]:
 
 
 @checks("gptq.targets/C1", lattice_cases)
-def test_targets_on_the_lattice(backend: Backend, case: LayerCase) -> None:
+def test_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """Integers, quarters and a factor with powers of two on its diagonal have exact targets."""
     rng = case.generator()
     shape = (case.rows, case.columns)
@@ -224,7 +222,7 @@ def test_targets_on_the_lattice(backend: Backend, case: LayerCase) -> None:
 
 
 @checks("gptq.targets/C2", random_cases)
-def test_targets_within_the_bound(backend: Backend, case: LayerCase, record_property: Record) -> None:
+def test_targets_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """Weights and values of a layer with the factor of its own Hessian stay within the bound."""
     arrays = layer(case)
     given = run(backend, case, *arrays)
@@ -234,7 +232,7 @@ def test_targets_within_the_bound(backend: Backend, case: LayerCase, record_prop
 
 
 @checks("gptq.targets/C3", random_cases)
-def test_targets_look_back_only(backend: Backend, case: LayerCase) -> None:
+def test_targets_look_back_only(backend: Remote, case: LayerCase) -> None:
     """Values from the middle row on are changed; the targets up to it keep their bits."""
     weights, triangle, values = layer(case)
     middle = case.rows // 2
@@ -260,7 +258,7 @@ LAYER_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[object, ...]]
 
 
 @checks("gptq.targets/C4", mistakes(dict(LAYER_MISTAKES)))
-def test_targets_refuse(backend: Backend, case: LayerCase) -> None:
+def test_targets_refuse(backend: Remote, case: LayerCase) -> None:
     """Each mistake raises ArgumentError."""
     with np.errstate(invalid="ignore"):  # 0 times infinity, on purpose
         given = LAYER_MISTAKES[case.variant](*layer(case))

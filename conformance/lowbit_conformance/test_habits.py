@@ -15,10 +15,10 @@ from typing import Any
 
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.calls import BrokenPromiseError
 from lowbit_conformance.cases import CONCURRENT, HABIT, Case
 from lowbit_conformance.marking import MARKS, Settings, checks
 from lowbit_conformance.remote import Call, Remote, difference, same
+from lowbit_conformance.verdicts import BrokenPromiseError
 
 OTHERS = 100  # calls between a call and its repetition
 SMALL = 1 << 16  # bytes of the arguments of a call that is repeated often

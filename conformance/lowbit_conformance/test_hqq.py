@@ -10,16 +10,15 @@ import numpy as np
 
 from lowbit import hqq, hqq_solver
 from lowbit.affine import Floats
-from lowbit.backend import Backend
 from lowbit.hqq import Axis, HqqMatrix
 from lowbit.hqq_numbers import EightBit, Numbers
 from lowbit.packing import BITS, CODES_PER_UNIT, Codes, pack
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
 from lowbit_conformance.inputs import NON_FINITE
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 STORED = ("float32", "float16", "eight-bit")
 
@@ -113,22 +112,21 @@ def weights_and_grid(case: BlocksCase) -> Grid:
     return weights.astype(np.float32), scales.astype(np.float32), zeros.astype(np.float32)
 
 
-def assert_codes(backend: Backend, case: BlocksCase) -> None:
+def assert_codes(backend: Remote, case: BlocksCase) -> None:
     __tracebackhide__ = True
     weights, scales, zeros = weights_and_grid(case)
-    frozen(weights, scales, zeros)
     given = backend.run("hqq.codes", weights, scales, zeros, case.bits)
     assert_exact("codes", given, hqq_solver.codes(weights, scales, zeros, case.bits))
 
 
 @checks("hqq.codes/C1", blocks("ties", "ties-of-odd-scales", "small", "large"))
-def test_codes_equal_the_reference(backend: Backend, case: BlocksCase) -> None:
+def test_codes_equal_the_reference(backend: Remote, case: BlocksCase) -> None:
     """Weights on ties, small and large ones give the reference's codes."""
     assert_codes(backend, case)
 
 
 @checks("hqq.codes/C2", blocks("huge"))
-def test_codes_of_huge_weights(backend: Backend, case: BlocksCase) -> None:
+def test_codes_of_huge_weights(backend: Remote, case: BlocksCase) -> None:
     """Every other column has tiny scales and every other row huge weights: quotients overflow, and codes clamp."""
     assert_codes(backend, case)
 
@@ -151,7 +149,7 @@ def grid_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
 
 
 @checks("hqq.codes/C3", grid_mistakes)
-def test_codes_refuse(backend: Backend, case: BlocksCase) -> None:
+def test_codes_refuse(backend: Remote, case: BlocksCase) -> None:
     """Each mistake raises ArgumentError; the last one is a width that does not exist."""
     grid = weights_and_grid(case)
     given = grid if case.variant == "last" else GRID_MISTAKES[case.variant](*grid)
@@ -160,7 +158,7 @@ def test_codes_refuse(backend: Backend, case: BlocksCase) -> None:
 
 
 @checks("hqq.step/C1", blocks("exact"))
-def test_step_on_the_lattice(backend: Backend, case: BlocksCase) -> None:
+def test_step_on_the_lattice(backend: Remote, case: BlocksCase) -> None:
     """Errors of at most 1/16 are far below the threshold: nothing of them is left, and the zero is an exact mean.
 
     The mean of g numbers is exact where g is a power of two; the case takes the largest one that fits.
@@ -173,7 +171,6 @@ def test_step_on_the_lattice(backend: Backend, case: BlocksCase) -> None:
     errors = rng.integers(-16, 17, q.shape) / 32 * scales  # half a step at most
     weights = (scales.astype(np.float64) * (q - zeros.astype(np.float64)) + errors).astype(np.float32)
     arrays = (weights, q, scales, zeros)
-    frozen(*arrays)
     given = backend.run("hqq.step", *arrays, 0.7, 10.0)
     assert_equal_values(given, np.mean(q - weights.astype(np.float64) / scales, axis=0))
 
@@ -182,11 +179,10 @@ NORMS = ((0.7, 10.0), (1.0, 4.0), (0.5, 30.0), (0.7, 12.2))
 
 
 @checks("hqq.step/C2", blocks("small", "large"))
-def test_step_within_the_bound(backend: Backend, case: BlocksCase, record_property: Record) -> None:
+def test_step_within_the_bound(backend: Remote, case: BlocksCase, record_property: Record) -> None:
     """Errors below and above the threshold, under several norms, stay within the bound."""
     (weights, scales, zeros), declared, shares = weights_and_grid(case), arithmetic(backend, case), []
     arrays = (weights, hqq_solver.codes(weights, scales, zeros, case.bits), scales, zeros)
-    frozen(*arrays)
     for norm in NORMS:
         given = backend.run("hqq.step", *arrays, *norm)
         exact = hqq_solver.step(*arrays, *norm)
@@ -212,7 +208,7 @@ def step_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
 
 
 @checks("hqq.step/C3", step_mistakes)
-def test_step_refuses(backend: Backend, case: BlocksCase) -> None:
+def test_step_refuses(backend: Remote, case: BlocksCase) -> None:
     """Each mistake raises ArgumentError."""
     grid = weights_and_grid(case)
     q = hqq_solver.codes(*grid, case.bits)
@@ -313,16 +309,6 @@ def exact_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
     return x, HqqMatrix(pack(q, case.bits), scales, zeros, case.bits, case.rows, case.group_size, case.axis)
 
 
-def freeze(matrix: HqqMatrix) -> HqqMatrix:
-    frozen(matrix.words)
-    for numbers in (matrix.scales, matrix.zeros):
-        if isinstance(numbers, EightBit):
-            frozen(numbers.codes, numbers.scales, numbers.zeros)
-        else:
-            frozen(numbers)
-    return matrix
-
-
 def one_shape(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
     def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
         for variant in variants:
@@ -332,9 +318,9 @@ def one_shape(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase
     return generator
 
 
-def assert_weights(backend: Backend, matrix: HqqMatrix) -> None:
+def assert_weights(backend: Remote, matrix: HqqMatrix) -> None:
     __tracebackhide__ = True
-    given = backend.run("hqq.dequantize", freeze(matrix))
+    given = backend.run("hqq.dequantize", matrix)
     assert_exact("weights", given, hqq.dequantize(matrix))
 
 
@@ -349,20 +335,20 @@ def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
 
 
 @checks("hqq.dequantize/C1", plain)
-def test_dequantize(backend: Backend, case: RealZeroCase) -> None:
+def test_dequantize(backend: Remote, case: RealZeroCase) -> None:
     """Any codes with float32 and float16 scales and zeros give the reference's weights."""
     assert_weights(backend, random_matrix(case)[1])
 
 
 @checks("hqq.dequantize/C2", plain)
-def test_dequantize_finds_the_group(backend: Backend, case: RealZeroCase) -> None:
+def test_dequantize_finds_the_group(backend: Remote, case: RealZeroCase) -> None:
     """This needs no reference: with codes of 1, zeros of 0 and the scale of group i equal to i + 1, a weight names its
     group."""
     groups = case.rows * case.columns // case.group_size
     ones = pack(np.ones((case.rows, case.columns), np.uint8), case.bits)
     scales, zeros = np.arange(1, groups + 1).astype(np.float32), np.zeros(groups, np.float32)
     matrix = HqqMatrix(ones, scales, zeros, case.bits, case.rows, case.group_size, case.axis)
-    given = backend.run("hqq.dequantize", freeze(matrix))
+    given = backend.run("hqq.dequantize", matrix)
     flat = np.arange(case.rows * case.columns)
     group = flat // case.group_size if case.axis == 1 else flat % groups
     expected = np.ascontiguousarray((group + 1).reshape(case.columns, case.rows).T.astype(np.float32))
@@ -370,26 +356,24 @@ def test_dequantize_finds_the_group(backend: Backend, case: RealZeroCase) -> Non
 
 
 @checks("hqq.dequantize/C3", eight_bit)
-def test_dequantize_eight_bit_numbers(backend: Backend, case: RealZeroCase) -> None:
+def test_dequantize_eight_bit_numbers(backend: Remote, case: RealZeroCase) -> None:
     """Scales and zeros in 8 bits, in several groups, give the reference's weights."""
     assert_weights(backend, random_matrix(case)[1])
 
 
 @checks("hqq.qgemv/C1", matrices("exact", "exact-mixed"))
-def test_qgemv_on_the_lattice(backend: Backend, case: RealZeroCase) -> None:
+def test_qgemv_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
     """With every partial sum exact, the result equals the reference's, along both axes."""
     x, matrix = exact_matrix(case)
-    frozen(x)
-    given = backend.run("hqq.qgemv", x, freeze(matrix))
+    given = backend.run("hqq.qgemv", x, matrix)
     assert_equal_values(given, hqq.qgemv(x, matrix))
 
 
 @checks("hqq.qgemv/C2", matrices("", "mixed"))
-def test_qgemv_within_the_bound(backend: Backend, case: RealZeroCase, record_property: Record) -> None:
+def test_qgemv_within_the_bound(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
     """Random activations and matrices stay within the bound derived from the declared arithmetic."""
     x, matrix = random_matrix(case)
-    frozen(x)
-    given = backend.run("hqq.qgemv", x, freeze(matrix))
+    given = backend.run("hqq.qgemv", x, matrix)
     exact = hqq.qgemv(x, matrix)
     bound = limit_of(lambda: hqq.qgemv_bound(x, matrix, arithmetic(backend, case), exact))
     record_property("share", assert_within(given, exact, bound))
@@ -403,7 +387,7 @@ def non_finite(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
 
 
 @checks("hqq.qgemv/C3", non_finite)
-def test_qgemv_passes_non_finite_on(backend: Backend, case: RealZeroCase) -> None:
+def test_qgemv_passes_non_finite_on(backend: Remote, case: RealZeroCase) -> None:
     """A NaN or an infinity in any row of x reaches every column."""
     for row in (0, case.rows // 2, case.rows - 1):
         x, matrix = random_matrix(case)
@@ -423,7 +407,7 @@ MISTAKES: dict[str, Callable[[Floats], Any]] = {
 
 
 @checks("hqq.qgemv/C4", one_shape(*MISTAKES))
-def test_qgemv_refuses(backend: Backend, case: RealZeroCase) -> None:
+def test_qgemv_refuses(backend: Remote, case: RealZeroCase) -> None:
     """Each mistake raises ArgumentError."""
     x, matrix = random_matrix(case)
     with refuses():

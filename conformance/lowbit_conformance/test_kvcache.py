@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from lowbit import bfp
-from lowbit.backend import Backend
 from lowbit.bfp import Floats, Format
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_exact, assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 Tokens = tuple[Floats, Floats]  # keys and values, T × G × d_h each
 NAMES = ("keys", "values")
@@ -90,7 +89,6 @@ def drawn(case: CacheCase, rng: np.random.Generator, tokens: int | None = None) 
     def one() -> Floats:
         scale = np.exp2(rng.integers(-30, 30, (shape[0], 1, 1)) + rng.integers(-6, 6, shape))
         x: Floats = (rng.normal(size=shape) * scale * (rng.random(shape) < 0.9)).astype(np.float32)
-        frozen(x)
         return x
 
     return one(), one()
@@ -100,7 +98,6 @@ def parts(tokens: Tokens, lengths: Sequence[int]) -> Iterator[Tokens]:
     """The tokens in steps of these lengths."""
     for start, length in zip(np.cumsum([0, *lengths]), lengths, strict=False):
         keys, values = (np.ascontiguousarray(part[start : start + length]) for part in tokens)
-        frozen(keys, values)
         yield keys, values
 
 
@@ -133,7 +130,7 @@ def assert_holds(case: CacheCase, answer: Tokens, given: Sequence[Tokens]) -> No
 
 
 @checks("kvcache.bfp/C1", caches(1, 9))
-def test_each_token_is_cast_and_decoded(backend: Backend, case: CacheCase) -> None:
+def test_each_token_is_cast_and_decoded(backend: Remote, case: CacheCase) -> None:
     """After every step the cache holds all tokens so far, in order, each as its own rows are cast."""
     rng = case.generator()
     steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
@@ -151,7 +148,7 @@ def growing(clause: str, settings: Settings) -> Iterator[CacheCase]:
 
 
 @checks("kvcache.bfp/C2", growing)
-def test_tokens_keep_their_bits(backend: Backend, case: CacheCase) -> None:
+def test_tokens_keep_their_bits(backend: Remote, case: CacheCase) -> None:
     """Whatever comes later, larger numbers, zeros or many tokens, what was answered before is answered again."""
     rng = case.generator()
     steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
@@ -169,7 +166,7 @@ def test_tokens_keep_their_bits(backend: Backend, case: CacheCase) -> None:
 
 
 @checks("kvcache.bfp/C3", caches(7))
-def test_together_or_one_by_one(backend: Backend, case: CacheCase) -> None:
+def test_together_or_one_by_one(backend: Remote, case: CacheCase) -> None:
     """All tokens in one step, one by one, and in steps of mixed length: the same bits at the end."""
     rng = case.generator()
     tokens = drawn(case, rng)
@@ -214,7 +211,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[CacheCase]:
 
 
 @checks("kvcache.bfp/C4", mistakes)
-def test_cache_refuses(backend: Backend, case: CacheCase) -> None:
+def test_cache_refuses(backend: Remote, case: CacheCase) -> None:
     """Each mistake raises ArgumentError; at a step, the first or a later one, it leaves the cache as it was."""
     place, _, name = case.variant.partition("-")
     if place == "open":
@@ -231,7 +228,7 @@ def test_cache_refuses(backend: Backend, case: CacheCase) -> None:
 
 
 @checks("kvcache.bfp/C5", caches(4))
-def test_caches_do_not_disturb_each_other(backend: Backend, case: CacheCase) -> None:
+def test_caches_do_not_disturb_each_other(backend: Remote, case: CacheCase) -> None:
     """Two caches of one shape take turns; a third, opened when one of them is closed, is empty."""
     rng = case.generator()
     open_now = {name: (backend.open("kvcache.bfp", *case.opening), list[Tokens]()) for name in ("first", "second")}

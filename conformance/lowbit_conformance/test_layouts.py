@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit import layouts
-from lowbit.backend import Backend
 from lowbit.layouts import ORDERS, ColumnPanels, Layout, ZCurve
 from lowbit.packing import Words
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_exact, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -78,34 +77,31 @@ def places(case: LayoutCase) -> Words:
 
 
 @checks("blocking.apply/C1", shapes)
-def test_apply_equals_the_reference(backend: Backend, case: LayoutCase) -> None:
+def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them, and are left as they were."""
     words = places(case)
-    frozen(words)
     stream = backend.run("blocking.apply", words, case.layout)
     assert_exact("stream", stream, layouts.apply(words, case.layout))
 
 
 @checks("blocking.apply/C2", shapes)
-def test_apply_loses_nothing_and_adds_nothing(backend: Backend, case: LayoutCase) -> None:
+def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase) -> None:
     """Random words with every bit in use come back, each as often as it was there."""
     words = case.generator().integers(0, 2**32, (case.rows, case.columns), dtype=np.uint32)
-    frozen(words)
     stream = assert_array("stream", backend.run("blocking.apply", words, case.layout), np.uint32, (words.size,))
     assert_exact("sorted stream", np.sort(stream), np.sort(words, axis=None))
 
 
 @checks("blocking.invert/C1", shapes)
-def test_invert_equals_the_reference(backend: Backend, case: LayoutCase) -> None:
+def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
     stream = places(case).reshape(-1)
-    frozen(stream)
     words = backend.run("blocking.invert", stream, case.layout)
     assert_exact("words", words, layouts.invert(stream, case.layout))
 
 
 @checks("blocking.invert/C2", shapes)
-def test_invert_is_the_inverse(backend: Backend, case: LayoutCase) -> None:
+def test_invert_is_the_inverse(backend: Remote, case: LayoutCase) -> None:
     """A stream that was inverted and laid out again, by the specification, is the stream."""
     stream = places(case).reshape(-1)
     words = backend.run("blocking.invert", stream, case.layout)
@@ -130,14 +126,14 @@ def mistakes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
 
 
 @checks("blocking.apply/C3", mistakes)
-def test_apply_refuses(backend: Backend, case: LayoutCase) -> None:
+def test_apply_refuses(backend: Remote, case: LayoutCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("blocking.apply", *MISTAKES[case.variant](places(case), case.layout))
 
 
 @checks("blocking.invert/C3", mistakes)
-def test_invert_refuses(backend: Backend, case: LayoutCase) -> None:
+def test_invert_refuses(backend: Remote, case: LayoutCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("blocking.invert", *MISTAKES[case.variant](places(case).reshape(-1), case.layout))

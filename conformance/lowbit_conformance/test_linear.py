@@ -8,15 +8,14 @@ import numpy as np
 
 from lowbit import linear
 from lowbit.affine import CONVENTIONS, Floats, QuantizedMatrix
-from lowbit.backend import Backend
 from lowbit.bounds import linear_bound
 from lowbit.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance import inputs
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
-from lowbit_conformance.calls import multiply, prepare
 from lowbit_conformance.cases import CONCURRENT, MatrixCase, drawn, edges, in_use, large, systematic
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits, assert_within, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 VECTORS = (1, 2, 3, 4, 5, 8, 17)
 
@@ -65,24 +64,24 @@ def tall(clause: str) -> Iterator[MatrixCase]:
                 yield MatrixCase(clause, "lattice", "tall", bits, 64, 40, 48, convention, vectors=131)
 
 
-def run(backend: Backend, x: Floats, matrix: QuantizedMatrix, case: MatrixCase) -> Floats:
+def run(backend: Remote, x: Floats, matrix: QuantizedMatrix, case: MatrixCase) -> Floats:
     """One guarded call, as T × N."""
-    return np.atleast_2d(multiply(prepare(backend, matrix), x, case.vectors))
+    return np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
 
 
 @checks("linear.qgemv/C1", lattice_cases)
-def test_qgemv_on_the_lattice(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
     """With every partial sum exact, the result equals the reference's."""
     assert_lattice(backend, case)
 
 
 @checks("linear.qgemm/C1", lattice_cases)
-def test_qgemm_on_the_lattice(backend: Backend, case: MatrixCase) -> None:
+def test_qgemm_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
     """With every partial sum exact, each row of the result equals the reference's."""
     assert_lattice(backend, case)
 
 
-def assert_lattice(backend: Backend, case: MatrixCase) -> None:
+def assert_lattice(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.lattice(case, dense=case.variant.endswith("dense"))
     given = run(backend, x, matrix, case)
@@ -91,7 +90,7 @@ def assert_lattice(backend: Backend, case: MatrixCase) -> None:
 
 @checks("linear.qgemv/C2", random_cases)
 def test_qgemv_within_the_bound(
-    backend: Backend, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+    backend: Remote, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Random and special inputs stay within the bound derived from the declared arithmetic."""
     assert_bounded(backend, case, record_property, model_matrices)
@@ -99,14 +98,14 @@ def test_qgemv_within_the_bound(
 
 @checks("linear.qgemm/C2", random_cases)
 def test_qgemm_within_the_bound(
-    backend: Backend, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+    backend: Remote, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     """Random and special inputs stay within the bound derived from the declared arithmetic, row by row."""
     assert_bounded(backend, case, record_property, model_matrices)
 
 
 def assert_bounded(
-    backend: Backend, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
+    backend: Remote, case: MatrixCase, record_property: Record, model_matrices: dict[str, QuantizedMatrix]
 ) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.edge(case) if case.tier == "edge" else inputs.random(case)
@@ -137,21 +136,21 @@ def concurrent_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("linear.qgemv/C3", concurrent_cases)
-def test_qgemv_from_several_threads(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_from_several_threads(backend: Remote, case: MatrixCase) -> None:
     """Threads that multiply at once, each by its own x, get the bits that each gets alone."""
     assert_concurrent(backend, case)
 
 
 @checks("linear.qgemm/C3", concurrent_cases)
-def test_qgemm_from_several_threads(backend: Backend, case: MatrixCase) -> None:
+def test_qgemm_from_several_threads(backend: Remote, case: MatrixCase) -> None:
     """Threads that multiply at once, each by its own X, get the bits that each gets alone."""
     assert_concurrent(backend, case)
 
 
-def assert_concurrent(backend: Backend, case: MatrixCase) -> None:
+def assert_concurrent(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.random(case)
-    prepared = prepare(backend, matrix)
+    prepared = backend.prepare(matrix)
     own = [x * np.float32(factor) for factor in (1, -2, 0.5, 3)]
     with backend.recording() as calls:
         alone = [prepared.guarded(each, case.vectors) for each in own]
@@ -161,41 +160,41 @@ def assert_concurrent(backend: Backend, case: MatrixCase) -> None:
 
 
 @checks("linear.qgemv/C3", few_cases)
-def test_qgemv_repeats_itself(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_repeats_itself(backend: Remote, case: MatrixCase) -> None:
     """The same call gives the same bits: again, after other calls, and from weights prepared anew."""
     assert_repeats(backend, case)
 
 
 @checks("linear.qgemm/C3", few_cases)
-def test_qgemm_repeats_itself(backend: Backend, case: MatrixCase) -> None:
+def test_qgemm_repeats_itself(backend: Remote, case: MatrixCase) -> None:
     """The same call gives the same bits, and a row does not depend on its neighbours."""
     assert_repeats(backend, case)
     x, matrix = inputs.random(case)
-    prepared = prepare(backend, matrix)
-    together = multiply(prepared, x, case.vectors)
+    prepared = backend.prepare(matrix)
+    together = prepared.guarded(x, case.vectors)
     changed = x.copy()
     changed[1:] += 1
-    alone = multiply(prepared, changed, case.vectors)
+    alone = prepared.guarded(changed, case.vectors)
     assert_same_bits(together[:1], alone[:1], "row 0 changed when the other rows of x did")
 
 
-def assert_repeats(backend: Backend, case: MatrixCase) -> None:
+def assert_repeats(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.random(case)
-    prepared = prepare(backend, matrix)
-    first = multiply(prepared, x, case.vectors)
-    assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call again")
+    prepared = backend.prepare(matrix)
+    first = prepared.guarded(x, case.vectors)
+    assert_same_bits(first, prepared.guarded(x, case.vectors), "the same call again")
     allocated = prepared.qgemm(x) if case.vectors else prepared.qgemv(x[0])
     assert_same_bits(first, allocated, "the same call without out")
     _, other = inputs.random(replace(case, seed=case.seed + 1))
-    beside = prepare(backend, other)
-    second = multiply(beside, x, case.vectors)
-    assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call after another matrix was prepared")
-    assert_same_bits(second, multiply(beside, x, case.vectors), "that other matrix after the first was used")
+    beside = backend.prepare(other)
+    second = beside.guarded(x, case.vectors)
+    assert_same_bits(first, prepared.guarded(x, case.vectors), "the same call after another matrix was prepared")
+    assert_same_bits(second, beside.guarded(x, case.vectors), "that other matrix after the first was used")
     for factor in (2, -1, 0):
-        multiply(prepared, x * np.float32(factor), case.vectors)
-    assert_same_bits(first, multiply(prepared, x, case.vectors), "the same call after others")
-    assert_same_bits(first, multiply(prepare(backend, matrix), x, case.vectors), "weights prepared anew")
+        prepared.guarded(x * np.float32(factor), case.vectors)
+    assert_same_bits(first, prepared.guarded(x, case.vectors), "the same call after others")
+    assert_same_bits(first, backend.prepare(matrix).guarded(x, case.vectors), "weights prepared anew")
 
 
 def exact_edges(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -206,7 +205,7 @@ def exact_edges(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("linear.qgemv/C4", exact_edges)
-def test_qgemv_zero_and_one_hot(backend: Backend, case: MatrixCase, record_property: Record) -> None:
+def test_qgemv_zero_and_one_hot(backend: Remote, case: MatrixCase, record_property: Record) -> None:
     """All-zero activations give zeros; a single 1 gives a row of the dequantised matrix within the bound."""
     x, matrix = inputs.edge(case)
     x = np.sign(x)
@@ -231,27 +230,27 @@ def non_finite_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("linear.qgemv/C5", non_finite_cases)
-def test_qgemv_passes_non_finite_on(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_passes_non_finite_on(backend: Remote, case: MatrixCase) -> None:
     """A NaN or an infinity in any row of x reaches every column."""
     x, matrix = inputs.random(case)
-    prepared = prepare(backend, matrix)
+    prepared = backend.prepare(matrix)
     for row in (0, 1, case.rows // 2, case.rows - 1):
         x, _ = inputs.random(case)
         x[0, row] = inputs.NON_FINITE[case.variant]
-        given = np.atleast_2d(multiply(prepared, x, case.vectors))
+        given = np.atleast_2d(prepared.guarded(x, case.vectors))
         finite = np.flatnonzero(np.isfinite(given[0]))
         assert len(finite) == 0, f"WRONG: x[{row}] is {x[0, row]}, and y is finite at columns {finite[:6].tolist()}"
 
 
 @checks("linear.qgemm/C4", non_finite_cases)
-def test_qgemm_keeps_non_finite_to_its_row(backend: Backend, case: MatrixCase) -> None:
+def test_qgemm_keeps_non_finite_to_its_row(backend: Remote, case: MatrixCase) -> None:
     """A NaN or an infinity in one row of X reaches every column of that row of Y, and no other row."""
     _, matrix = inputs.random(case)
-    prepared = prepare(backend, matrix)
+    prepared = backend.prepare(matrix)
     for row, place in ((0, case.rows - 1), (2, case.rows // 2), (case.vectors - 1, 0)):
         x, _ = inputs.random(case)
         x[row, place] = inputs.NON_FINITE[case.variant]
-        finite = np.isfinite(multiply(prepared, x, case.vectors))
+        finite = np.isfinite(prepared.guarded(x, case.vectors))
         assert not finite[row].any(), f"WRONG: row {row} of X is not finite, and row {row} of Y has finite elements"
         others = np.delete(finite, row, axis=0)
         assert others.all(), "WRONG: a finite row of X gave a row of Y that is not finite"
@@ -293,25 +292,25 @@ def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("linear.qgemv/C6", mistakes)
-def test_qgemv_refuses(backend: Backend, case: MatrixCase) -> None:
+def test_qgemv_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     assert_refuses(backend, case)
 
 
 @checks("linear.qgemm/C5", mistakes)
-def test_qgemm_refuses(backend: Backend, case: MatrixCase) -> None:
+def test_qgemm_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     assert_refuses(backend, case)
 
 
-def assert_refuses(backend: Backend, case: MatrixCase) -> None:
+def assert_refuses(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = inputs.random(case)
     out = np.full((len(x), case.columns), 7, np.float32)
     given = MISTAKES[case.variant](x, out) if case.vectors else MISTAKES[case.variant](x[0], out[0])
-    prepared = prepare(backend, matrix)
+    prepared = backend.prepare(matrix)
     call = prepared.qgemm if case.vectors else prepared.qgemv
     before = np.array(given[1], copy=True)
     with refuses():
-        call(*given)  # type: ignore[arg-type]  # wrong on purpose
+        call(*given)
     assert np.array_equal(before, np.asarray(given[1])), "WRONG: out was written although the call was refused"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from lowbit import offload
-from lowbit.backend import Backend
 from lowbit.offload import MEMORIES, Arrangement, Event, Memory, Request
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def same(mine: object, right: object) -> bool:
     return not any(isinstance(part, np.ndarray) for part in vars(mine).values()) and mine == right
 
 
-def assert_run(backend: Backend, case: OffloadCase) -> None:
+def assert_run(backend: Remote, case: OffloadCase) -> None:
     __tracebackhide__ = True
     requests = requests_of(case)
     given = backend.run("offload.trace", case.arrangement, requests)
@@ -125,37 +125,37 @@ def assert_run(backend: Backend, case: OffloadCase) -> None:
 
 
 @checks("offload.trace/C1", runs)
-def test_the_cache_alone(backend: Backend, case: OffloadCase) -> None:
+def test_the_cache_alone(backend: Remote, case: OffloadCase) -> None:
     """Without guesses: hits, loads, evictions of what ran longest ago."""
     assert_run(backend, case)
 
 
 @checks("offload.trace/C2", runs)
-def test_guesses(backend: Backend, case: OffloadCase) -> None:
+def test_guesses(backend: Remote, case: OffloadCase) -> None:
     """Guesses that are right, wrong, resident, or find no buffer."""
     assert_run(backend, case)
 
 
 @checks("offload.trace/C3", runs)
-def test_buffers_run_out(backend: Backend, case: OffloadCase) -> None:
+def test_buffers_run_out(backend: Remote, case: OffloadCase) -> None:
     """No more buffers than guesses: loads take buffers from guesses, or let them go first."""
     assert_run(backend, case)
 
 
 @checks("offload.trace/C4", runs)
-def test_a_prompt_streams_through(backend: Backend, case: OffloadCase) -> None:
+def test_a_prompt_streams_through(backend: Remote, case: OffloadCase) -> None:
     """More needed experts than slots."""
     assert_run(backend, case)
 
 
 @checks("offload.trace/C5", runs)
-def test_where_experts_begin_and_go(backend: Backend, case: OffloadCase) -> None:
+def test_where_experts_begin_and_go(backend: Remote, case: OffloadCase) -> None:
     """The places on the host, under both kinds of memory."""
     assert_run(backend, case)
 
 
 @checks("offload.trace/C6", runs)
-def test_passes_that_end_early(backend: Backend, case: OffloadCase) -> None:
+def test_passes_that_end_early(backend: Remote, case: OffloadCase) -> None:
     """Guesses of a pass that was abandoned."""
     assert_run(backend, case)
 
@@ -186,7 +186,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[OffloadCase]:
 
 
 @checks("offload.trace/C7", mistakes)
-def test_trace_refuses(backend: Backend, case: OffloadCase) -> None:
+def test_trace_refuses(backend: Remote, case: OffloadCase) -> None:
     """Each mistake raises ArgumentError, also where requests before it are right."""
     arrangement: object = case.arrangement
     requests = RIGHT

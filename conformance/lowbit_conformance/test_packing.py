@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lowbit import packing
-from lowbit.backend import Backend
 from lowbit.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, Codes
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import COLUMNS, LARGE, UNITS, MatrixCase
 from lowbit_conformance.compare import assert_exact, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
@@ -49,7 +48,7 @@ def random_codes(case: MatrixCase) -> Codes:
 
 
 @checks("packing.pack/C1", single_units)
-def test_one_code_sets_its_own_bits(backend: Backend, case: MatrixCase) -> None:
+def test_one_code_sets_its_own_bits(backend: Remote, case: MatrixCase) -> None:
     """Each code alone sets bits b·k … b·k + b − 1 of its column and no other bit, by arithmetic on big integers."""
     words = backend.run("packing.pack", one_code_a_column(case.bits), case.bits)
     top = 2**case.bits - 1
@@ -59,26 +58,24 @@ def test_one_code_sets_its_own_bits(backend: Backend, case: MatrixCase) -> None:
 
 
 @checks("packing.pack/C2", shapes)
-def test_pack_equals_the_reference(backend: Backend, case: MatrixCase) -> None:
+def test_pack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
     """Random codes of every shape give the reference's words, and the codes are left as they were."""
     codes = random_codes(case)
-    frozen(codes)
     given = backend.run("packing.pack", codes, case.bits)
     assert_exact("words", given, packing.pack(codes, case.bits))
 
 
 @checks("packing.unpack/C1", shapes)
-def test_unpack_equals_the_reference(backend: Backend, case: MatrixCase) -> None:
+def test_unpack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
     """Random words, every bit of them used, give the reference's codes."""
     word_rows = case.rows * case.bits // 32
     words = case.generator().integers(0, 2**32, (word_rows, case.columns), dtype=np.uint32)
-    frozen(words)
     given = backend.run("packing.unpack", words, case.bits)
     assert_exact("codes", given, packing.unpack(words, case.bits))
 
 
 @checks("packing.unpack/C2", single_units)
-def test_unpack_finds_each_code_alone(backend: Backend, case: MatrixCase) -> None:
+def test_unpack_finds_each_code_alone(backend: Remote, case: MatrixCase) -> None:
     """Each code alone in its unit comes back at its own place."""
     given = backend.run("packing.unpack", packing.pack(one_code_a_column(case.bits), case.bits), case.bits)
     assert_exact("codes", given, one_code_a_column(case.bits))
@@ -106,7 +103,7 @@ def pack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("packing.pack/C3", pack_mistakes)
-def test_pack_refuses(backend: Backend, case: MatrixCase) -> None:
+def test_pack_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     codes, bits = random_codes(case), case.bits
     given: tuple[object, object] = (codes, bits)
@@ -129,7 +126,7 @@ def unpack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 
 
 @checks("packing.unpack/C3", unpack_mistakes)
-def test_unpack_refuses(backend: Backend, case: MatrixCase) -> None:
+def test_unpack_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     words = packing.pack(random_codes(case), case.bits)
     if case.variant == "dtype":

@@ -8,12 +8,11 @@ import numpy as np
 
 from lowbit import pooling
 from lowbit.affine import Floats
-from lowbit.backend import Backend
 from lowbit.pooling import METHODS, Method
-from lowbit_conformance.calls import frozen
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_array, assert_exact, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 
 
 @dataclass(frozen=True)
@@ -86,14 +85,13 @@ def projection(case: HeadsCase) -> Floats:
     return np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
 
 
-def run(backend: Backend, case: HeadsCase, weights: Floats) -> Floats:
+def run(backend: Remote, case: HeadsCase, weights: Floats) -> Floats:
     __tracebackhide__ = True
-    frozen(weights)
     pooled = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
     return assert_array("pooled", pooled, np.float32, (case.rows, case.groups * case.head_dim))
 
 
-def assert_pooled(backend: Backend, case: HeadsCase) -> None:
+def assert_pooled(backend: Remote, case: HeadsCase) -> None:
     __tracebackhide__ = True
     weights = projection(case)
     pooled = run(backend, case, weights)
@@ -101,13 +99,13 @@ def assert_pooled(backend: Backend, case: HeadsCase) -> None:
 
 
 @checks("pooling.pool/C1", shapes("mean"))
-def test_mean(backend: Backend, case: HeadsCase) -> None:
+def test_mean(backend: Remote, case: HeadsCase) -> None:
     """Heads of very different size, of nearly opposite sign, subnormal and equal ones give the reference's mean."""
     assert_pooled(backend, case)
 
 
 @checks("pooling.pool/C2", shapes("first"))
-def test_first(backend: Backend, case: HeadsCase) -> None:
+def test_first(backend: Remote, case: HeadsCase) -> None:
     """The first head of each group comes out as it is."""
     assert_pooled(backend, case)
 
@@ -118,7 +116,7 @@ def duplicated(clause: str, settings: Settings) -> Iterator[HeadsCase]:
 
 
 @checks("pooling.pool/C3", duplicated)
-def test_equal_heads_come_back(backend: Backend, case: HeadsCase) -> None:
+def test_equal_heads_come_back(backend: Remote, case: HeadsCase) -> None:
     """This needs no reference: what is repeated is what must come out."""
     weights = projection(case)
     pooled = run(backend, case, weights)
@@ -148,7 +146,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[HeadsCase]:
 
 
 @checks("pooling.pool/C4", mistakes)
-def test_refuses(backend: Backend, case: HeadsCase) -> None:
+def test_refuses(backend: Remote, case: HeadsCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("pooling.pool", *MISTAKES[case.variant](projection(case)))

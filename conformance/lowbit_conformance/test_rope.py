@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from lowbit import rope
-from lowbit.backend import Backend
 from lowbit.ksort import permuted_layout
 from lowbit.rope import Floats, Layout, Rotation, half_split, interleaved
 from lowbit_conformance.bounded import Record
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_equal_values, refuses
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.routing_cases import assert_bounded, run_bounded
 
 
@@ -62,7 +62,7 @@ def quarter_turns(case: RopeCase) -> tuple[Floats, Rotation]:
 
 
 @checks("rope.rotate/C1", shapes)
-def test_quarter_turns_are_exact(backend: Backend, case: RopeCase) -> None:
+def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
     """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
     x, turn = quarter_turns(case)
     given = run_bounded(backend, case, x.shape, x, turn)
@@ -70,7 +70,7 @@ def test_quarter_turns_are_exact(backend: Backend, case: RopeCase) -> None:
 
 
 @checks("rope.rotate/C2", shapes)
-def test_turns_within_the_bound(backend: Backend, case: RopeCase, record_property: Record) -> None:
+def test_turns_within_the_bound(backend: Remote, case: RopeCase, record_property: Record) -> None:
     """Random heads at random positions stay within the bound of two terms."""
     x, turn = inputs(case)
     assert_bounded(
@@ -85,7 +85,7 @@ def test_turns_within_the_bound(backend: Backend, case: RopeCase, record_propert
 
 
 @checks("rope.rotate/C3", shapes)
-def test_a_pair_turns_alone(backend: Backend, case: RopeCase) -> None:
+def test_a_pair_turns_alone(backend: Remote, case: RopeCase) -> None:
     """With one channel not zero, only it and its partner are not zero afterwards."""
     x, turn = inputs(case)
     for channel in (0, case.head_dim // 2, case.head_dim - 1):
@@ -112,7 +112,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[RopeCase]:
 
 
 @checks("rope.rotate/C4", mistakes)
-def test_rotate_refuses(backend: Backend, case: RopeCase) -> None:
+def test_rotate_refuses(backend: Remote, case: RopeCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("rope.rotate", *MISTAKES[case.variant](*inputs(case)))

@@ -6,13 +6,13 @@ from dataclasses import fields
 import numpy as np
 
 from lowbit import routing
-from lowbit.backend import Backend
 from lowbit.routing import Floats
 from lowbit.routing_bounds import gate_bound, weights_bound
 from lowbit_conformance.bounded import Record
 from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_equal_values, assert_exact, assert_same_bits
 from lowbit_conformance.marking import Settings, checks
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.routing_cases import (
     NON_FINITE,
     SCALES,
@@ -36,7 +36,7 @@ from lowbit_conformance.routing_cases import (
 
 
 @checks("routing.gate/C1", shapes)
-def test_gate_on_the_lattice(backend: Backend, case: RoutingCase) -> None:
+def test_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Small integers give equal logits."""
     rng = case.generator()
     x, router = (rng.integers(-9, 10, size) for size in ((case.tokens, case.hidden), (case.hidden, case.experts)))
@@ -51,7 +51,7 @@ def gate_inputs(case: RoutingCase) -> tuple[Floats, Floats]:
 
 
 @checks("routing.gate/C2", random_shapes)
-def test_logits_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def test_logits_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random logits stay within the bound of a plain sum."""
     x, router = gate_inputs(case)
     assert_bounded(
@@ -73,7 +73,7 @@ def probability_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]
 
 
 @checks("routing.gate/C3", probability_shapes)
-def test_probabilities_within_the_bound(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def test_probabilities_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random probabilities, flat ones and saturated ones, stay within the bound of a softmax of such logits."""
     x, router = gate_inputs(case)
     assert_bounded(
@@ -89,7 +89,7 @@ def test_probabilities_within_the_bound(backend: Backend, case: RoutingCase, rec
 
 
 @checks("routing.gate/C4", few)
-def test_gate_goes_by_rows(backend: Backend, case: RoutingCase) -> None:
+def test_gate_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
     """The same call gives the same bits, and row 0 does not depend on the others."""
     x, router = gate_inputs(case)
     shape = (case.tokens, case.experts)
@@ -100,7 +100,7 @@ def test_gate_goes_by_rows(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.gate/C5", non_finite)
-def test_gate_passes_non_finite_on(backend: Backend, case: RoutingCase) -> None:
+def test_gate_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
     """A NaN or an infinity reaches every logit of its row, and no other row."""
     x, router = gate_inputs(case)
     x[1, case.hidden - 1] = NON_FINITE[case.variant]
@@ -108,7 +108,7 @@ def test_gate_passes_non_finite_on(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.gate/C6", mistakes)
-def test_gate_refuses(backend: Backend, case: RoutingCase) -> None:
+def test_gate_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
 
@@ -122,7 +122,7 @@ def distinct(clause: str, settings: Settings) -> Iterator[Case]:
 
 
 @checks("routing.top_k/C1", distinct)
-def test_the_greatest_are_chosen(backend: Backend, case: RoutingCase) -> None:
+def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
     """Distinct scores, neighbours in float32 among them: the chosen ones, found by sorting Python numbers."""
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
     if case.variant == "neighbours":
@@ -133,7 +133,7 @@ def test_the_greatest_are_chosen(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.top_k/C2", lambda clause, settings: shapes(clause, settings, "edge", ("equal", "zeros", "few-values")))
-def test_ties_go_to_the_lowest(backend: Backend, case: RoutingCase) -> None:
+def test_ties_go_to_the_lowest(backend: Remote, case: RoutingCase) -> None:
     """All equal, zeros of both signs, and scores of three values: by score, then by id."""
     rng = case.generator()
     values = {"equal": [0.5], "zeros": [0.0, -0.0], "few-values": [-1.0, 0.25, 3.0]}[case.variant]
@@ -144,7 +144,7 @@ def test_ties_go_to_the_lowest(backend: Backend, case: RoutingCase) -> None:
 
 
 @checks("routing.top_k/C3", lambda clause, settings: shapes(clause, settings, "edge", ("extremes",)))
-def test_choice_equals_the_reference(backend: Backend, case: RoutingCase) -> None:
+def test_choice_equals_the_reference(backend: Remote, case: RoutingCase) -> None:
     """The largest, least and subnormal numbers: type, shape and ids are the reference's."""
     values = np.array([3.4e38, -3.4e38, 1e-45, -1e-45, 0, 1e-38, 1], np.float32)
     scores = case.generator().choice(values, (case.tokens, case.experts))
@@ -153,7 +153,7 @@ def test_choice_equals_the_reference(backend: Backend, case: RoutingCase) -> Non
 
 
 @checks("routing.top_k/C4", mistakes)
-def test_top_k_refuses(backend: Backend, case: RoutingCase) -> None:
+def test_top_k_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
 
@@ -168,18 +168,18 @@ def weight_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
 
 
 @checks("routing.weights/C1", weight_shapes)
-def test_weights_of_logits(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def test_weights_of_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Softmax over the chosen logits, within its bound."""
     assert_weights(backend, case, record_property)
 
 
 @checks("routing.weights/C2", weight_shapes)
-def test_weights_of_probabilities(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def test_weights_of_probabilities(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Chosen probabilities over their sum, within its bound."""
     assert_weights(backend, case, record_property)
 
 
-def assert_weights(backend: Backend, case: RoutingCase, record_property: Record) -> None:
+def assert_weights(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     __tracebackhide__ = True
     rng = case.generator()
     scores = (rng.normal(size=(case.tokens, case.experts)) * SCALES.get(case.variant, 1.0)).astype(np.float32)
@@ -205,7 +205,7 @@ def equal_scores(clause: str, settings: Settings) -> Iterator[RoutingCase]:
 
 
 @checks("routing.weights/C3", equal_scores)
-def test_equal_scores_share_equally(backend: Backend, case: RoutingCase) -> None:
+def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
     """Equal scores have equal bits of weight; one expert alone has exactly 1."""
     scores = np.full((case.tokens, case.experts), 0.3, np.float32)
     chosen, _ = routes(case, case.generator())
@@ -216,6 +216,6 @@ def test_equal_scores_share_equally(backend: Backend, case: RoutingCase) -> None
 
 
 @checks("routing.weights/C4", mistakes)
-def test_weights_refuses(backend: Backend, case: RoutingCase) -> None:
+def test_weights_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)

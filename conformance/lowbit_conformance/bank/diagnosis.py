@@ -168,6 +168,8 @@ def _same(ours: tuple[str, Any], theirs: tuple[str, Any]) -> bool:
         bits = f"u{first.dtype.itemsize}"
         unequal = np.ascontiguousarray(first).view(bits) != np.ascontiguousarray(second).view(bits)
         return not (unequal & ~((first != first) & (second != second))).any()  # a NaN is a NaN
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        return False
     return path == other and bool(first == second)
 
 
