@@ -157,6 +157,14 @@ def test_a_wrong_word_names_its_bit() -> None:
     assert (where["word"], where["column"], where["bit"], where["row"]) == (1, 2, 9, 10)
 
 
+@pytest.mark.parametrize("given", [None, 3, "words", (), [1, 2], np.zeros(3), np.zeros((2, 2), np.uint32)])
+def test_any_result_can_be_looked_at(given: Any) -> None:
+    """What is no array, or has another shape, has no diagnosis, and is described without an error."""
+    codes = np.arange(48, dtype=np.uint8).reshape(16, 3) % 16
+    assert diagnose("packing.pack", (codes, 4), {}, given) is None
+    assert describe("packing.pack", (codes, 4), given, steps.pack(codes, 4)).text
+
+
 # **Against the suite.** All defects are tried by `lowbit_conformance.bank.matrix`; here a cross-section of them: the
 # first of each module of arithmetical ones, and for each verdict the first habit.
 

@@ -180,7 +180,6 @@ DEFECTS: tuple[Defect, ...] = (
         "tail-rows-dropped",
         "Rows past the last whole 32 are left out.",
         EXACT,
-        "https://github.com/ml-explore/mlx/issues/4041",
         only=PRODUCTS,
         finish=tail_rows_dropped,
     ),

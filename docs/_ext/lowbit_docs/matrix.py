@@ -1,4 +1,4 @@
-"""The directive ``.. kill-matrix::``: which clauses of the suite found which defect, from the last run that was kept."""
+"""The directive ``.. kill-matrix::``: which clauses of the suite found which defect, from the run that was kept."""
 
 import json
 from pathlib import Path
