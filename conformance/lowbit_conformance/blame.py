@@ -41,7 +41,10 @@ def _beside(segment: Segment, at: int, access: int) -> str:
         place = f"element {(at - segment.start) // segment.itemsize} of {segment.name}"
         if access == WRITE and segment.writeable:
             return f"OOB_WRITE: a write to {place} after the call had returned"
-        return f"INPUT_MUTATED: a write to {place}" if access == WRITE else f"CRASHED(SIGSEGV): a touch of {place}"
+        if access == WRITE and not segment.writeable:
+            return f"INPUT_MUTATED: a write to {place}"
+        word = "OOB_WRITE" if access == WRITE else "OOB_READ"
+        return f"{word}: {_verb(access)} of {place} after the call that it was given to"
     after = at - segment.end
     place = (
         f"{after} bytes past the end of {segment.name}"

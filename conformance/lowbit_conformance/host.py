@@ -600,6 +600,7 @@ def serve(channel: socket.socket, memory: Memory, watch: Watch, others: Others) 
     host = Host(memory, watch, others)
     while message := receive(channel):
         memory.next = memory.results
+        token = message.pop("token")
         request: Callable[..., Message] = getattr(host, message.pop("do"))
         try:
             host.release(message.pop("release"))
@@ -608,13 +609,13 @@ def serve(channel: socket.socket, memory: Memory, watch: Watch, others: Others) 
             reply = {"failed": raised(error)}
         if os.getpid() != PROCESS:
             os._exit(3)
-        send(channel, reply)
+        send(channel, reply | {"token": token})
 
 
 def receive(channel: socket.socket) -> Message:
     """One message; empty when the other side is gone."""
     head = read_exactly(channel, 8)
-    return json.loads(read_exactly(channel, struct.unpack("<Q", head)[0])) if head else {}  # type: ignore[no-any-return]
+    return json.loads(read_exactly(channel, struct.unpack("<Q", head)[0])) if head else {}
 
 
 def read_exactly(channel: socket.socket, size: int) -> bytes:
@@ -644,7 +645,7 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     memory = Memory(greeting["file"], greeting["control"], greeting["arguments"])
     os.close(greeting["file"])
-    send(channel, {"base": memory.base, "process": os.getpid()})
+    send(channel, {"base": memory.base, "token": greeting["token"]})
     serve(channel, memory, Watch(1), Others())
     os._exit(0)
 

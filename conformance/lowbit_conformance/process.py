@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -50,7 +51,7 @@ class HostProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", BOOT],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=self._output[0],
                 stderr=self._output[1],
                 pass_fds=[arena.file],
@@ -69,7 +70,8 @@ class HostProcess:
         Raises:
             HostEndedError: the process ended, or did not answer in time; it is gone then.
         """
-        text = json.dumps(message).encode()
+        token = secrets.token_hex(8)  # so that only an answer to this very request is one
+        text = json.dumps(message | {"token": token}).encode()
         until = time.monotonic() + deadline
         try:
             self._channel.sendall(struct.pack("<Q", len(text)) + text)
@@ -82,8 +84,8 @@ class HostProcess:
             raise HostEndedError(f"HUNG: longer than {deadline:g} s") from None
         except (ConnectionError, ValueError) as error:
             raise HostEndedError(self._death(error)) from None
-        if not isinstance(reply, dict):
-            raise HostEndedError(self._death(ValueError("a reply that is no object")))
+        if not isinstance(reply, dict) or reply.pop("token", None) != token:
+            raise HostEndedError(self._death(ValueError("not a reply to what it was asked")))
         return reply
 
     def _receive(self, size: int, until: float) -> bytes:

@@ -5,6 +5,7 @@ passed all that the specification says.
 """
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -41,7 +42,7 @@ def plain(value: object) -> Any:
     if isinstance(value, Integral):  # numpy's integers, too
         return int(value)
     if isinstance(value, Real):
-        return float(value) if abs(value) < float("inf") else str(value)
+        return float(value) if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {cleaned(str(key)): plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | range):

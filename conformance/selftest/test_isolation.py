@@ -1,0 +1,231 @@
+"""The host process and the memory it shares: where arrays lie, what a fault is called, and that nothing gets out."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from misbehaving import (
+    AnswersInTheJudgesPlace,
+    Mine,
+    ReadsAnEarlierCall,
+    ReadsFarPast,
+    ReadsNull,
+    ReadsPastTheEnd,
+    SaysWhatItSees,
+    UsesThePadding,
+    WritesNothing,
+    WritesPastOut,
+    WritesX,
+)
+
+from lowbit.affine import quantize
+from lowbit.errors import ArgumentError
+from lowbit_conformance import faults
+from lowbit_conformance.arena import PAGE, Arena, Placement, Side
+from lowbit_conformance.process import BOOT, HostEndedError, HostProcess, neutral_environment
+from lowbit_conformance.remote import HostRefusedError, Remote
+from lowbit_conformance.verdicts import BrokenPromiseError
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with closing(Arena()) as memory:
+        yield memory
+
+
+# Where arrays lie.
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("alignment", [0, 16, 64])
+@pytest.mark.parametrize("overread", [0, 32])
+@pytest.mark.parametrize("size", [1, 7, 1024, 1025, 5000])
+def test_an_array_lies_against_its_page(arena: Arena, side: Side, alignment: int, overread: int, size: int) -> None:
+    """On the right nothing but the declared alignment and over-read lies between the end and the page that faults."""
+    array = np.arange(size, dtype=np.float32)
+    segment = arena.place("x", array, Placement(side, 0xFF, alignment, overread), False)
+    assert arena.bytes[segment.start : segment.end].tobytes() == array.tobytes()
+    assert segment.start % max(alignment, 4) == 0
+    assert segment.first % PAGE == segment.last % PAGE == 0
+    if side == "left":
+        assert segment.start == segment.first
+    else:
+        assert overread <= segment.last - segment.end < overread + max(alignment, 4)
+    assert not arena.spoilt(segment)
+
+
+def test_arrays_are_apart_and_their_pages_are_used_again(arena: Arena) -> None:
+    """Two arrays never share or touch pages; what is given back is taken again."""
+    how = Placement("right", 0)
+    first, second = (arena.place(name, np.ones(3000), how, False) for name in "ab")
+    assert second.first - first.last >= PAGE
+    arena.free([first])
+    again = arena.place("c", np.ones(10), how, False)
+    assert again.first == first.first
+
+
+@pytest.mark.parametrize("at", [-1, 0])
+def test_a_byte_beside_an_array_is_seen(arena: Arena, at: int) -> None:
+    """A changed byte of the padding, before or after, is an OOB_WRITE; one of an input is an INPUT_MUTATED."""
+    segment = arena.place("x", np.ones(5, np.uint8), Placement("right", 0xFF, 16), False)
+    arena.bytes[(segment.end if at == 0 else segment.start - 1)] ^= 1
+    assert arena.spoilt(segment).startswith("OOB_WRITE: bytes were written")
+    other = arena.place("y", np.ones(5, np.uint8), Placement("left", 0xFF), False)
+    arena.bytes[other.start] ^= 1
+    assert arena.spoilt(other) == "INPUT_MUTATED: y was changed"
+
+
+def test_a_host_cannot_point_outside(arena: Arena) -> None:
+    """A reply that places an array outside the memory is refused."""
+    for at in (-1, arena.bytes.size - 3, "0", None, 2**70):
+        with pytest.raises(ValueError, match="outside"):
+            arena.read(np.dtype("<f4"), (1,), {"at": at})
+
+
+def verdict_on(kind: type[Mine]) -> str:
+    """What becomes of a product with the backend of this class."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        remote = Remote("name", f"misbehaving:{kind.__name__}", 2.0)
+        remote.load()
+    try:
+        matrix = quantize(np.eye(4, 5, dtype=np.float32), bits=8, group_size=4)
+        prepared = remote.prepare(matrix)
+        prepared.guarded(np.ones((1, 4), np.float32), 0)
+    except BrokenPromiseError as error:
+        return str(error)
+    finally:
+        remote.close()
+        remote.arena.close()
+    return "passed"
+
+
+needs_handler = pytest.mark.skipif(not faults.handler(), reason="needs a C compiler to say where a fault was")
+
+
+@needs_handler
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        (ReadsPastTheEnd, "UNDECLARED_OVERREAD: a read 0 bytes past the end of x"),
+        (ReadsFarPast, "OOB_READ: a read 1000 bytes past the end of x"),
+        (ReadsAnEarlierCall, "OOB_READ: a read of element 0 of x after the call that it was given to"),
+        (WritesX, "INPUT_MUTATED: a write to element 0 of x"),
+        (WritesPastOut, "OOB_WRITE: a write 0 bytes past the end of out"),
+        (ReadsNull, "CRASHED(SIGSEGV): a read of address 0x0, which is no argument"),
+    ],
+)
+def test_a_fault_is_called_by_its_name(kind: type[Mine], verdict: str) -> None:
+    """The address that could not be touched says what was done, and to which array."""
+    assert verdict_on(kind).startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [
+        (Mine, "passed"),
+        (WritesNothing, "STALE_OUTPUT: 5 of 5 elements of out were never written"),
+        (UsesThePadding, "OOB_READ: the result changes with the bytes around the arguments"),
+        (SaysWhatItSees, "RAISED: RuntimeError: signs []"),
+    ],
+)
+def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
+    """Poison, padding and the comparison of both sides; and a backend sees nothing of the suite."""
+    assert verdict_on(kind).startswith(verdict)
+
+
+def test_a_reply_out_of_turn_is_a_crash() -> None:
+    """A backend that writes to the judge's channel does not get its words taken for results."""
+    assert verdict_on(AnswersInTheJudgesPlace).startswith(("CRASHED: the process spoke out of turn", "RAISED", "HUNG"))
+
+
+def test_another_backend_is_refused_in_the_hosts_words() -> None:
+    """A name that nobody offers is refused by the host; the judge imports nothing to find out."""
+    before = set(sys.modules)
+    remote = Remote("name", "abacus", 5.0)
+    with closing(remote.arena), pytest.raises(HostRefusedError, match="backend is 'abacus'; allowed: "):
+        remote.load()
+    assert not [name for name in set(sys.modules) - before if name.startswith(("lowbit_numpy", "lowbit_cppyy"))]
+
+
+def test_the_judge_imports_no_backend() -> None:
+    """After a run of the suite on numpy its package was never imported in the process that judges."""
+    code = (
+        "import sys, pytest; pytest.main(['-p', 'lowbit_conformance.plugin', '--pyargs', 'lowbit_conformance', "
+        "'-c', '/dev/null', '-p', 'no:cacheprovider', '--import-mode=importlib', '-q', '--backend', 'numpy', "
+        "'--op', 'packing.pack/C1', '--seeds', '0']); print([m for m in sys.modules if m.startswith('lowbit_numpy')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_arguments_are_refused_across_the_border() -> None:
+    """An ArgumentError of the host is one here, with the same words."""
+    remote = Remote("name", "numpy", 5.0)
+    try:
+        with pytest.raises(ArgumentError, match="bits is 5; allowed: "):
+            remote.run("packing.unpack", np.zeros((1, 1), np.uint32), 5)
+    finally:
+        remote.close()
+        remote.arena.close()
+
+
+def test_a_host_ends_with_its_judge() -> None:
+    """When the judge is killed no host is left behind."""
+    code = (
+        "from lowbit_conformance.remote import Remote; import time; r = Remote('name', 'numpy', 5.0); r.load(); "
+        "print(r._host._process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as judge:
+        assert judge.stdout is not None
+        host = int(judge.stdout.readline())
+        judge.send_signal(signal.SIGKILL)
+        judge.wait()
+    for _ in range(100):
+        if not _lives(host):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the host lives on")
+
+
+def _lives(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import os; os._exit(7)", "CRASHED: the process ended with status 7"),
+        ("import os, time; os.write(0, b'x' * 8); time.sleep(9)", "CRASHED: the process spoke out of turn"),
+        ("import os, time; os.write(0, b'\\x02' + bytes(7) + b'[]'); time.sleep(9)", "CRASHED: the process spoke"),
+        ("import os, time; os.write(0, bytes(6) + b'\\xff\\xff'); time.sleep(9)", "CRASHED: the process spoke"),
+    ],
+)
+def test_a_broken_channel_ends_in_words(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, program: str, words: str
+) -> None:
+    """A host that ends, talks nonsense, or announces a reply larger than the world is an error, never a hang."""
+    monkeypatch.setattr("lowbit_conformance.process.BOOT", program)
+    with pytest.raises(HostEndedError, match=words.replace("(", r"\(")):
+        HostProcess(arena)
+
+
+def test_the_environment_says_nothing_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pytest sets is not handed on; what the user set is."""
+    monkeypatch.setenv("MINE", "1")
+    environment = neutral_environment()
+    assert environment["MINE"] == "1"
+    assert not [name for name in environment if name.startswith("PYTEST")]
+    assert "conformance" not in BOOT
