@@ -24,6 +24,7 @@ from lowbit_conformance.bank import (
     engines,
     experts,
     groups,
+    habits_addresses,
     habits_calls,
     habits_ends,
     habits_memory,
@@ -42,7 +43,7 @@ from lowbit_conformance.bank.defect import Defect
 PRODUCTS = (codes, groups, zeros, sums)
 CACHES = (blocks, block_sums, attention, heads, engines)
 ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, quantisers, reals, orders)
-HABITUAL = (habits_memory, habits_calls, habits_state, habits_ends)
+HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends)
 
 
 def _gathered() -> dict[str, Defect]:

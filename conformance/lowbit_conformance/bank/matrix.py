@@ -62,6 +62,18 @@ def unkilled(name: str, entry: Entry) -> list[str]:
     return [clause for clause in said if not clauses.get(clause, {}).get("killed")]
 
 
+def text_of(content: Entry) -> str:
+    """JSON with a line for each operation of the control and for each defect, so that two runs can be compared."""
+
+    def line(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    head = line({name: value for name, value in content.items() if name not in ("control", "defects")})[:-1]
+    control = ",\n".join(f"{line(name)}: {line(entry)}" for name, entry in content["control"].items())
+    defects = ",\n".join(map(line, content["defects"]))
+    return f'{head},\n"control": {{\n{control}\n}},\n"defects": [\n{defects}\n]}}\n'
+
+
 class Matrix:
     """The matrix as it grows, and its file.
 
@@ -98,10 +110,10 @@ class Matrix:
         """Write the file, under a temporary name first."""
         self.content["date"] = datetime.now(UTC).date().isoformat()
         defects = [self.content["defects"][name] for name in BANK if name in self.content["defects"]]
-        text = json.dumps(self.content | {"defects": defects}, indent=1, ensure_ascii=False)
+        text = text_of(self.content | {"defects": defects})
         self._file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        temporary.write_text(text + "\n", "utf-8")
+        temporary.write_text(text, "utf-8")
         os.replace(temporary, self._file)
         self._saved = time.monotonic()
 
