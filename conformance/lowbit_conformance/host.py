@@ -285,14 +285,16 @@ class Watch:
         return used.ru_minflt + used.ru_majflt
 
     def _children(self, preparing: bool) -> str:
+        """What is left of processes that a call started; those that the backend names in `children` are its own."""
         reaped, self._reaped = self._reaped, self._children_reaped()
+        own = self.allowed()
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            if reaped != self._reaped and not preparing:
+            if reaped != self._reaped and not preparing and not own:
                 return "a child process ran and ended; only `prepare` may start programs, such as a compiler"
             return ""
-        strangers = [child for child in children() if child not in self.allowed()]
+        strangers = [child for parent in (os.getpid(), *own) for child in children(parent) if child not in own]
         for child in strangers:
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)
@@ -312,12 +314,13 @@ def essence(action: Any) -> bytes:
     return handler if int.from_bytes(handler, "little") in (0, 1) else raw[:16] + flags.to_bytes(4, "little")
 
 
-def children() -> list[int]:
-    """The child processes of this one, those that have ended and were not waited for among them."""
-    found = []
-    for task in os.listdir("/proc/self/task"):
-        with suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
-            found += [int(child) for child in file.read().split()]
+def children(process: int) -> list[int]:
+    """The child processes of a process, those that have ended and were not waited for among them."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in os.listdir(f"/proc/{process}/task"):
+            with open(f"/proc/{process}/task/{task}/children") as file:
+                found += [int(child) for child in file.read().split()]
     return found
 
 
@@ -387,7 +390,7 @@ class Host:
             return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
         capabilities = self.capabilities()
         same = capabilities == self.capabilities()
-        self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))
+        self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))  # as the adapter of programs has
         breaches = self.watch.breaches(preparing=True) + self.others.breaches(type(self.backend))
         if not same:
             breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
@@ -552,15 +555,18 @@ class Host:
         choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
         function = self.function(what, operation, attempt.get("handle"))
         counts = []
-        for number in range(batches + 1):
-            for _ in range(times if number else 3):
-                with suppress(Exception):
+        try:
+            for number in range(batches + 1):
+                for _ in range(times if number else 3):
                     result = function(*arguments, **choices)
                     if what == "open":
                         result.close()
                     del result
-            counts.append(measure())
-        self.memory.forbid(attempt["segments"])
+                counts.append(measure())
+        except BaseException as error:
+            return raised(error) | {"breaches": []}
+        finally:
+            self.memory.forbid(attempt["segments"])
         return {"counts": counts, "breaches": self.watch.breaches(what == "prepare")}
 
 

@@ -40,6 +40,8 @@ PADDINGS = (0xFF, 0x3C)
 BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
 LOADING = 120.0  # seconds
+# What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
+OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
 
 
@@ -393,7 +395,7 @@ class Remote:
             parts = ([str(part) for part in outcome["arguments"]] + ["", "", ""])[:3]
             return kind(*parts)
         if "raised" in outcome:
-            return BrokenPromiseError(f"RAISED: {_told(outcome)}")
+            return BrokenPromiseError(f"{OWN_WORDS.get(str(outcome['raised']), 'RAISED')}: {_told(outcome)}")
         if "strange" in outcome:
             return BrokenPromiseError(f"WRONG: the result is {outcome['strange']}")
         if call.out >= 0:
@@ -481,6 +483,8 @@ class Remote:
         try:
             reply = self._ask(request | {"batches": batches, "times": times}, self.deadline * 4)
             self._check_breaches(reply)
+            if "raised" in reply:
+                raise BrokenPromiseError(f"NONDETERMINISTIC: the call, repeated, raises {_told(reply)}")
             return [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
         finally:
             self.arena.free(attempt.segments)

@@ -64,14 +64,26 @@ def test_loading(backend: Remote, case: HabitCase) -> None:
 
 
 def recorded(backend: Remote, operation: str) -> Iterator[Call]:
-    """The calls of the operation's own cases, those that succeeded, as its tests make them."""
+    """The calls of the operation's own cases, those that succeeded, as its tests make them.
+
+    Raises:
+        AssertionError: none succeeded; what the last of them ended with.
+    """
+    failure: Exception | None = None
+    count = 0
     for mark in [mark for mark in MARKS if mark.clause.rpartition("/")[0] == operation]:
         for case in islice(_declared(backend, operation, mark.generator(mark.clause, Settings(range(1)))), 40):
             wanted = inspect.signature(mark.test).parameters
             given = {"backend": backend, "case": case, "record_property": _ignore, "model_matrices": {}}
-            with backend.recording() as calls, suppress(AssertionError, ArgumentError):
-                mark.test(**{name: given[name] for name in wanted})
+            with backend.recording() as calls:
+                try:
+                    mark.test(**{name: given[name] for name in wanted})
+                except (AssertionError, ArgumentError) as error:
+                    failure = error
+            count += len(calls)
             yield from (call for call in calls if call.result is not None and call.nbytes <= SMALL)
+    if failure is not None and not count:
+        raise failure
 
 
 def _declared(backend: Remote, operation: str, cases: Iterator[Case]) -> Iterator[Case]:
