@@ -41,6 +41,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
 from typing import Any, Self
@@ -232,7 +233,8 @@ class Backend(ABC):
             ArgumentError: there is no such operation, or it is one to be opened, or an argument is wrong.
             NotDeclaredError: the backend does not declare it, or not for these arguments.
         """
-        check_choice("operation", operation, sorted(name for name in OPERATIONS if not OPERATIONS[name].stateful))
+        if operation not in OPERATIONS or OPERATIONS[operation].stateful:
+            check_choice("operation", operation, sorted(name for name in OPERATIONS if not OPERATIONS[name].stateful))
         return self._call(operation, *arguments, **choices)
 
     def open(self, operation: str, *arguments: Any, **choices: Any) -> Session:
@@ -279,7 +281,7 @@ class Backend(ABC):
             NotDeclaredError: neither operation is declared for its bits, groups, convention and scales.
         """
         check_matrix(matrix)
-        declared = self.capabilities().operations
+        declared = self._claimed.operations
         self._check_declared(
             "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm", matrix_parameters(matrix)
         )
@@ -296,8 +298,13 @@ class Backend(ABC):
     def _linear_qgemm(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
         return self.prepare(matrix).qgemm(x)
 
+    @cached_property
+    def _claimed(self) -> Capabilities:
+        """What it claims, asked once: the answer is the same every time."""
+        return self.capabilities()
+
     def _check_declared(self, operation: str, parameters: Parameters) -> None:
-        declaration = self.capabilities().operations.get(operation)
+        declaration = self._claimed.operations.get(operation)
         if declaration is None:
             raise NotDeclaredError(self.name, operation)
         if missing := declaration.lacks(parameters):
