@@ -459,10 +459,12 @@ class Host:
                 self.broken = self.overwritten()
             if not held:
                 return self.outcome(result, arguments)
+            if what == "prepare" and not isinstance(result, PreparedLinear):
+                return {"strange": f"prepare gave a {type(result).__name__}, which is no PreparedLinear"}
             self.number += 1
             self.held[self.number] = result, segments
             numbers = {"handle": self.number}
-            if isinstance(result, PreparedLinear):
+            if what == "prepare":
                 numbers |= {name: int(getattr(result, name)) for name in ("rows", "columns", "nbytes")}
             segments = []
             return numbers
@@ -485,7 +487,7 @@ class Host:
         try:
             return {"result": encode(result, self.put)}
         except (ArgumentError, MemoryError, RecursionError) as error:
-            return {"strange": f"a {type(result).__name__}: {error}"}
+            return {"strange": f"the result is a {type(result).__name__}: {error}"}
 
     def put(self, array: Any) -> Message:
         """Copy an array of a result to the judge, and keep it, to see whether a later call changes it.

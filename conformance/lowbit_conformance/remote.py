@@ -39,7 +39,7 @@ FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
 PADDINGS = (0xFF, 0x3C)
 BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
-LOADING = 120.0  # seconds
+LOADING_DEADLINE = 120.0  # seconds
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
@@ -188,7 +188,7 @@ class Remote:
         if self.kind == "bank":
             allowed = uses_reference(self.name)
         request = {"do": "load", "kind": self.kind, "name": self.name, "allowed": allowed, "handler": self._handler}
-        reply = self._ask(request, LOADING)
+        reply = self._ask(request, LOADING_DEADLINE)
         if "refused" in reply:
             self.close()
             raise HostRefusedError(str(reply["refused"]))
@@ -397,7 +397,7 @@ class Remote:
         if "raised" in outcome:
             return BrokenPromiseError(f"{OWN_WORDS.get(str(outcome['raised']), 'RAISED')}: {_told(outcome)}")
         if "strange" in outcome:
-            return BrokenPromiseError(f"WRONG: the result is {outcome['strange']}")
+            return BrokenPromiseError(f"WRONG: {outcome['strange']}")
         if call.out >= 0:
             return self._written(call, attempt, outcome, filling)
         if "argument" in outcome:

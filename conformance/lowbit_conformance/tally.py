@@ -16,6 +16,7 @@ from typing import Any, Literal
 from lowbit.backend import Capabilities
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
+from lowbit_conformance.cases import LOADING
 
 Outcome = Literal["passed", "failed", "not declared"]
 
@@ -190,7 +191,11 @@ class Tally:
 
     @property
     def executed(self) -> int:
-        return sum(verdict.outcome != "not declared" for verdict in self.verdicts)
+        """Cases of operations that were run; that of loading the backend counts only if it failed."""
+        return sum(
+            verdict.outcome == "failed" or (verdict.outcome == "passed" and verdict.operation != LOADING)
+            for verdict in self.verdicts
+        )
 
     @property
     def verdict(self) -> str:
