@@ -48,6 +48,14 @@ def test_every_operation_has_a_defect_of_its_own() -> None:
     assert {name for defect in BANK.values() if defect.arithmetical for name in defect.operations} == OPERATIONS.keys()
 
 
+def test_every_clause_has_a_defect() -> None:
+    """Each clause of each operation, and of the habits that have cases of their own, is broken by some defect."""
+    broken = {clause for defect in BANK.values() for clause in defect.clauses}
+    for name, operation in OPERATIONS.items():
+        own = [*operation.clauses, "H6"] if operation.stateful else [*operation.clauses, "H4", "H6"]
+        assert {f"{name}/{clause.rpartition('/')[2]}" for clause in own} <= broken
+
+
 def test_the_bank_is_as_large_as_promised() -> None:
     """Sixty defects at least, and none twice."""
     assert len(BANK) >= 60

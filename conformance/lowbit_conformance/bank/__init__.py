@@ -27,6 +27,7 @@ from lowbit_conformance.bank import (
     habits_addresses,
     habits_calls,
     habits_ends,
+    habits_everywhere,
     habits_memory,
     habits_state,
     heads,
@@ -43,7 +44,7 @@ from lowbit_conformance.bank.defect import Defect
 PRODUCTS = (codes, groups, zeros, sums)
 CACHES = (blocks, block_sums, attention, heads, engines)
 ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, quantisers, reals, orders)
-HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends)
+HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends, habits_everywhere)
 
 
 def _gathered() -> dict[str, Defect]:
@@ -53,7 +54,7 @@ def _gathered() -> dict[str, Defect]:
             if defect.name in found:
                 raise ValueError(f"two defects are called {defect.name}")
             found[defect.name] = defect
-    return found | {habits_calls.CHECKS_NOTHING.name: habits_calls.CHECKS_NOTHING}
+    return found
 
 
 BANK: Mapping[str, Defect] = MappingProxyType(_gathered())
@@ -82,7 +83,7 @@ def backend(name: str) -> Backend:
         ArgumentError: there is no such defect.
     """
     defect = defect_of(name)
-    return Unchecked(defect) if defect is habits_calls.CHECKS_NOTHING else BankBackend(defect)
+    return Unchecked(defect) if defect is habits_everywhere.CHECKS_NOTHING else BankBackend(defect)
 
 
 def uses_reference(name: str) -> bool:

@@ -67,6 +67,7 @@ class Defect:
         habitual: the operations of a habit.
         weights: of a product with quantised weights, what makes weights of a matrix, once for many products.
         product: of the same, what multiplies them.
+        everywhere: whether it is a habit of all operations, which each of its clauses must find.
         concurrent: whether the backend declares calls from several threads.
         roundings: what it declares of its sums, if not the truth.
         uses_reference: whether it needs the reference to compute with; what falls back silently must not have it.
@@ -83,6 +84,7 @@ class Defect:
     habitual: tuple[str, ...] = ()
     weights: Callable[[QuantizedMatrix], Floats] | None = None
     product: Callable[[Floats, Floats], Array] | None = None
+    everywhere: bool = False
     concurrent: bool = False
     roundings: Callable[[int, int], int] | None = None
     uses_reference: bool = True

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.operations import OPERATIONS
 from lowbit_conformance.bank import steps
 from lowbit_conformance.bank.defect import Array, Call, Defect
 from lowbit_conformance.bank.habits_memory import PRODUCTS, habit
@@ -122,10 +121,6 @@ def many_roundings(rows: int, group_size: int) -> int:
     return 10**7
 
 
-REFUSING = tuple(
-    clause for operation in OPERATIONS.values() for clause, text in operation.clauses.items() if "refused" in text
-)
-
 DEFECTS: tuple[Defect, ...] = (
     habit(
         "every-second-call-differs",
@@ -195,13 +190,4 @@ DEFECTS: tuple[Defect, ...] = (
         checked_nothing,
         roundings=many_roundings,
     ),
-)
-
-CHECKS_NOTHING = Defect(
-    "checks-nothing",
-    "No argument is looked at.",
-    REFUSING,
-    verdicts=("WRONG", "RAISED", "CRASHED", "OOB_READ"),
-    habit=checked_nothing,
-    habitual=tuple(OPERATIONS),
 )

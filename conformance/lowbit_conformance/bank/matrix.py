@@ -1,10 +1,10 @@
 """The kill matrix: every defect of the bank against the suite, and the control beside them.
 
-``python -m lowbit_conformance.bank.matrix --out FILE`` runs each arithmetical defect to its first kill by every clause
-that it is said to break, and each habit to its first kill by any; ``--first-kill`` stops every defect at its first, and
-``--all`` runs every case. What was done before is not done again, as long as the suite and the settings are the same.
-A defect that survives, a clause that does not find it, one that is found for another reason than its own, and a false
-alarm over the control, which has no defect, make the exit status 1.
+``python -m lowbit_conformance.bank.matrix --out FILE`` runs each arithmetical defect, and each habit of all operations,
+to its first kill by every clause that it is said to break, and each other habit to its first kill by any;
+``--first-kill`` stops every defect at its first, and ``--all`` runs every case. What was done before is not done again,
+as long as the suite and the settings are the same. A defect that survives, a clause that does not find it, one that is
+found for another reason than its own, and a false alarm over the control, which has no defect, make the exit status 1.
 """
 
 import json
@@ -55,11 +55,15 @@ def fair(entry: Entry) -> bool:
     return bool(entry.get("killed")) and any(entry["verdict"].startswith(word) for word in entry["expected"])
 
 
+def claims(name: str) -> tuple[str, ...]:
+    """The clauses of which each must find the defect; of most habits none in particular, as any case may show them."""
+    return BANK[name].clauses if BANK[name].arithmetical or BANK[name].everywhere else ()
+
+
 def unkilled(name: str, entry: Entry) -> list[str]:
-    """The clauses that an arithmetical defect is said to break and that do not find it."""
+    """The clauses that a defect is said to break and that do not find it."""
     clauses = entry.get("clauses", {})
-    said = BANK[name].clauses if BANK[name].arithmetical else ()
-    return [clause for clause in said if not clauses.get(clause, {}).get("killed")]
+    return [clause for clause in claims(name) if not clauses.get(clause, {}).get("killed")]
 
 
 def text_of(content: Entry) -> str:
@@ -136,8 +140,7 @@ def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float) -> 
     try:
         if name == CONTROL.name:
             return entry_of(try_out(name, seeds=seeds, stop="never", operations=(operation,), deadline=deadline))
-        if mode == "claims" and BANK[name].arithmetical:
-            own = BANK[name].clauses
+        if mode == "claims" and (own := claims(name)):
             return entry_of(try_out(name, seeds=seeds, stop="clause", only=own, deadline=deadline))
         stop: Stop = "never" if mode == "all" else "defect"
         return entry_of(try_out(name, seeds=seeds, stop=stop, deadline=deadline))
