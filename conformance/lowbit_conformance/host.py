@@ -397,6 +397,8 @@ class Host:
         if handler:
             ctypes.CDLL(handler).lowbit_record_faults(ctypes.c_void_p(self.memory.base))
         self.watch.remember()
+        gc.collect()
+        gc.freeze()  # what is there now stays, and need not be looked through again and again
         kind_of = type(self.backend)
         return {
             "name": str(self.backend.name),

@@ -14,7 +14,8 @@ import numpy as np
 from lowbit.affine import Floats, QuantizedMatrix, Scales
 from lowbit.errors import ArgumentError
 from lowbit.linear import Doubles
-from lowbit.packing import Codes, pack
+from lowbit.packing import Codes
+from lowbit_conformance.bank import steps
 from lowbit_conformance.cases import MatrixCase
 
 FLOAT32_INTEGERS = 2**24
@@ -30,7 +31,7 @@ def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: Doubles) -> Qua
         offsets = (-stored.astype(np.float64) * zeros).astype(case.scale_dtype)
     else:
         offsets = zeros.astype(np.uint8)
-    words = pack(codes, case.bits)
+    words = steps.pack(codes, case.bits)
     return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 

@@ -6,6 +6,7 @@ A case that the backend does not declare is not run and is counted as *not decla
 an error, and so is a run in which no case was executed.
 """
 
+import gc
 from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import replace

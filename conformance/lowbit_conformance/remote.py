@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class Call:
     poisoned: bool = False
     result: Any = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the arrays among the arguments."""
         sizes: list[int] = []
@@ -344,10 +345,12 @@ class Remote:
             if held and all("handle" in outcome for outcome in outcomes):
                 kept = segments
                 return [self._hold(call, attempts, outcomes)]
-            return [
-                self._outcome(call, attempt, outcome, number)
-                for number, (attempt, outcome) in enumerate(zip(attempts, outcomes, strict=True))
-            ]
+            results = [self._outcome(call, attempts[0], outcomes[0], 0)]
+            for number, (attempt, outcome) in enumerate(zip(attempts[1:], outcomes[1:], strict=True), 1):
+                # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
+                equal = call.out < 0 and outcome == outcomes[0]
+                results.append(results[0] if equal else self._outcome(call, attempt, outcome, number))
+            return results
         finally:
             gone = [segment for segment in segments if segment not in kept]
             self.arena.free(gone)
@@ -576,6 +579,8 @@ def fingerprint(value: Any) -> str:
 
 def same(first: Any, second: Any) -> bool:
     """Whether two results have the same bits."""
+    if first is second:
+        return True
     if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
         return (first.dtype, first.shape) == (second.dtype, second.shape) and first.tobytes() == second.tobytes()
     return fingerprint(first) == fingerprint(second)

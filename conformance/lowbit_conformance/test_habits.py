@@ -9,7 +9,7 @@ operation needs nothing here to be covered.
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -129,7 +129,7 @@ def test_again_after_others(backend: Remote, case: HabitCase) -> None:
 
 
 def _again(backend: Remote, call: Call) -> Any:
-    return backend.perform(Call(**{**vars(call), "result": None}))
+    return backend.perform(replace(call, result=None))
 
 
 @checks("*/H4", every(CONCURRENT))

@@ -184,12 +184,12 @@ def group_offsets(matrix: QuantizedMatrix) -> Doubles:
     return zeros if matrix.convention == "minimum" else -matrix.scales.astype(np.float64) * zeros
 
 
-# **The quantised GEMM** is the same for several vectors at once, as in the prefill of a prompt. Each row of the result
-# depends on its own row of activations only.
+# **The quantised GEMM** is the same for several vectors at once, as in the prefill of a prompt: each row of codes is
+# read once and multiplied into T accumulators. Each row of the result depends on its own row of activations only.
 
 
 def qgemm(x: Floats, matrix: QuantizedMatrix) -> Doubles:
-    """``Y = X W``, row by row.
+    """``Y = X W`` by equation 2, the T accumulators side by side.
 
     Args:
         x: float32, T × K.
@@ -204,8 +204,18 @@ def qgemm(x: Floats, matrix: QuantizedMatrix) -> Doubles:
     Source: QIGen §3.
     """
     check_qgemm(x, matrix)
-    codes = unpack(matrix.words, matrix.bits)
-    return np.stack([qgemv_codes(row, codes, matrix) for row in x])
+    codes, offsets = unpack(matrix.words, matrix.bits), group_offsets(matrix)
+    y = np.zeros((len(x), matrix.columns))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for group in range(matrix.groups):
+            rows = matrix.group_rows(group)
+            accumulator, x_sum = np.zeros(y.shape), np.zeros((len(x), 1))
+            for row in range(rows.start, rows.stop):
+                x_i = x[:, row, None].astype(np.float64)
+                accumulator += x_i * codes[row]
+                x_sum += x_i
+            y += matrix.scales[group] * accumulator + offsets[group] * x_sum
+    return y
 
 
 def check_qgemv(x: Floats, matrix: QuantizedMatrix) -> None:

@@ -39,6 +39,7 @@ import dataclasses
 import math
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,10 @@ def encode(value: object, put: Put) -> Tree:
             return [encode(part, put) for part in value]
         case np.ndarray():
             return {"array": _dtype_name(value.dtype), "shape": list(value.shape)} | put(value)
-    if name := _type_name(type(value)):
-        kind = _type(name)
-        parts = {field.name: getattr(value, field.name) for field in dataclasses.fields(kind) if field.init}
-        return {"type": name, "fields": {field: encode(part, put) for field, part in parts.items()}}
+    own: Any = type(value)
+    if name := _type_name(own):
+        fields = _field_names(_type(name))
+        return {"type": name, "fields": {field: encode(getattr(value, field), put) for field in fields}}
     raise ArgumentError("value", f"a {type(value).__name__}", "numbers, text, arrays, sequences, dataclasses of lowbit")
 
 
@@ -106,8 +107,8 @@ def decode(tree: Tree, get: Get) -> Any:
 
 
 def _build(kind: type, fields: dict[str, Any]) -> Any:
-    known = {field.name for field in dataclasses.fields(kind) if field.init}
-    if fields.keys() != known:
+    known = _field_names(kind)
+    if fields.keys() != set(known):
         raise ArgumentError(f"fields of {kind.__name__}", sorted(fields), f"{sorted(known)}")
     try:
         return kind(**fields)
@@ -149,13 +150,21 @@ def _scalar(dtype: np.dtype[Any], value: object) -> Any:
 # **Dataclasses** are named by their module inside lowbit; a subclass elsewhere counts as what it derives from.
 
 
-def _type_name(kind: type) -> str:
-    for base in kind.__mro__:
-        if dataclasses.is_dataclass(base) and base.__module__.startswith("lowbit."):
-            return f"{base.__module__.removeprefix('lowbit.')}.{base.__name__}"
+@cache
+def _type_name(kind: Any) -> str:
+    bases: tuple[type, ...] = kind.__mro__
+    for base in bases:
+        if base.__module__.startswith("lowbit.") and dataclasses.is_dataclass(base):
+            return f"{base.__module__.removeprefix('lowbit.')}.{base.__qualname__}"
     return ""
 
 
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
+
+
+@cache
 def _type(name: str) -> type:
     module, _, attribute = name.rpartition(".")
     kind = getattr(sys.modules.get(f"lowbit.{module}"), attribute, None)
