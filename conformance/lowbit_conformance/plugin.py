@@ -153,6 +153,8 @@ class Run:
         if self.case_id is not None and not session.items and not self.tally.verdicts:
             raise pytest.UsageError(f"--case is {self.case_id}; allowed: the id of a case, as a report prints it")
         if self.events:
+            gc.collect()
+            gc.freeze()  # thousands of cases, which the collector need not look through again and again
             collected = len(session.items) + len(self.tally.verdicts)
             self.events.send("collected", collected=collected, details=self.tally.details, claims=self.tally.claims)
             for verdict in self.tally.verdicts:
