@@ -7,6 +7,7 @@ from lowbit_docs.adapters import AdapterReport
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
 from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.operations import Operations
+from lowbit_docs.soak import Soak
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
 from lowbit_docs.tables import Data, Errata, Habits, Verdicts
 from lowbit_docs.traceability import Traceability
@@ -23,6 +24,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("operations", Operations)
     app.add_directive("traceability", Traceability)
     app.add_directive("kill-matrix", KillMatrix)
+    app.add_directive("soak", Soak)
     app.add_directive("errata", Errata)
     app.add_directive("adapter-report", AdapterReport)
     app.add_directive("data-table", Data)
