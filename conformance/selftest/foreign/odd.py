@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
-HOW = sys.argv[1]
+HOW = [*sys.argv, "echo"][1]
 CAPABILITIES = {
     "name": "odd",
     "operations": {"bfp.store": {}, "offload.trace": {}, "packing.pack": {}, "offload.engine": {}, "linear.qgemm": {
@@ -16,15 +17,15 @@ CAPABILITIES = {
     "concurrent": True,
     "prepare": HOW != "unprepared",
 }  # fmt: skip
-alive = []
+alive: list[str] = []
 
 
-def say(text):
+def say(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def result(request):
+def result(request: dict[str, Any]) -> Any:
     if request["do"] == "capabilities":
         return CAPABILITIES
     if request["do"] in ("prepare", "open"):
@@ -44,7 +45,7 @@ def result(request):
     return given.get("blocks", given.get("requests", given.get("codes")))
 
 
-def misbehave(request, line):
+def misbehave(request: dict[str, Any], line: str) -> None:
     match HOW:
         case "dies":
             os.kill(os.getpid(), 9)
@@ -86,15 +87,20 @@ def misbehave(request, line):
             say(line)
 
 
-if HOW == "early":
-    say("ready\n")
-if HOW == "silent":
-    time.sleep(100)
-for text in sys.stdin:
-    request = json.loads(text)
-    assert request["lowbit"] == 1
-    line = json.dumps({"id": request["id"], "result": result(request)}) + "\n"
-    if request["do"] == "run" and request["operation"] == "packing.pack":
-        misbehave(request, line)
-    else:
-        say(line)
+def main() -> None:
+    if HOW == "early":
+        say("ready\n")
+    if HOW == "silent":
+        time.sleep(100)
+    for text in sys.stdin:
+        request = json.loads(text)
+        assert request["lowbit"] == 1
+        line = json.dumps({"id": request["id"], "result": result(request)}) + "\n"
+        if request["do"] == "run" and request["operation"] == "packing.pack":
+            misbehave(request, line)
+        else:
+            say(line)
+
+
+if __name__ == "__main__":
+    main()
