@@ -6,6 +6,7 @@ tests          the specification's own tests and doctests, and the suite on ever
 conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
 kills          every defect of the bank against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; goes on where it was stopped
+adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
 bench          compare the speed of the backends
 docs           build the documentation into docs/_build/html
 types, lint    mypy --strict; ruff
@@ -80,7 +81,8 @@ def kills(session: nox.Session) -> None:
     """Run every defect of the bank against the suite until it is found; a survivor or a false alarm fails."""
     install(session, extras=["conformance"])
     out = session.create_tmp() + "/kill-matrix.json"
-    run_outside(session, "python", "-m", "lowbit_conformance.bank.matrix", "--seeds", "20", "--first-kill", "--out", out)
+    matrix = ["python", "-m", "lowbit_conformance.bank.matrix", "--seeds", "20", "--first-kill"]
+    run_outside(session, *matrix, "--out", out)
 
 
 @nox.session
@@ -95,6 +97,13 @@ def soak(session: nox.Session) -> None:
     soaked, matrix = str(data / "soak.json"), str(data / "kill-matrix.json")
     run_outside(session, "python", "-m", "lowbit_conformance.soak", "--out", soaked, *session.posargs)
     run_outside(session, "python", "-m", "lowbit_conformance.bank.matrix", "--all", "--out", matrix)
+
+
+@nox.session
+def adapters(session: nox.Session) -> None:
+    """Run the suite on the kernels of other projects, and keep their reports in docs/data; arguments name some."""
+    install(session, extras=["adapters", "conformance"])
+    session.run("python", "bench/experiments/adapters.py", *session.posargs)
 
 
 @nox.session
