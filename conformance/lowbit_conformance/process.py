@@ -63,6 +63,7 @@ class HostProcess:
         arena.control()[:16] = 0
         reply = self.ask({"file": arena.file, "control": CONTROL, "arguments": ARGUMENTS}, 60.0)
         self.base = int(reply["base"])
+        self._printed, self._signals = 0, ""
 
     def ask(self, message: Message, deadline: float) -> Message:
         """Send a request and wait for its reply.
@@ -87,6 +88,29 @@ class HostProcess:
         if not isinstance(reply, dict) or reply.pop("token", None) != token:
             raise HostEndedError(self._death(ValueError("not a reply to what it was asked")))
         return reply
+
+    def remember(self) -> None:
+        """Take the present signal handlers for the right ones."""
+        self._signals = self._handled()
+
+    def seen(self) -> list[tuple[str, str]]:
+        """Breaches that show from here; those of `host.Watch` are found within reach of the code that it watches."""
+        found = []
+        size = os.fstat(self._output[0].fileno()).st_size
+        if size > self._printed:
+            text = os.pread(self._output[0].fileno(), min(size - self._printed, 200), self._printed)
+            found.append(("WROTE_TO_STDOUT", repr(text.decode(errors="replace"))))
+        self._printed = size
+        if self._signals and (now := self._handled()) != self._signals:
+            found.append(("STATE_CHANGED", f"signals blocked, ignored or caught: {now}, before {self._signals}"))
+            self._signals = now
+        return found
+
+    def _handled(self) -> str:
+        """The sets of signals that the process blocks, ignores and catches; empty where the system does not tell."""
+        with contextlib.suppress(OSError), open(f"/proc/{self._process.pid}/status") as file:
+            return " ".join(line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")))
+        return ""
 
     def _receive(self, size: int, until: float) -> bytes:
         parts = bytearray()

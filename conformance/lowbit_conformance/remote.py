@@ -194,7 +194,8 @@ class Remote:
             self.close()
             raise HostRefusedError(str(reply["refused"]))
         self.backend_class = str(reply["class"])
-        self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]]
+        self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
+        self._host.remember()
         self._capabilities = self._claimed(reply["capabilities"])
 
     def close(self) -> None:
@@ -357,8 +358,8 @@ class Remote:
             self._live = [segment for segment in self._live if segment not in gone]
 
     def _check_breaches(self, reply: Message) -> None:
-        if reply["breaches"]:
-            verdict, text = reply["breaches"][0]
+        assert self._host is not None
+        for verdict, text in [*reply["breaches"], *self._host.seen()]:
             raise BrokenPromiseError(f"{verdict}: {text}")
 
     def _hold(self, call: Call, attempts: list[Attempt], outcomes: list[Message]) -> Held:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -73,6 +74,24 @@ class WritesPastOut(Mine):
 class ReadsNull(Mine):
     def act(self, x: Any, out: Any) -> None:
         ctypes.string_at(0)
+
+
+class BlindsTheWatch(Mine):
+    """Takes away what looks after the process from inside it, and then does as it likes."""
+
+    def act(self, x: Any, out: Any) -> None:
+        host: Any = sys.modules["__main__"]
+        host.Watch.breaches = lambda self, preparing: []
+        self.misbehave()
+        out[:] = 0
+
+    def misbehave(self) -> None:
+        os.write(1, b"hello")
+
+
+class BlindsTheWatchOfSignals(BlindsTheWatch):
+    def misbehave(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class WritesNothing(Mine):

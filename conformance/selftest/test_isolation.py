@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from misbehaving import (
     AnswersInTheJudgesPlace,
+    BlindsTheWatch,
+    BlindsTheWatchOfSignals,
     Mine,
     ReadsAnEarlierCall,
     ReadsFarPast,
@@ -140,6 +142,15 @@ def test_a_fault_is_called_by_its_name(kind: type[Mine], verdict: str) -> None:
 )
 def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
     """Poison, padding and the comparison of both sides; and a backend sees nothing of the suite."""
+    assert verdict_on(kind).startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [(BlindsTheWatch, "WROTE_TO_STDOUT: 'hello"), (BlindsTheWatchOfSignals, "STATE_CHANGED: signals blocked")],
+)
+def test_the_judge_sees_for_itself(kind: type[Mine], verdict: str) -> None:
+    """A backend that silences the watch in its own process is seen from outside."""
     assert verdict_on(kind).startswith(verdict)
 
 
