@@ -81,6 +81,15 @@ class CannotBeImported(Narrow):
         os.abort()
 
 
+class SetsTheEnvironment(Narrow):
+    """Changes a variable of the environment while it is made."""
+
+    def __init__(self) -> None:
+        import os
+
+        os.environ["ODD_BACKEND_THREADS"] = "1"
+
+
 class NeverPrepares(Narrow):
     """Declares products and hands out something else."""
 

@@ -57,6 +57,7 @@ def test_the_backends_of_this_distribution_pass(name: str) -> None:
         (odd_backends.SkipsItself, "RAISED: Skipped"),
         (odd_backends.NeverPrepares, "WRONG: prepare gave a NoneType, which is no PreparedLinear"),
         (odd_backends.CannotBeImported, "CRASHED(SIGABRT)"),
+        (odd_backends.SetsTheEnvironment, "STATE_CHANGED: environment"),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )
