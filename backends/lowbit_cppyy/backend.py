@@ -83,7 +83,7 @@ class CppyyBackend(Backend):
     def capabilities(self) -> Capabilities:
         declaration = Declaration(arithmetic=Arithmetic("factored", "float32", roundings))
         operations = dict.fromkeys(("linear.qgemv", "linear.qgemm"), declaration)
-        return Capabilities(operations, concurrent=True, details=self._details())
+        return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.0/qgemv-4",))
 
     def _details(self) -> dict[str, str]:
         """For reports; an unavailable backend has none."""
