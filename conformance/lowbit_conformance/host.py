@@ -160,7 +160,8 @@ class Watch:
     """What the process looks like, and what of that a call has changed."""
 
     def __init__(self, output: int) -> None:
-        self._output, self._written = output, 0
+        self._output, self._written, self._stdout = output, 0, sys.stdout
+        self._kept = fcntl.fcntl(output, fcntl.F_DUPFD_CLOEXEC, 50)  # whatever becomes of `output`, this is its file
         self._libm: Any = ctypes.CDLL("libm.so.6") if sys.platform == "linux" else None
         LIBC.setlocale.restype = ctypes.c_char_p
         self._small, self._one = np.full(1, 1e-39, np.float32), np.ones(1, np.float32)
@@ -212,6 +213,10 @@ class Watch:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         if changed := self._changed_handlers():
             yield f"the handlers of {', '.join(changed)}"
+        if not self._output_is_open() or sys.stdout is not self._stdout:
+            yield "standard output, which was closed or replaced"
+            os.dup2(self._kept, self._output)
+            sys.stdout = self._stdout
         if any(signal.getitimer(signal.ITIMER_REAL)):
             yield "a timer was left running"
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -269,14 +274,20 @@ class Watch:
         os.umask(mask)
         return mask
 
+    def _output_is_open(self) -> bool:
+        try:
+            return os.path.sameopenfile(self._output, self._kept)
+        except OSError:
+            return False
+
     def _printed(self) -> str:
         with suppress(Exception):  # it may have been closed, or replaced by anything
             sys.stdout.flush()
         LIBC.fflush(None)
-        size = os.fstat(self._output).st_size
+        size = os.fstat(self._kept).st_size
         if size == self._written:
             return ""
-        text = os.pread(self._output, min(size - self._written, 200), self._written).decode(errors="replace")
+        text = os.pread(self._kept, min(size - self._written, 200), self._written).decode(errors="replace")
         self._written = size
         return repr(text)
 

@@ -1,6 +1,7 @@
 """One host process: starting it, asking it, and saying how it ended."""
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -33,6 +34,10 @@ def read(size):
 exec(compile(read(int(read(10))), __file__, "exec"))"""
 
 
+PR_SET_CHILD_SUBREAPER = 36
+_living: set[int] = set()  # the hosts of this process
+
+
 class HostEndedError(Exception):
     """The host process ended, or had to be ended, while it was asked; the text says how."""
 
@@ -46,6 +51,8 @@ class HostProcess:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        if sys.platform == "linux":  # what a host leaves behind becomes a child of this process, and is found by `end`
+            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._channel, theirs = socket.socketpair()
         self._output: list[IO[bytes]] = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
         with theirs:
@@ -58,6 +65,11 @@ class HostProcess:
                 env=neutral_environment(),
                 start_new_session=True,
             )
+        _living.add(self._process.pid)
+        self._ends = [self._channel.fileno()]  # what becomes readable when it answers, or ends
+        self._watched = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
+        if self._watched >= 0:  # a child of it may hold its end of the channel, which is then not closed
+            self._ends.append(self._watched)
         source = (files("lowbit_conformance") / "host.py").read_bytes()
         self._channel.sendall(b"%010d" % len(source) + source)
         arena.control()[:16] = 0
@@ -115,8 +127,11 @@ class HostProcess:
     def _receive(self, size: int, until: float) -> bytes:
         parts = bytearray()
         while len(parts) < size:
-            if not select.select([self._channel], [], [], max(0.0, until - time.monotonic()))[0]:
+            ready = select.select(self._ends, [], [], max(0.0, until - time.monotonic()))[0]
+            if not ready:
                 raise TimeoutError
+            if ready == [self._watched]:
+                raise ConnectionResetError("it has ended")
             part = self._channel.recv(min(size - len(parts), 1 << 20))
             if not part:
                 raise ConnectionResetError("it closed the channel")
@@ -148,9 +163,42 @@ class HostProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            _living.discard(self._process.pid)
             self._channel.close()
+            if self._watched >= 0:
+                os.close(self._watched)
             for file in self._output:
                 file.close()
+            end_orphans()
+
+
+def end_orphans() -> None:
+    """Kill what ended hosts have left: children of this process in another session than its own, which are no hosts.
+
+    A daemon has left the session of its host, so that killing the host's whole session does not reach it.
+    """
+    while strays := [child for child in _children() if child not in _living and _in_another_session(child)]:
+        for child in strays:
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(child, 0)  # its own children are ours then, and next
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{task}/children") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _in_another_session(process: int) -> bool:
+    try:
+        return os.getsid(process) != os.getsid(0)
+    except OSError:
+        return False
 
 
 def neutral_environment() -> dict[str, str]:

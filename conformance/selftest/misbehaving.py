@@ -94,6 +94,36 @@ class BlindsTheWatchOfSignals(BlindsTheWatch):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+class ClosesStandardOutput(Mine):
+    def act(self, x: Any, out: Any) -> None:
+        os.close(1)
+        out[:] = 0
+
+
+class RedirectsStandardOutput(Mine):
+    def act(self, x: Any, out: Any) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+        out[:] = 0
+
+
+class LeavesADaemon(Mine):
+    """Starts a process that leaves its session, and says which before it ends itself."""
+
+    def act(self, x: Any, out: Any) -> None:
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(writer, str(os.getpid()).encode())
+                time.sleep(100)
+            os._exit(0)
+        sys.stderr.write(f"daemon {int(os.read(reader, 20))}")
+        sys.stderr.flush()
+        os._exit(0)
+
+
 class WritesNothing(Mine):
     def act(self, x: Any, out: Any) -> None:
         pass

@@ -15,11 +15,14 @@ from misbehaving import (
     AnswersInTheJudgesPlace,
     BlindsTheWatch,
     BlindsTheWatchOfSignals,
+    ClosesStandardOutput,
+    LeavesADaemon,
     Mine,
     ReadsAnEarlierCall,
     ReadsFarPast,
     ReadsNull,
     ReadsPastTheEnd,
+    RedirectsStandardOutput,
     SaysWhatItSees,
     UsesThePadding,
     WritesNothing,
@@ -138,6 +141,8 @@ def test_a_fault_is_called_by_its_name(kind: type[Mine], verdict: str) -> None:
         (WritesNothing, "STALE_OUTPUT: 5 of 5 elements of out were never written"),
         (UsesThePadding, "OOB_READ: the result changes with the bytes around the arguments"),
         (SaysWhatItSees, "RAISED: RuntimeError: signs []"),
+        (ClosesStandardOutput, "STATE_CHANGED: standard output"),
+        (RedirectsStandardOutput, "STATE_CHANGED: standard output"),
     ],
 )
 def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
@@ -152,6 +157,13 @@ def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
 def test_the_judge_sees_for_itself(kind: type[Mine], verdict: str) -> None:
     """A backend that silences the watch in its own process is seen from outside."""
     assert verdict_on(kind).startswith(verdict)
+
+
+def test_no_daemon_outlives_its_host() -> None:
+    """A process that has left the host's session ends with the host, even where the host ends by itself."""
+    verdict = verdict_on(LeavesADaemon)
+    assert verdict.startswith("CRASHED: the process ended with status 0: daemon ")
+    assert not Path(f"/proc/{int(verdict.rpartition(' ')[2])}").exists()
 
 
 def test_a_reply_out_of_turn_is_a_crash() -> None:
