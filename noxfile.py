@@ -80,7 +80,7 @@ def conformance(session: nox.Session) -> None:
 def kills(session: nox.Session) -> None:
     """Run every defect of the bank against the suite until it is found; a survivor or a false alarm fails."""
     install(session, extras=["conformance"])
-    out = session.create_tmp() + "/kill-matrix.json"
+    out = str(Path(session.create_tmp()).resolve() / "kill-matrix.json")
     matrix = ["python", "-m", "lowbit_conformance.bank.matrix", "--seeds", "20", "--first-kill"]
     run_outside(session, *matrix, "--out", out)
 

@@ -8,7 +8,7 @@ from docutils import nodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
-from lowbit_docs.tables import table
+from lowbit_docs.tables import Cell, table
 
 FILE = "data/soak.json"
 HEADS, WIDTHS = ["backend", "seeds", "passed / declared / specified", "failed", "seconds"], [20, 20, 34, 12, 14]
@@ -24,20 +24,15 @@ class Soak(SphinxDirective):
             soak = json.loads(Path(file).read_text("utf-8"))
         except OSError as error:
             raise ExtensionError(f"no {relative}: run python -m lowbit_conformance.soak") from error
-        rows = [[*map(text, columns(name, portions))] for name, portions in sorted(soak["backends"].items())]
+        rows = [columns(name, portions) for name, portions in sorted(soak["backends"].items())]
         where = f"{soak['date']}, lowbit {soak['version']}, suite {soak['suite'][:12]}, {soak['machine']['cpu']}."
         return [nodes.paragraph(text=where), table(HEADS, rows, WIDTHS)]
 
 
-def columns(name: str, portions: dict[str, Any]) -> list[str]:
+def columns(name: str, portions: dict[str, Any]) -> list[Cell]:
     """What a backend's portions add up to; cases that no seed changes are run in each of them."""
     entries = list(portions.values())
     counts = (sum(entry["counts"].get(word, 0) for entry in entries) for word in ("passed", "declared", "specified"))
     seeds, failed = sum(entry["seeds"] for entry in entries), sum(len(entry["failures"]) for entry in entries)
     seconds = sum(entry["seconds"] for entry in entries)
     return [name, str(seeds), " / ".join(f"{count:,}" for count in counts), str(failed), f"{seconds:,.0f}"]
-
-
-def text(words: str) -> list[nodes.Node]:
-    """One cell."""
-    return [nodes.Text(words)]
