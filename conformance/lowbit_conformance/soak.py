@@ -23,7 +23,7 @@ from lowbit_conformance.report.gather import machine, suite
 
 SCHEMA = "lowbit-soak-1"
 BACKENDS = ("reference", "numpy", "cppyy")
-PORTION = 50
+PORTION = 20
 
 Entry = dict[str, Any]
 
