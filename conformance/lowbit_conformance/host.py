@@ -168,6 +168,7 @@ class Watch:
         self._handlers = {number: ctypes.create_string_buffer(SIGACTION_BYTES) for number in SIGNALS}
         self._probe = ctypes.create_string_buffer(SIGACTION_BYTES)
         self.allowed: Callable[[], tuple[int, ...]] = tuple
+        self._has_programs = False  # whether the backend has ever named a child of its own
         self.remember()
 
     def remember(self) -> None:
@@ -288,7 +289,9 @@ class Watch:
         if size == self._written:
             return ""
         text = os.pread(self._kept, min(size - self._written, 200), self._written).decode(errors="replace")
-        self._written = size
+        os.ftruncate(self._kept, 0)  # or what prints at every call would fill the disk
+        os.lseek(self._kept, 0, os.SEEK_SET)
+        self._written = 0
         return repr(text)
 
     def _children_reaped(self) -> int:
@@ -299,10 +302,11 @@ class Watch:
         """What is left of processes that a call started; those that the backend names in `children` are its own."""
         reaped, self._reaped = self._reaped, self._children_reaped()
         own = self.allowed()
+        self._has_programs = self._has_programs or bool(own)
         try:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            if reaped != self._reaped and not preparing and not own:
+            if reaped != self._reaped and not preparing and not self._has_programs:
                 return "a child process ran and ended; only `prepare` may start programs, such as a compiler"
             return ""
         strangers = [child for parent in (os.getpid(), *own) for child in children(parent) if child not in own]

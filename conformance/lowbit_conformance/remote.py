@@ -250,6 +250,9 @@ class Remote:
             operations[name] = Declaration(limits, arithmetic)
         known = {item.name for item in dataclasses.fields(Capabilities)}
         rest = {key: _plain(value) for key, value in told.items() if key in known}
+        profiles = rest.get("profiles", ())
+        if not (isinstance(profiles, tuple) and all(isinstance(name, str) for name in profiles)):
+            raise BrokenPromiseError(f"RAISED: its capabilities have profiles {profiles!r}, which are no names")
         return Capabilities(operations, **rest)
 
     def _own(self, operation: str) -> Roundings:

@@ -94,6 +94,12 @@ class BlindsTheWatchOfSignals(BlindsTheWatch):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+class ClaimsANumber(Mine):
+    def capabilities(self) -> Capabilities:
+        nonsense: Any = 5
+        return Capabilities({"packing.unpack": Declaration()}, profiles=nonsense)
+
+
 class ClosesStandardOutput(Mine):
     def act(self, x: Any, out: Any) -> None:
         os.close(1)

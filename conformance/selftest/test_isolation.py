@@ -15,6 +15,7 @@ from misbehaving import (
     AnswersInTheJudgesPlace,
     BlindsTheWatch,
     BlindsTheWatchOfSignals,
+    ClaimsANumber,
     ClosesStandardOutput,
     LeavesADaemon,
     Mine,
@@ -101,7 +102,12 @@ def verdict_on(kind: type[Mine]) -> str:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
         remote = Remote("name", f"misbehaving:{kind.__name__}", 2.0)
-        remote.load()
+        try:
+            remote.load()
+        except BrokenPromiseError as error:
+            remote.close()
+            remote.arena.close()
+            return f"not loaded: {error}"
     try:
         matrix = quantize(np.eye(4, 5, dtype=np.float32), bits=8, group_size=4)
         prepared = remote.prepare(matrix)
@@ -164,6 +170,30 @@ def test_no_daemon_outlives_its_host() -> None:
     verdict = verdict_on(LeavesADaemon)
     assert verdict.startswith("CRASHED: the process ended with status 0: daemon ")
     assert not Path(f"/proc/{int(verdict.rpartition(' ')[2])}").exists()
+
+
+DIES = """import json, os, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["do"] != "capabilities":
+        os.abort()
+    said = {"name": "dies", "operations": {"packing.unpack": {}}}
+    print(json.dumps({"id": request["id"], "result": said}), flush=True)"""
+
+
+def test_a_program_that_dies_has_crashed_and_not_forked(tmp_path: Path) -> None:
+    """The adapter of programs may have one; its death, and its start for the next call, are no child of a call."""
+    (tmp_path / "dies.py").write_text(DIES)
+    with closing(Remote("command", f"{sys.executable} {tmp_path / 'dies.py'}", 20.0)) as remote:
+        remote.load()
+        for _ in range(2):
+            with pytest.raises(BrokenPromiseError, match=r"^CRASHED: .* has ended by signal 6"):
+                remote.run("packing.unpack", np.zeros((1, 1), np.uint32), 4)
+
+
+def test_what_says_nonsense_of_its_profiles_fails_to_load() -> None:
+    """What a backend claims is no part of the suite's own arguments."""
+    assert verdict_on(ClaimsANumber).startswith("not loaded: RAISED: its capabilities have profiles 5")
 
 
 def test_a_reply_out_of_turn_is_a_crash() -> None:
