@@ -38,7 +38,7 @@ def main() -> None:
     """Run the command line and leave with a status that means something."""
     try:
         app()
-    except LowbitError as error:
+    except (LowbitError, OSError) as error:  # such as a full disk
         print(f"lowbit: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     except SystemExit as end:  # typer ends every command so, an interrupted one with a status of its own
