@@ -12,11 +12,12 @@ class Verdicts:
         self._known: dict[str, str] = {}
 
     def of(self, name: str) -> str:
-        """``passed``, or ``unproven`` with what came instead."""
+        """``passed`` and the id of the report, or ``unproven`` with what came instead."""
         if name not in self._known:
             command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--seeds", "1", "--json"]
             command += ["--op", "linear.qgemv", "--op", "linear.qgemm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            verdict = json.loads(done.stdout)["verdict"] if done.stdout else f"status {done.returncode}"
-            self._known[name] = verdict if verdict == "passed" else f"unproven ({verdict})"
+            report = json.loads(done.stdout) if done.stdout else {"verdict": f"status {done.returncode}", "id": ""}
+            passed = report["verdict"] == "passed"
+            self._known[name] = f"passed {report['id']}" if passed else f"unproven ({report['verdict']})"
         return self._known[name]
