@@ -34,6 +34,20 @@ WRONG_USE = 4  # pytest's status for a wrong use
 DEADLINE = 30.0
 
 
+# What the process that judges runs. Signals that a backend may send to it are not its own to obey: the command, which
+# the user interrupts, ends it.
+JUDGE = """
+import ctypes, os, signal
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+os.environ |= {{"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}}
+import pytest
+sys.exit(pytest.main({arguments!r}))
+"""
+
+
 def conformance(
     name: Annotated[
         str | None, typer.Argument(help="The backend under test: a name that `lowbit backends` lists, or module:Class.")
@@ -110,14 +124,22 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     if importlib.util.find_spec("pytest") is None:
         raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
     reader, writer = os.pipe()
-    command = [sys.executable, "-m", "pytest", "-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
+    given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
-    command += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
-    command += [f"--lowbit-events={writer}", *arguments]
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    given += [f"--lowbit-events={writer}", *arguments]
     with subprocess.Popen(
-        command, pass_fds=[writer], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, "-c", "import sys; exec(sys.stdin.read())"],  # says nothing to a backend that looks it up
+        pass_fds=[writer],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as suite:
+        assert suite.stdin is not None
+        suite.stdin.write(JUDGE.format(arguments=given))
+        suite.stdin.close()
+        suite.stdin = None
         os.close(writer)
         try:
             run = _gather(name, reader)

@@ -127,30 +127,21 @@ def seal() -> None:
 
 
 class Others:
-    """Which backends were made besides the one under test."""
+    """The packages of other backends that are installed; none of them has a reason to be imported here."""
 
     def __init__(self) -> None:
-        self.made: list[type] = []
-        made = self.made
+        found = entry_points(group=lowbit.backend.ENTRY_POINTS)
+        self._packages = {entry.value.partition(":")[0].partition(".")[0] for entry in found} - {"lowbit"}
 
-        def new(kind: type, *arguments: Any, **choices: Any) -> Any:
-            made.append(kind)
-            return object.__new__(kind)
+    def owned(self, own: type) -> None:
+        """The package of the backend under test is its own."""
+        self._packages.discard(own.__module__.partition(".")[0])
 
-        Backend.__new__ = new  # type: ignore[method-assign,assignment]  # watched, here only
-
-    def breaches(self, own: type) -> list[Breach]:
-        if not self.made:  # nearly always; looking for entry points takes longer than most calls
-            return []
-        registered = {entry.value for entry in entry_points(group=lowbit.backend.ENTRY_POINTS)}
-        found = []
-        for kind in self.made:
-            package = kind.__module__.partition(".")[0]
-            same = package == own.__module__.partition(".")[0] or issubclass(own, kind)
-            if not same and any(value.partition(":")[0].partition(".")[0] == package for value in registered):
-                found.append(("SILENT_FALLBACK", f"it made the backend {kind.__module__}.{kind.__name__}"))
-        self.made.clear()
-        return found
+    def breaches(self) -> list[Breach]:
+        """The packages that have been imported since this was asked last."""
+        imported = sorted(package for package in self._packages if package in sys.modules)
+        self._packages -= set(imported)
+        return [("SILENT_FALLBACK", f"it imported {package}, which is another backend") for package in imported]
 
 
 # **The state of the process**, which a call must leave as it was.
@@ -406,7 +397,8 @@ class Host:
         capabilities = self.capabilities()
         same = capabilities == self.capabilities()
         self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))  # as the adapter of programs has
-        breaches = self.watch.breaches(preparing=True) + self.others.breaches(type(self.backend))
+        self.others.owned(type(self.backend))
+        breaches = self.watch.breaches(preparing=True) + self.others.breaches()
         if not same:
             breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
         if handler:
@@ -455,7 +447,7 @@ class Host:
         for attempt in attempts:
             outcomes.append(self.attempt(what, operation, attempt))
             breaches += self.broken + self.watch.breaches(what == "prepare")
-            breaches += self.others.breaches(type(self.backend)) + _asked
+            breaches += self.others.breaches() + _asked
             _asked.clear()
             if os.getpid() != PROCESS:
                 os._exit(3)  # a child that came back from the call; its parent answers

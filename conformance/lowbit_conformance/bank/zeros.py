@@ -92,6 +92,10 @@ def distributed(codes: Floats, scale: Floats, zero: Floats, convention: Conventi
     return scale * codes + zero if convention == "minimum" else scale * codes - scale * zero
 
 
+def wrapped_bytes(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+    return scale * codes + zero if convention == "minimum" else scale * ((codes - zero) % 256)
+
+
 def in_half(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = [part.astype(np.float16) for part in (codes, scale, zero)]
@@ -144,6 +148,12 @@ DEFECTS = (
     ),
     stepwise("zeros-of-first-group", "Every group takes the zeros of the first.", EITHER, zeros=first_group),
     stepwise("zero-a-signed-byte", "Zero-points of 128 and more are taken for negative.", POINT, zeros=signed_byte),
+    stepwise(
+        "zero-wraps-in-a-byte",
+        "Code less zero-point is computed in uint8, where a negative difference becomes one below 256.",
+        POINT,
+        value=wrapped_bytes,
+    ),
     stepwise("zero-scaled-twice", "The zero is multiplied by the scale once more.", EITHER, value=scaled_twice),
     stepwise(
         "zero-not-scaled",

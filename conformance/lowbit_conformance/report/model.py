@@ -8,10 +8,12 @@ it says what was proven of the code that it measured.
 import hashlib
 import json
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lowbit.check import spoken
 from lowbit_conformance.report.matrix import matrix
 from lowbit_conformance.tally import Tally, Verdict
 
@@ -75,6 +77,10 @@ class Machine:
     numpy: str
 
 
+LEAST_COMMON = 5  # failures from which something common is told
+MOST_VALUES = 2  # of one parameter
+
+
 @dataclass(frozen=True)
 class FailureGroup:
     """Failures of one clause with one verdict, in the order of the run: the first stands for the others."""
@@ -82,6 +88,27 @@ class FailureGroup:
     clause: str
     verdict: str
     failures: tuple[Verdict, ...]
+    passed: tuple[Verdict, ...] = ()
+
+    @property
+    def common(self) -> str:
+        """What the cases that failed have in common while every case of the clause that differs in it passed, in words;
+        empty if there is nothing.
+
+        >>> cases = [Verdict(f"a.b/C1/t/{n}-s0", "failed", parameters={"bits": 3, "rows": n}) for n in range(5)]
+        >>> right = [Verdict("a.b/C1/t/9-s0", "passed", parameters={"bits": 4, "rows": 2})]
+        >>> FailureGroup("a.b/C1", "WRONG", tuple(cases), tuple(right)).common
+        'all 5 failures have bits 3, and all cases with another passed'
+        """
+        told = []
+        for name in self.failures[0].parameters if len(self.failures) >= LEAST_COMMON else ():
+            failing = {str(each.parameters.get(name)) for each in self.failures}
+            passing = {str(each.parameters.get(name)) for each in self.passed}
+            if len(failing) <= MOST_VALUES and passing - failing:
+                told.append(f"{name} {spoken(sorted(failing))}")
+        if not told:
+            return ""
+        return f"all {len(self.failures)} failures have {' and '.join(told)}, and all cases with another passed"
 
 
 @dataclass(frozen=True)
@@ -133,7 +160,11 @@ class Report:
         groups: dict[tuple[str, str], list[Verdict]] = {}
         for failure in self.tally.failures:
             groups.setdefault((failure.clause, failure.verdict), []).append(failure)
-        return [FailureGroup(*key, tuple(failures)) for key, failures in groups.items()]
+        passed = defaultdict(list)
+        for verdict in self.tally.verdicts:
+            if verdict.outcome == "passed":
+                passed[verdict.clause].append(verdict)
+        return [FailureGroup(*key, tuple(failures), tuple(passed[key[0]])) for key, failures in groups.items()]
 
     def reproduce(self, verdict: Verdict) -> str:
         """The line that runs this case alone, or the whole suite again if no case is known."""

@@ -121,6 +121,7 @@ def _show_failures(report: Report, group: FailureGroup, console: Console) -> Non
     console.print(heading, soft_wrap=True, highlight=False)
     paragraphs = [meaning(group.clause), first.message, place(first.where)]
     paragraphs += [f"diagnosis: {first.diagnosis}"] if first.diagnosis else []
+    paragraphs += [group.common]
     for text in _wrapped(paragraphs):
         console.print(Text(text), soft_wrap=True)
     console.print(Text("  " + report.reproduce(first), style="cyan"), soft_wrap=True)  # one line, to be copied
