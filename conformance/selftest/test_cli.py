@@ -61,10 +61,19 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: s
 def test_an_interrupt_ends_cleanly() -> None:
     """Ctrl-C during the suite ends it and its process at once, with status 130 and one line."""
     command = [*LOWBIT, "conformance", "reference", "--seeds", "100000", "--json"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
-        time.sleep(4)  # long enough to be inside the suite, which would run for hours
-        os.killpg(process.pid, signal.SIGINT)
-        _, error = process.communicate(timeout=20)
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background ignores it
+    ) as process:
+        try:
+            time.sleep(4)  # long enough to be inside the suite, which would run for hours
+            os.killpg(process.pid, signal.SIGINT)
+            _, error = process.communicate(timeout=20)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert error.strip().splitlines()[-1] == "lowbit: interrupted"
     assert "Traceback" not in error
