@@ -12,14 +12,24 @@ from lowbit.cli import app
 PACKING = "lowbit-1.0/packing"
 
 MODULE = """
-from lowbit_numpy import NumpyBackend
-from lowbit.backend import Capabilities, Declaration
+import numpy as np
+from lowbit.backend import Backend, Capabilities, Declaration
 
-class {name}(NumpyBackend):
+class {name}(Backend):
     name = "{name}"
     def capabilities(self):
         limits = Declaration({limits})
         return Capabilities({{"packing.pack": Declaration(), "packing.unpack": limits}}, profiles=("{profile}",))
+
+    def _packing_pack(self, codes, bits):
+        each = codes.T[:, :, None] >> np.arange(bits, dtype=np.uint8) & 1
+        octets = np.packbits(each.reshape(codes.shape[1], -1), axis=1, bitorder="little")
+        return octets.view("<u4").T.copy()
+
+    def _packing_unpack(self, words, bits):
+        each = np.unpackbits(words.T.copy().view(np.uint8), axis=1, bitorder="little")
+        each = each.reshape(words.shape[1], -1, bits) << np.arange(bits, dtype=np.uint8)
+        return each.sum(axis=2, dtype=np.uint8).T.copy()
 """
 
 
