@@ -30,6 +30,8 @@ from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.tally import Certificate, Tally, Verdict
 
 USAGE_ERROR = 2
+# Plugins of pytest that look at every test and have nothing to see here.
+UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "junitxml", "stepwise", "doctest")
 WRONG_USE = 4  # pytest's status for a wrong use
 DEADLINE = 30.0
 
@@ -127,6 +129,7 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
     given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    given += ["--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}"))]
     given += [f"--lowbit-events={writer}", *arguments]
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; exec(sys.stdin.read())"],  # says nothing to a backend that looks it up

@@ -446,11 +446,11 @@ class Host:
         breaches: list[Breach] = []
         for attempt in attempts:
             outcomes.append(self.attempt(what, operation, attempt))
-            breaches += self.broken + self.watch.breaches(what == "prepare")
-            breaches += self.others.breaches() + _asked
-            _asked.clear()
+            breaches += self.broken
             if os.getpid() != PROCESS:
                 os._exit(3)  # a child that came back from the call; its parent answers
+        breaches += self.watch.breaches(what == "prepare") + self.others.breaches() + _asked
+        _asked.clear()
         return {"outcomes": outcomes, "breaches": breaches}
 
     def attempt(self, what: str, operation: str, attempt: Message) -> Message:
