@@ -31,7 +31,7 @@ from lowbit_conformance.tally import Certificate, Tally, Verdict
 
 USAGE_ERROR = 2
 # Plugins of pytest that look at every test and have nothing to see here.
-UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "junitxml", "stepwise", "doctest")
+UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest")
 WRONG_USE = 4  # pytest's status for a wrong use
 DEADLINE = 30.0
 
