@@ -25,6 +25,7 @@ output, and every backend words such an error the same way. The smallest backend
 ...         self.weights = weights
 ...     def _qgemv(self, x, out):
 ...         np.dot(x, self.weights, out=out)
+>>> import numpy as np
 >>> from lowbit.affine import dequantize, quantize
 >>> eye = quantize(np.eye(8, dtype=np.float32) * 15, bits=4, group_size=8)
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
@@ -41,24 +42,27 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
+from lowbit import bfp
 from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.bounds import Arithmetic
-from lowbit.check import check_array, check_choice, check_integer, spoken
+from lowbit.check import check_choice, check_integer, spoken
 from lowbit.contract import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
+from lowbit.prepared import PreparedLinear as PreparedLinear
 from lowbit.session import Session
 
 ENTRY_POINTS = "lowbit.backends"
 MOST_ALIGNMENT = 4096
 """Bytes: a page of memory."""
+PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
+"""The operations for which a matrix is prepared."""
 DIRECT = re.compile(r"[\w.]+:[\w.]+")
 
 
@@ -127,71 +131,6 @@ class Capabilities:
         if self.alignment & (self.alignment - 1) or not 0 <= self.alignment <= MOST_ALIGNMENT:
             raise ArgumentError("alignment", self.alignment, f"0 or a power of two up to {MOST_ALIGNMENT}")
         check_integer("overread", self.overread, 0, MOST_ALIGNMENT)
-
-
-# **Weights made ready.**
-
-
-class PreparedLinear:
-    """A quantised matrix as one backend keeps it, ready to be multiplied by.
-
-    Attributes:
-        backend: the name of the backend, for messages.
-        rows: K.
-        columns: N.
-        nbytes: bytes of weights, scales and zeros that one call reads.
-    """
-
-    def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
-        self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
-
-    def qgemv(self, x: Floats, out: Floats | None = None) -> Floats:
-        """``y = x W`` for one vector, operation `linear.qgemv`.
-
-        Args:
-            x: float32, K.
-            out: float32, N, written and returned; a new array if not given.
-
-        Raises:
-            ArgumentError: wrong dtype, shape or layout; `out` read-only or overlapping `x`.
-            NotDeclaredError: the backend does not declare the operation.
-        """
-        check_array("x", x, np.float32, (self.rows,))
-        out = _checked_out(out, (self.columns,), x)
-        self._qgemv(x, out)
-        return out
-
-    def qgemm(self, x: Floats, out: Floats | None = None) -> Floats:
-        """``Y = X W`` for T vectors, operation `linear.qgemm`.
-
-        Args:
-            x: float32, T × K.
-            out: float32, T × N, written and returned; a new array if not given.
-
-        Raises:
-            ArgumentError: wrong dtype, shape or layout; `out` read-only or overlapping `x`.
-            NotDeclaredError: the backend does not declare the operation.
-        """
-        check_array("x", x, np.float32, (None, self.rows))
-        out = _checked_out(out, (x.shape[0], self.columns), x)
-        self._qgemm(x, out)
-        return out
-
-    def _qgemv(self, x: Floats, out: Floats) -> None:
-        raise NotDeclaredError(self.backend, "linear.qgemv")
-
-    def _qgemm(self, x: Floats, out: Floats) -> None:
-        raise NotDeclaredError(self.backend, "linear.qgemm")
-
-
-def _checked_out(out: Floats | None, shape: tuple[int, ...], x: Floats) -> Floats:
-    """The array to write to: a new one, or the caller's if it can hold the result and is not the input."""
-    if out is None:
-        return np.empty(shape, np.float32)
-    check_array("out", out, np.float32, shape, writeable=True)
-    if np.may_share_memory(out, x):
-        raise ArgumentError("out", "overlapping x in memory", "an array of its own")
-    return out
 
 
 # **The backend itself.**
@@ -274,18 +213,27 @@ class Backend(ABC):
         return hook
 
     def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
-        """Make a matrix ready for `linear.qgemv` and `linear.qgemm`.
+        """Make a matrix ready for `linear.qgemv`, `linear.qgemm` and `linear.qgemm_bfp`, as far as they are declared.
 
         Raises:
             ArgumentError: not a `QuantizedMatrix`.
-            NotDeclaredError: neither operation is declared for its bits, groups, convention and scales.
+            NotDeclaredError: none of them is declared for its bits, groups, convention and scales.
         """
         check_matrix(matrix)
-        declared = self._claimed.operations
-        self._check_declared(
-            "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm", matrix_parameters(matrix)
-        )
-        return self._prepare(matrix)
+        parameters = matrix_parameters(matrix)
+        claims = {name: self._claimed.operations[name] for name in PRODUCTS if name in self._claimed.operations}
+        halves = {name: _split(claim, parameters) for name, claim in claims.items()}
+        lacking = {name: missing for name, (own, _) in halves.items() if (missing := own.lacks(parameters))}
+        if len(lacking) == len(claims):
+            name = next(iter(claims), PRODUCTS[0])
+            raise NotDeclaredError(self.name, name, lacking.get(name, ""))
+        prepared = self._prepare(matrix)
+        if lacking:
+            prepared._lacking = lacking
+        if "linear.qgemm_bfp" in halves:
+            later = halves["linear.qgemm_bfp"][1]
+            prepared._format_lacks = cache(lambda format: later.lacks(bfp.format_parameters(format)))
+        return prepared
 
     # The hooks. Those of products go through `prepare`; the others are named after their operations.
 
@@ -298,6 +246,9 @@ class Backend(ABC):
     def _linear_qgemm(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
         return self.prepare(matrix).qgemm(x)
 
+    def _linear_qgemm_bfp(self, x: bfp.Blocks, matrix: QuantizedMatrix) -> Floats:
+        return self.prepare(matrix).qgemm_bfp(x)
+
     @cached_property
     def _claimed(self) -> Capabilities:
         """What it claims, asked once: the answer is the same every time."""
@@ -309,6 +260,14 @@ class Backend(ABC):
             raise NotDeclaredError(self.name, operation)
         if missing := declaration.lacks(parameters):
             raise NotDeclaredError(self.name, operation, missing)
+
+
+def _split(declaration: Declaration, parameters: Parameters) -> tuple[Declaration, Declaration]:
+    """Its limits by when they are known: those of the matrix when it is prepared, those of activations at each call."""
+    activations = bfp.format_parameters(ACTIVATIONS)
+    later = {name: allowed for name, allowed in declaration.limits.items() if name in activations}
+    now = {name: allowed for name, allowed in declaration.limits.items() if name not in activations}
+    return Declaration(now), Declaration(later)
 
 
 # **Discovery.**

@@ -65,9 +65,9 @@ from lowbit.errors import ArgumentError
 from lowbit.linear import Doubles, group_offsets
 from lowbit.packing import Codes, unpack
 
-Form = Literal["dequantised", "factored", "offset", "direct"]
+Form = Literal["dequantised", "factored", "offset", "direct", "integer"]
 Accumulator = Literal["float32", "float64"]
-FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct")
+FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct", "integer")
 
 UNIT_ROUNDOFF: dict[Accumulator, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
 HALF_LEAST_SUBNORMAL = 2.0**-150

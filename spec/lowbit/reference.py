@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit import linear, packing
+from lowbit import integer, linear, packing
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, one_loop
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
@@ -35,6 +36,10 @@ class ReferenceLinear(PreparedLinear):
     def _qgemm(self, x: Floats, out: Floats) -> None:
         for row, result in zip(x, out, strict=True):
             self._qgemv(row, result)
+
+    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+        with np.errstate(over="ignore"):
+            out[:] = integer.qgemm_bfp(x, self._matrix)
 
 
 class ReferenceBackend(Backend):
