@@ -28,15 +28,17 @@ This holds for *any* order of the sum; the order only decides :math:`D`. A loop 
 The sum :math:`\sum |t_k|` is the *gauge*, and it depends on the *form* of the computation, because different forms
 sum different terms:
 
-============= ============================================ ==================================================
+============= ============================================ =======================================================
 form          what is summed                               gauge
-============= ============================================ ==================================================
+============= ============================================ =======================================================
 dequantised   :math:`x_k w_k`                              :math:`\sum |x_k||w_k|`
 factored      :math:`s x_k q_k` and :math:`o\,x_k`         :math:`\sum |x_k|\,(s q_k + |o|)`, where
                                                            :math:`o = -s z`, so :math:`s|x_k|(q_k + |z|)`
 offset        :math:`s x_k (q_k - c)` and                  :math:`\sum |x_k|\,(s|q_k - c| + |o + s c|)`,
               :math:`(o + s c)\,x_k`                       with :math:`c = 2^{b-1}`
-============= ============================================ ==================================================
+integer       :math:`s 2^e D` and :math:`o\,2^e S`,        :math:`\sum (s 2^e |D| + |o|\, 2^e |S|)`; see the chapter
+              once a segment                               `integer_bounds`
+============= ============================================ =======================================================
 
 The dequantised form has one more source of error: its weights are float32 numbers already rounded, by at most
 :math:`u|w|` under ``zero_point`` and :math:`u(1+u) s q + u|w|` under ``minimum`` (the chapter `affine` fixes these
@@ -100,7 +102,8 @@ class Arithmetic:
 
     Attributes:
         form: which terms it sums: ``dequantised``, ``factored`` or ``offset`` for products with quantised weights,
-            ``direct`` for an operation that has but one form.
+            ``integer`` for those whose activations are blocks of integers, ``direct`` for an operation that has but
+            one form.
         accumulator: the format of its running sums, ``float32`` or ``float64``.
         roundings: the most roundings on the way of any term, as a function of (rows, group_size).
 

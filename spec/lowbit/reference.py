@@ -18,6 +18,7 @@ from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, one_loop
 from lowbit.contract import Promise
+from lowbit.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
 
 
@@ -53,6 +54,7 @@ class ReferenceBackend(Backend):
             name: Declaration(arithmetic=arithmetic if specified.promise is Promise.BOUNDED else None)
             for name, specified in OPERATIONS.items()
         }
+        operations["linear.qgemm_bfp"] = Declaration(arithmetic=Arithmetic("integer", "float64", integer_loop(1)))
         return Capabilities(operations, concurrent=True)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:

@@ -25,6 +25,7 @@ BUDGETS = {
     "dequantised": "γ_D · Σ|x||w|, and the rounding of the weights to float32",
     "factored": "γ_D · Σ s|x|(q + |z|)",
     "offset": "γ_D · Σ|x|(s|q − c| + |o + s c|), where c is half the number of codes",
+    "integer": "γ_D · Σ (s 2^e |D| + |o| 2^e |S|), with the exact integers D and S of each segment",
     "direct": "γ_D · Σ|t|, the sum of the magnitudes of the terms as the specification writes them",
 }
 """How the bound of each form is put together, apart from underflow and the reference's own rounding."""
