@@ -40,7 +40,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.backend import Availability, Backend, Capabilities, PreparedLinear
+from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
 from lowbit.check import check_array
 from lowbit.contract import OPERATIONS
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError, on_one_line
@@ -48,7 +48,7 @@ from lowbit.values import Tree, as_json, from_json
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.child import BrokenLineError, Child
 from lowbit_foreign.declared import Declared, read
-from lowbit_foreign.linear import ForeignLinear, copied
+from lowbit_foreign.linear import ForeignLinear, copied, first_product
 
 PROTOCOL = 1
 START = 60.0
@@ -132,7 +132,7 @@ class CommandBackend(Backend):
 
     def _hook(self, operation: str) -> Callable[..., Any]:
         """One line, or for a stateful operation its opening; products go through `prepare`."""
-        if operation in ("linear.qgemv", "linear.qgemm"):
+        if operation in PRODUCTS:
             return super()._hook(operation)
         call = self._open if OPERATIONS[operation].stateful else self._run
         return lambda *arguments, **choices: call(operation, arguments, choices)
@@ -150,7 +150,7 @@ class CommandBackend(Backend):
         declared = self.capabilities().operations
         if not self._said().prepare:
             return ForeignLinear(self.name, matrix, declared, self._multiply, {"matrix": copied(matrix)})
-        operation = "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm"
+        operation = first_product(declared)
         handle = self._handle("prepare", "release", operation, {"matrix": matrix})
         return ForeignLinear(self.name, matrix, declared, self._multiply, {}, handle)
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.backend import Availability, Backend, Capabilities, PreparedLinear
+from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
 from lowbit.contract import OPERATIONS
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.declared import Declared, read_text
 from lowbit_foreign.flat import MOST_DIMENSIONS, Entry, Results, flatten
-from lowbit_foreign.linear import ForeignLinear, copied
+from lowbit_foreign.linear import ForeignLinear, copied, first_product
 from lowbit_foreign.memory import Array, Room, address, is_aligned, realigned
 
 CALL, MAKE, END = (c_int32, c_void_p), (c_int32, c_void_p, c_void_p), (None, c_void_p)
@@ -85,7 +85,7 @@ class LibraryBackend(Backend):
 
     def _hook(self, operation: str) -> Callable[..., Any]:
         """One call of the library, or for a stateful operation its opening; products go through `prepare`."""
-        if operation in ("linear.qgemv", "linear.qgemm"):
+        if operation in PRODUCTS:
             return super()._hook(operation)
         call = self._open if OPERATIONS[operation].stateful else self._run
         return lambda *arguments, **choices: call(operation, arguments, choices)
@@ -103,7 +103,7 @@ class LibraryBackend(Backend):
         declared = self.capabilities().operations
         if "lowbit_prepare" not in self._library().functions:
             return ForeignLinear(self.name, matrix, declared, self._multiply, {"matrix": copied(matrix)})
-        operation = "linear.qgemv" if "linear.qgemv" in declared else "linear.qgemm"
+        operation = first_product(declared)
         handle, results = self._make("lowbit_prepare", "lowbit_release", operation, {"matrix": matrix})
         nbytes = results.value("nbytes") if results.asked("nbytes") else matrix.nbytes
         if type(nbytes) is not int or nbytes < 0:

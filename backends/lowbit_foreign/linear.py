@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.backend import Declaration, PreparedLinear
+from lowbit.backend import PRODUCTS, Declaration, PreparedLinear
+from lowbit.bfp import Blocks
 from lowbit.errors import NotDeclaredError
 
 Multiply = Callable[[str, object, dict[str, Any], Floats], None]
@@ -16,6 +17,11 @@ def copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
     """The same matrix in memory of its own, since the caller may use his again."""
     arrays = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}
     return replace(matrix, **arrays)
+
+
+def first_product(declared: Mapping[str, Declaration]) -> str:
+    """The product in whose name a matrix is prepared: the first that is declared."""
+    return next(name for name in PRODUCTS if name in declared)
 
 
 class ForeignLinear(PreparedLinear):
@@ -41,7 +47,10 @@ class ForeignLinear(PreparedLinear):
     def _qgemm(self, x: Floats, out: Floats) -> None:
         self._product("linear.qgemm", x, out)
 
-    def _product(self, operation: str, x: Floats, out: Floats) -> None:
+    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+        self._product("linear.qgemm_bfp", x, out)
+
+    def _product(self, operation: str, x: Floats | Blocks, out: Floats) -> None:
         if operation not in self._declared:
             raise NotDeclaredError(self.backend, operation)
         self._multiply(operation, self._handle, {"x": x} | self._arguments, out)

@@ -441,7 +441,7 @@ class Host:
     # Calls. A request carries several attempts at one call, each with its arrays in other places.
 
     def call(self, what: str, attempts: list[Message], operation: str = "") -> Message:
-        """Perform the attempts one by one: `run`, `prepare`, `open`, or a handle's `qgemv`, `qgemm`, `step`."""
+        """Perform the attempts one by one: `run`, `prepare`, `open`, or a method of a handle: a product or `step`."""
         outcomes: list[Message] = []
         breaches: list[Breach] = []
         for attempt in attempts:

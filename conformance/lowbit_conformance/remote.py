@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Capabilities, Declaration
+from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, Roundings, any_order, one_loop
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
@@ -51,7 +52,7 @@ class Call:
     """One call that was made, to be made again.
 
     Attributes:
-        what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm`` or ``step``.
+        what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm``, ``qgemm_bfp`` or ``step``.
         operation: its id.
         arguments: as the test gave them.
         choices: those given by name.
@@ -120,13 +121,23 @@ class RemoteLinear(Held):
     def qgemm(self, x: Any, out: Any = None) -> Any:
         return self._multiply("qgemm", x, out)
 
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemm_bfp", x, out)
+
     def guarded(self, x: Floats, vectors: int) -> Floats:
         """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
         not written."""
         given = x if vectors else x[0]
-        out = np.zeros((len(x), self.columns) if vectors else self.columns, np.float32)
-        what = "qgemm" if vectors else "qgemv"
-        call = Call(what, f"linear.{what}", (given, out), owner=self, out=1, poisoned=True)
+        shape = (len(x), self.columns) if vectors else (self.columns,)
+        return self._guarded("qgemm" if vectors else "qgemv", given, shape)
+
+    def guarded_blocks(self, x: Blocks) -> Floats:
+        """The product of blocks, written to an array that shows what is not written."""
+        return self._guarded("qgemm_bfp", x, (x.rows, self.columns))
+
+    def _guarded(self, what: str, x: Any, shape: tuple[int, ...]) -> Floats:
+        out = np.zeros(shape, np.float32)
+        call = Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
         result: Floats = self.remote.perform(call)
         return result
 
@@ -554,7 +565,7 @@ def poisoned(out: Array, filling: int) -> Array:
 
 def _names(call: Call) -> list[str]:
     """What the arguments of a call are called."""
-    if call.what in ("qgemv", "qgemm"):
+    if call.what in ("qgemv", "qgemm", "qgemm_bfp"):
         return ["x", "out"]
     parameters = list(inspect.signature(OPERATIONS[call.operation].reference).parameters)
     if call.what in ("prepare", "step"):

@@ -55,6 +55,12 @@ class Prepared:
     def qgemm(self, x: Any, out: Any = None) -> Any:
         return self._owner.run("linear.qgemm", x, self._matrix)
 
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        return self._owner.run("linear.qgemm_bfp", x, self._matrix)
+
+    def guarded_blocks(self, x: Any) -> Any:
+        return self.qgemm_bfp(x)
+
     def guarded(self, x: Any, vectors: int) -> Any:
         return self.qgemm(x) if vectors else self.qgemv(x[0])
 

@@ -2,7 +2,8 @@
 answer may lie from it, for one stated arithmetic.
 
 A vector must serve who knows nothing of the way in which bounds are derived, so the files state them for the weakest
-arithmetic that is usual: dequantised weights where there are weights, float32 sums, in any order. Who declares a finer
+arithmetic that is usual: dequantised weights where there are weights, float32 sums, in any order; for integer products
+float32 sums of segments. Who declares a finer
 one is judged more strictly by the suite itself.
 """
 
@@ -13,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.attention_bounds import attend_bound, softmax_bound
+from lowbit.blocks_bounds import rms_norm_bound, swiglu_bound
 from lowbit.bounds import Arithmetic, Bound, any_order, linear_bound
 from lowbit.contract import OPERATIONS, Promise
 from lowbit.gptq_bounds import hessian_bound, targets_bound
 from lowbit.hqq import qgemv_bound
 from lowbit.hqq_solver import step_bound
+from lowbit.integer_bounds import integer_bound, integer_loop
 from lowbit.operations import OPERATIONS as _ALL
 from lowbit.rope import rotate_bound
 from lowbit.routing_bounds import expert_bound, gate_bound, sparse_bound, weights_bound
@@ -29,8 +32,10 @@ DIRECT = Arithmetic("direct", "float32", any_order)
 DEQUANTISED = Arithmetic("dequantised", "float32", any_order)
 MATRICES = ("linear.qgemv", "linear.qgemm", "hqq.qgemv")
 
+INTEGER = Arithmetic("integer", "float32", integer_loop(1))
+
 STATED: Mapping[str, Arithmetic] = {
-    name: DEQUANTISED if name in MATRICES else DIRECT
+    name: DEQUANTISED if name in MATRICES else INTEGER if name == "linear.qgemm_bfp" else DIRECT
     for name, operation in _ALL.items()
     if operation.promise is Promise.BOUNDED
 }
@@ -42,14 +47,24 @@ def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: Doubles) ->
     return Bound(np.stack([row.limit for row in rows]), np.stack([row.gauge for row in rows]), rows[0].derivation)
 
 
+def _norm_bound(x: Any, gain: Any, epsilon: float, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+    """That of `blocks.rms_norm`; a row whose squares overflow has none, as its clause C7 leaves a choice."""
+    bound = rms_norm_bound(x, gain, epsilon, arithmetic, exact)
+    overflows = np.square(x.astype(np.float64)).sum(axis=1, keepdims=True) > np.finfo(np.float32).max
+    return Bound(np.where(overflows, np.inf, bound.limit), bound.gauge, bound.derivation)
+
+
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "attention.attend": lambda a, e, queries, keys, values, window: attend_bound(queries, keys, values, a, e, window),
     "attention.softmax": lambda a, e, scores: softmax_bound(scores, a, e),
+    "blocks.rms_norm": lambda a, e, x, gain, epsilon: _norm_bound(x, gain, epsilon, a, e),
+    "blocks.swiglu": lambda a, e, gate, up: swiglu_bound(gate, up, a, e),
     "gptq.hessian": lambda a, e, x: hessian_bound(x, a, e),
     "gptq.targets": lambda a, e, weights, factor, values: targets_bound(weights, factor, values, a, e),
     "hqq.qgemv": lambda a, e, x, matrix: qgemv_bound(x, matrix, a, e),
     "hqq.step": lambda a, e, **arguments: step_bound(**arguments, arithmetic=a, exact=e),
     "linear.qgemm": lambda a, e, x, matrix: _qgemm_bound(x, matrix, a, e),
+    "linear.qgemm_bfp": lambda a, e, x, matrix: integer_bound(x, matrix, a, e),
     "linear.qgemv": lambda a, e, x, matrix: linear_bound(x, matrix, a, e),
     "rope.rotate": lambda a, e, x, turn: rotate_bound(x, turn, a, e),
     "routing.expert": lambda a, e, **arguments: expert_bound(**arguments, arithmetic=a),

@@ -204,9 +204,18 @@ class RecorderLinear:
         """See `qgemv`."""
         return self._product("linear.qgemm", x, out)
 
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        """See `qgemv`."""
+        return self._product("linear.qgemm_bfp", x, out)
+
     def guarded(self, x: Floats, vectors: int) -> Floats:
         """What `lowbit_conformance.remote.RemoteLinear` does with guards."""
         result: Floats = self.qgemm(x) if vectors else self.qgemv(x[0])
+        return result
+
+    def guarded_blocks(self, x: Any) -> Floats:
+        """See `guarded`."""
+        result: Floats = self.qgemm_bfp(x)
         return result
 
     def _product(self, operation: str, x: Any, out: Any) -> Any:
@@ -214,7 +223,7 @@ class RecorderLinear:
         if out is not None:
             prepared = ReferenceBackend().prepare(self._matrix)
             try:
-                (prepared.qgemv if operation == "linear.qgemv" else prepared.qgemm)(x, out)
+                getattr(prepared, operation.removeprefix("linear."))(x, out)
             except ArgumentError:
                 self._recorder.calls.pop()
                 self._recorder.unwritten += 1
