@@ -11,14 +11,18 @@ import numpy as np
 
 from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, any_order
+from lowbit.integer_bounds import integer_loop
 from lowbit.packing import Codes, Words
+from lowbit_numpy.activations import ActivationOperations
 from lowbit_numpy.caches import CacheOperations
 from lowbit_numpy.codes import pack_bits, unpack_bits
 from lowbit_numpy.engines import OffloadOperations
 from lowbit_numpy.groups import dequantize_groups, quantize_groups
 from lowbit_numpy.heads import PoolingOperations
 from lowbit_numpy.hessians import GptqOperations
+from lowbit_numpy.integers import IntegerMatrix
 from lowbit_numpy.orders import LayoutOperations
 from lowbit_numpy.real_zeros import HqqOperations
 from lowbit_numpy.routing import RoutingOperations
@@ -27,10 +31,10 @@ __all__ = ["NumpyBackend"]
 
 
 class NumpyLinear(PreparedLinear):
-    """Float32 weights, dequantised once; each call is one matrix product of BLAS."""
+    """Float32 weights, dequantised once; each call is one matrix product of BLAS. Integer products have codes."""
 
     def __init__(self, matrix: QuantizedMatrix) -> None:
-        self._weights = dequantize_groups(matrix)
+        self._weights, self._integers = dequantize_groups(matrix), IntegerMatrix(matrix)
         super().__init__("numpy", matrix.rows, matrix.columns, self._weights.nbytes)
 
     def _qgemv(self, x: Floats, out: Floats) -> None:
@@ -41,8 +45,13 @@ class NumpyLinear(PreparedLinear):
         with np.errstate(invalid="ignore", over="ignore"):
             np.matmul(x, self._weights, out=out)
 
+    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+        with np.errstate(over="ignore"):
+            out[...] = self._integers.multiplied(x)
+
 
 class NumpyBackend(
+    ActivationOperations,
     CacheOperations,
     GptqOperations,
     HqqOperations,
@@ -62,9 +71,10 @@ class NumpyBackend(
         bounded = Declaration(arithmetic=Arithmetic("dequantised", "float32", any_order))
         operations = dict.fromkeys(("packing.pack", "packing.unpack", "affine.quantize", "affine.dequantize"), exact)
         operations |= dict.fromkeys(("linear.qgemv", "linear.qgemm"), bounded)
+        operations["linear.qgemm_bfp"] = Declaration(arithmetic=Arithmetic("integer", "float64", integer_loop(1)))
         operations |= GptqOperations.declared | HqqOperations.declared | PoolingOperations.declared
         operations |= LayoutOperations.declared | RoutingOperations.declared | CacheOperations.declared
-        operations |= OffloadOperations.declared
+        operations |= OffloadOperations.declared | ActivationOperations.declared
         return Capabilities(
             operations,
             concurrent=True,

@@ -1,0 +1,29 @@
+"""Norm and activation of whole arrays, in float32."""
+
+from typing import ClassVar
+
+import numpy as np
+
+from lowbit.affine import Floats
+from lowbit.backend import Declaration
+from lowbit.bounds import Arithmetic, any_order
+
+DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
+
+
+class ActivationOperations:
+    """The hooks of the chapter `lowbit.blocks`."""
+
+    declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), DIRECT)
+
+    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            root = np.sqrt(np.square(x).mean(axis=1) + np.float32(epsilon))
+            root[np.isinf(root) & np.isfinite(x).all(axis=1)] = np.nan  # an overflow would give a row of zeros
+            result: Floats = x / root[:, None] * gain
+        return result
+
+    def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            result: Floats = gate / (1 + np.exp(-gate)) * up
+        return result
