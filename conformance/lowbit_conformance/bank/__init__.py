@@ -17,6 +17,7 @@ from types import MappingProxyType
 from lowbit.backend import Backend
 from lowbit.errors import ArgumentError
 from lowbit_conformance.bank import (
+    activations,
     attention,
     block_sums,
     blocks,
@@ -43,7 +44,7 @@ from lowbit_conformance.bank.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums)
 CACHES = (blocks, block_sums, attention, heads, engines)
-ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, quantisers, reals, orders)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, orders)
 HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends, habits_everywhere)
 
 

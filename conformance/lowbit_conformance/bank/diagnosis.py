@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit import attention_bounds, gptq_bounds, hqq, hqq_solver, rope, routing_bounds
+from lowbit import attention_bounds, blocks_bounds, gptq_bounds, hqq, hqq_solver, rope, routing_bounds
 from lowbit.bounds import Arithmetic, Bound, any_order, gamma
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
@@ -233,6 +233,8 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "routing.expert": lambda x, gate, up, down, right: routing_bounds.expert_bound(x, gate, up, down, DECLARED).limit,
     "routing.sparse": _of(routing_bounds.sparse_bound),
+    "blocks.rms_norm": _of(blocks_bounds.rms_norm_bound),
+    "blocks.swiglu": _of(blocks_bounds.swiglu_bound),
 }
 
 
