@@ -1,14 +1,17 @@
-"""Which instruction set to use: the best that this processor has, or the one that is asked for."""
+"""What to use of this machine: the best instruction set that it has or the one asked for, and how many threads."""
 
 import os
+import re
 from functools import cache
 
 from lowbit.check import spoken
 from lowbit.errors import UnavailableError
 from lowbit_cppyy.isa import TABLES, InstructionSet
+from lowbit_cppyy.quota import processor_quota
 
 ISA_VARIABLE = "LOWBIT_CPPYY_ISA"
 THREADS_VARIABLE = "LOWBIT_NUM_THREADS"
+OPENMP_VARIABLE = "OMP_NUM_THREADS"
 
 
 @cache
@@ -42,7 +45,13 @@ def choose_table(isa: str | None) -> InstructionSet:
 
 
 def choose_threads(threads: int | None) -> int:
-    """How many threads to use: those asked for, or ``LOWBIT_NUM_THREADS``, or one for each processor we may use.
+    """How many threads to use: those asked for, or ``LOWBIT_NUM_THREADS``, or as many as the limits allow.
+
+    The limits, of which the smallest counts: the processors that the calling thread may run on (`taskset`, Slurm); the
+    quota of the process's control groups (containers); ``OMP_NUM_THREADS``, of whose list the first number counts, and
+    which is ignored as a whole where it is malformed, as OpenMP's libraries do. ``LOWBIT_NUM_THREADS`` is obeyed even
+    beyond them, and its mistakes are errors. Threads start when the first matrix is prepared, with the affinity that
+    the preparing thread has then; what is changed later applies to backends made later.
 
     Raises:
         UnavailableError: ``LOWBIT_NUM_THREADS`` is not a number of threads.
@@ -51,13 +60,29 @@ def choose_threads(threads: int | None) -> int:
         return threads
     wanted = os.environ.get(THREADS_VARIABLE)
     if wanted:
-        if not (wanted.isascii() and wanted.isdigit() and 1 <= int(wanted) <= MOST_THREADS):
-            reason = f"{THREADS_VARIABLE} is {wanted!r}"
+        number = int(wanted) if re.fullmatch("[0-9]{1,9}", wanted) else 0
+        if not 1 <= number <= MOST_THREADS:
+            reason = f"{THREADS_VARIABLE} is {wanted[:40]!r}"
             raise UnavailableError("backend cppyy", reason, f"set it to 1 … {MOST_THREADS}, or unset it")
-        return int(wanted)
+        return number
+    limits = (usable_processors(), processor_quota(), openmp_threads(), MOST_THREADS)
+    return min(limit for limit in limits if limit is not None)
+
+
+def usable_processors() -> int:
+    """The processors that the calling thread may run on."""
     if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), MOST_THREADS)
-    return min(os.cpu_count() or 1, MOST_THREADS)
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def openmp_threads() -> int | None:
+    """The first number of ``OMP_NUM_THREADS``, a list of positive numbers; ``None`` where it is none."""
+    value = os.environ.get(OPENMP_VARIABLE, "")
+    numbers = [number.strip(" \t") for number in value.split(",")]
+    if not all(re.fullmatch("0*[1-9][0-9]{0,8}", number) for number in numbers):
+        return None
+    return int(numbers[0].lstrip("0"))
 
 
 MOST_THREADS = 1024
