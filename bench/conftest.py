@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from limits import READERS, MemoryReader
+from limits import MemoryReader
 from verdicts import Verdicts
 
 from lowbit import backend as registry
@@ -53,5 +53,5 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     machine_info["lowbit"] = {
         "threads": reader.threads,
         "spin_speedup": round(reader.freedom(), 2),
-        "reader": READERS[reader.fastest],
+        "reader": reader.fastest,
     }

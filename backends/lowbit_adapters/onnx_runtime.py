@@ -15,6 +15,7 @@ a backend declares one arithmetic for an operation.
 Source: the operator's documentation and its CPU kernel (matmul_nbits.cc and MLAS) in the project's repository.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -53,27 +54,49 @@ def float_zero_roundings(rows: int, group_size: int) -> int:
     return any_order(rows, group_size) + 3
 
 
-def session_of(matrix: QuantizedMatrix, zeros: npt.NDArray[Any]) -> Any:
-    """A session on one thread with a model of one node, whose input is A and whose output is Y."""
-    import onnxruntime
+def model_of(constants: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int], products: int = 1) -> bytes:
+    """A model of so many products of one input A, each with constants of its own: the outputs Y0, Y1, ….
+
+    Args:
+        constants: the operator's B, scales and zero_points, in this order.
+        sizes: the operator's attributes.
+        products: how many nodes, all of them with equal constants at different places.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
-    scales = group_rows(matrix.scales.astype(np.float32))
-    constants = {"B": blocks_of(matrix), "scales": scales, "zero_points": zeros}
-    sizes = {"K": matrix.rows, "N": matrix.columns, "bits": matrix.bits, "block_size": matrix.group_size}
-    node = helper.make_node("MatMulNBits", ["A", *constants], ["Y"], domain="com.microsoft", accuracy_level=0, **sizes)
+    tensors = [(f"{name}{n}", array) for n in range(products) for name, array in constants.items()]
+    named = [["A", *(f"{name}{n}" for name in constants)] for n in range(products)]
+    nodes = [
+        helper.make_node("MatMulNBits", inputs, [f"Y{n}"], domain="com.microsoft", **sizes)
+        for n, inputs in enumerate(named)
+    ]
     graph = helper.make_graph(
-        [node],
+        nodes,
         "lowbit",
-        [helper.make_tensor_value_info("A", TensorProto.FLOAT, ["T", matrix.rows])],
-        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, ["T", matrix.columns])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+        [helper.make_tensor_value_info("A", TensorProto.FLOAT, ["T", sizes["K"]])],
+        [helper.make_tensor_value_info(f"Y{n}", TensorProto.FLOAT, ["T", sizes["N"]]) for n in range(products)],
+        [numpy_helper.from_array(array, name) for name, array in tensors],
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    return bytes(model.SerializeToString())
+
+
+def sizes_of(matrix: QuantizedMatrix, accuracy_level: int = 0) -> dict[str, int]:
+    """The operator's attributes; accuracy level 4 rounds the activations to 8 bits, 0 leaves them in float32."""
+    sizes = {"K": matrix.rows, "N": matrix.columns, "bits": matrix.bits, "block_size": matrix.group_size}
+    return sizes | {"accuracy_level": accuracy_level}
+
+
+def session_of(matrix: QuantizedMatrix, zeros: npt.NDArray[Any]) -> Any:
+    """A session on one thread with a model of one node, whose input is A and whose output is Y0."""
+    import onnxruntime
+
+    scales = group_rows(matrix.scales.astype(np.float32))
+    model = model_of({"B": blocks_of(matrix), "scales": scales, "zero_points": zeros}, sizes_of(matrix))
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
 class OnnxRuntimeLinear(PreparedLinear):
@@ -92,7 +115,7 @@ class OnnxRuntimeLinear(PreparedLinear):
     def _multiply(self, x: Floats, out: Floats) -> None:
         binding = self._session.io_binding()
         binding.bind_input("A", "cpu", 0, np.float32, x.shape, x.ctypes.data)
-        binding.bind_output("Y", "cpu", 0, np.float32, out.shape, out.ctypes.data)
+        binding.bind_output("Y0", "cpu", 0, np.float32, out.shape, out.ctypes.data)
         self._session.run_with_iobinding(binding)
 
 

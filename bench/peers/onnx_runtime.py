@@ -1,0 +1,77 @@
+"""ONNX Runtime: MatMulNBits with integer zero-points, at accuracy levels 0 (float32) and 4 (8-bit activations).
+
+A model holds one burst of products, each with constants of its own. All models share one pool of threads, which is made
+with the first session of the process, so they are as many as the plan said then.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lowbit.affine import Floats, dequantize
+from lowbit_adapters import onnx_runtime as adapter
+from lowbit_adapters.layout import group_rows
+from peers.base import Contestant, Plan, Rotation, Weights
+
+
+@cache
+def options(threads: int) -> Any:
+    """Options of a session that uses the process's pool of threads."""
+    import onnxruntime
+
+    onnxruntime.set_global_thread_pool_sizes(threads, 1)
+    chosen = onnxruntime.SessionOptions()
+    chosen.use_per_session_threads = False
+    return chosen
+
+
+class OnnxRuntimeContestant(Contestant):
+    """Sessions whose input and outputs are bound once, where they lie."""
+
+    def __init__(self, weights: Weights, plan: Plan, accuracy_level: int) -> None:
+        import onnxruntime
+
+        self._tile, self._weights = weights.quantized(), weights
+        made = {
+            "B": adapter.blocks_of(self._tile),
+            "scales": group_rows(self._tile.scales),
+            "zero_points": adapter.packed_zeros(self._tile),
+        }
+        constants = {name: weights.spread(array, 0) for name, array in made.items()}
+        self.nbytes = sum(array.nbytes for array in constants.values())
+        self.products, self.bursts = plan.products(self.nbytes), plan.bursts(self.nbytes)
+        sizes = adapter.sizes_of(self._tile, accuracy_level) | {"N": weights.columns}
+        model = adapter.model_of(constants, sizes, self.products)
+        given = options(plan.threads)
+        self._sessions = [
+            onnxruntime.InferenceSession(model, given, providers=["CPUExecutionProvider"]) for _ in range(self.bursts)
+        ]
+
+    def prepare(self, x: Floats) -> None:
+        self._x, self._out = x, np.empty((len(x), self._weights.columns), np.float32)
+        self._rotation = Rotation([(session, self._bound(session)) for session in self._sessions])
+
+    def _bound(self, session: Any) -> Any:
+        binding = session.io_binding()
+        binding.bind_input("A", "cpu", 0, np.float32, self._x.shape, self._x.ctypes.data)
+        for n in range(self.products):
+            binding.bind_output(f"Y{n}", "cpu", 0, np.float32, self._out.shape, self._out.ctypes.data)
+        return binding
+
+    def run(self) -> None:
+        session, binding = self._rotation.next()
+        session.run_with_iobinding(binding)
+
+    def result(self) -> Floats:
+        return self._out.copy()
+
+    def held(self) -> Floats:
+        return dequantize(self._tile)
+
+
+def details() -> dict[str, Any]:
+    """Version and build."""
+    import onnxruntime
+
+    return {"onnxruntime": onnxruntime.__version__, "build": onnxruntime.get_build_info()}
