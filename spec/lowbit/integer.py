@@ -71,7 +71,7 @@ from lowbit.bfp_dot import LARGEST_SUM
 from lowbit.contract import BOUNDED, Parameters, operation
 from lowbit.errors import ArgumentError
 from lowbit.linear import Doubles, group_offsets
-from lowbit.packing import unpack
+from lowbit.packing import Codes, unpack
 
 Integers = npt.NDArray[np.int64]
 
@@ -161,10 +161,24 @@ def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
     Source: equation 1 of this chapter.
     """
     check_qgemm_bfp(x, matrix)
-    codes, mantissas = unpack(matrix.words, matrix.bits).astype(np.int64), x.mantissas.astype(np.int64)
-    runs = list(segments(matrix.rows, x.format.block, matrix.group_size))
+    return sums_of_codes(x, unpack(matrix.words, matrix.bits), matrix.group_size)
+
+
+def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
+    """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
+
+    Args:
+        x: T rows of K elements.
+        codes: uint8, K × N.
+        group_size: rows of a group.
+
+    Returns:
+        As `code_sums`.
+    """
+    mantissas = x.mantissas.astype(np.int64)
+    runs = list(segments(len(codes), x.format.block, group_size))
     return CodeSums(
-        products=np.stack([mantissas[:, run.rows] @ codes[run.rows] for run in runs], axis=1),
+        products=np.stack([mantissas[:, run.rows] @ codes[run.rows].astype(np.int64) for run in runs], axis=1),
         mantissas=np.stack([mantissas[:, run.rows].sum(axis=1) for run in runs], axis=1),
         exponents=x.exponents[:, [run.block for run in runs]].astype(np.int64),
         groups=np.array([run.group for run in runs]),

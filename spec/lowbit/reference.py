@@ -40,7 +40,7 @@ class ReferenceLinear(PreparedLinear):
 
     def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
         with np.errstate(over="ignore"):
-            out[:] = integer.qgemm_bfp(x, self._matrix)
+            out[:] = integer.scaled(integer.sums_of_codes(x, self._codes, self._matrix.group_size), self._matrix)
 
 
 class ReferenceBackend(Backend):
