@@ -7,6 +7,7 @@ conformance    the suite on one backend: ``nox -s conformance -- --backend numpy
 kills          every defect of the bank against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; goes on where it was stopped
 adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
+torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 bench          compare the speed of the backends
 docs           build the documentation into docs/_build/html
 types, lint    mypy --strict; ruff
@@ -104,6 +105,19 @@ def adapters(session: nox.Session) -> None:
     """Run the suite on the kernels of other projects, and keep their reports in docs/data; arguments name some."""
     install(session, extras=["adapters", "conformance"])
     session.run("python", "bench/experiments/adapters.py", *session.posargs)
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """Run the tests of `lowbit.torch`, on every backend that there is.
+
+    torch is gigabytes, so no other job installs it and .ci/run does not run this one: whoever changes `lowbit.torch`
+    does. If your package index also has builds of torch for CPUs only, which are much smaller, tell pip so, for example
+    by PIP_EXTRA_INDEX_URL; nothing here needs another. Arguments go to pytest.
+    """
+    install(session, extras=["cppyy", "conformance", "torch"], groups=["torch"])
+    names = ["test_torch.py", "test_torch_model.py", "test_without_extras.py"]
+    session.run("pytest", *(f"conformance/selftest/{name}" for name in names), *session.posargs)
 
 
 @nox.session

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 ABSENT = ("cppyy", "archspec", "torch", "onnx", "onnxruntime", "llama_cpp", "matplotlib", "hypothesis")
-EXTRAS = ("cppyy", "adapters")
+EXTRAS = ("cppyy", "adapters", "torch")
+NEED_TORCH = ("lowbit.torch", "lowbit.torch_linears", "lowbit.torch_op")
 
-IMPORT_ALL = """
+IMPORT_ALL = f"""
 import importlib, pkgutil
 import lowbit, lowbit_conformance
 for package in (lowbit, lowbit_conformance):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name != "lowbit.cli.__main__":
+        if module.name not in ("lowbit.cli.__main__", *{NEED_TORCH}):
             importlib.import_module(module.name)
 """
 
@@ -52,6 +53,35 @@ def test_every_module_imports_without_extras(bare: dict[str, str]) -> None:
     """Each module of the specification and of the suite can be imported."""
     done = run(bare, "-c", IMPORT_ALL)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("module", NEED_TORCH)
+def test_without_torch_its_chapters_say_what_to_install(bare: dict[str, str], module: str) -> None:
+    """The typed error, in one line, with the command; lowbit itself works on."""
+    script = f"""
+import lowbit.backend
+from lowbit.errors import UnavailableError
+try:
+    import {module}
+except UnavailableError as error:
+    print(error)
+print(lowbit.backend.load("reference").name)
+"""
+    done = run(bare, "-c", script)
+    assert done.returncode == 0, done.stderr
+    message, name = done.stdout.splitlines()
+    assert message == (
+        "lowbit.torch is unavailable: torch cannot be imported: No module named 'torch'; pip install 'lowbit[torch]'"
+    )
+    assert name == "reference"
+
+
+def test_nothing_else_imports_torch() -> None:
+    """Where torch is installed, lowbit and its suite leave it alone."""
+    script = IMPORT_ALL + "import sys\nprint('torch' in sys.modules)"
+    done = run(dict(os.environ), "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "False\n"
 
 
 def test_the_suite_runs_without_extras(bare: dict[str, str]) -> None:
