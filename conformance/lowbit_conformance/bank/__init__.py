@@ -32,6 +32,7 @@ from lowbit_conformance.bank import (
     habits_memory,
     habits_state,
     heads,
+    integers,
     orders,
     quantisers,
     reals,
@@ -42,7 +43,7 @@ from lowbit_conformance.bank import (
 from lowbit_conformance.bank.backends import CONTROL, BankBackend, Unchecked
 from lowbit_conformance.bank.defect import Defect
 
-PRODUCTS = (codes, groups, zeros, sums)
+PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
 ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, orders)
 HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends, habits_everywhere)

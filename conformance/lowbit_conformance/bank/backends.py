@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, any_order
 from lowbit.contract import Promise
+from lowbit.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.bank import steps
+from lowbit_conformance.bank import integers, steps
 from lowbit_conformance.bank.defect import Call, Defect, Function
 
 
 def right(operation: str) -> Function:
     """A right function of an operation, quick where the reference is slow."""
-    own = steps.RIGHT.operations()
+    own = steps.RIGHT.operations() | {integers.OPERATION: integers.product}
     return own[operation] if operation in own else OPERATIONS[operation].reference
 
 
@@ -54,7 +56,10 @@ class BankLinear(PreparedLinear):
     def _qgemm(self, x: Floats, out: Floats) -> None:
         self._multiply("linear.qgemm", x, out)
 
-    def _multiply(self, operation: str, x: Floats, out: Floats) -> None:
+    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+        self._multiply(integers.OPERATION, x, out)
+
+    def _multiply(self, operation: str, x: Floats | Blocks, out: Floats) -> None:
         defect = self._owner.defect
         if defect.habit is None:
             out[...] = self._product(operation, x)
@@ -67,7 +72,10 @@ class BankLinear(PreparedLinear):
         self._owner.state["matrix"] = self._matrix
         defect.habit(Call(operation, (x,), out, right, self._owner.state))
 
-    def _product(self, operation: str, x: Floats) -> Any:
+    def _product(self, operation: str, x: Floats | Blocks) -> Any:
+        if isinstance(x, Blocks):
+            function = self._owner.defect.wrong.get(operation) or right(operation)
+            return rounded(operation, function(x, self._matrix))
         if self._whole:
             return rounded(operation, self._owner.defect.wrong[operation](x, self._matrix))
         multiply = self._owner.defect.product or steps.product
@@ -95,6 +103,8 @@ class BankBackend(Backend):
             form = "dequantised" if name in steps.PRODUCTS or name == "hqq.qgemv" else "direct"
             bounded = OPERATIONS[name].promise is Promise.BOUNDED
             arithmetic = Arithmetic(form, "float32", roundings) if bounded else None  # type: ignore[arg-type]  # a form
+            if name == integers.OPERATION:
+                arithmetic = Arithmetic("integer", "float64", integer_loop(1))
             operations[name] = Declaration(arithmetic=arithmetic)
         return Capabilities(operations, concurrent=self.defect.concurrent)
 
@@ -103,7 +113,7 @@ class BankBackend(Backend):
 
     def _hook(self, operation: str) -> Callable[..., Any]:
         wrong, habit = self.defect.wrong.get(operation), self.defect.habit
-        if operation in steps.PRODUCTS and wrong is None:
+        if operation in PRODUCTS and wrong is None:
             return super()._hook(operation)
         function = wrong or right(operation)
 
@@ -143,6 +153,9 @@ class UncheckedLinear(BankLinear):
 
     def qgemm(self, x: Any, out: Any = None) -> Any:
         return self._any(x, out, (len(x), self.columns))
+
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        return self._any(x if isinstance(x, np.ndarray) else np.zeros((1, self.rows)), out, (1, self.columns))
 
     def _any(self, x: Any, out: Any, shape: tuple[int, ...]) -> Any:
         given = np.zeros(shape, np.float32) if out is None else out

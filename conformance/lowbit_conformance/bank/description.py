@@ -119,6 +119,8 @@ def _at(
     if operation in ("linear.qgemv", "linear.qgemm", "hqq.qgemv"):
         where |= {"row of x": index[0]} if len(index) == 2 else {}
         return where | {"column": index[-1]} | _guessed_row(arguments, index, given, right)
+    if operation == "linear.qgemm_bfp":
+        return where | {"row of x": index[0], "column": index[-1]}
     names = ("row", "column", "block") if operation.startswith("bfp.dot") else ("row", "column")
     return where | (dict(zip(names, index, strict=False)) if len(index) in (2, len(names)) else {})
 

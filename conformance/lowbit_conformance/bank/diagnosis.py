@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit import attention_bounds, blocks_bounds, gptq_bounds, hqq, hqq_solver, rope, routing_bounds
+from lowbit import attention_bounds, blocks_bounds, gptq_bounds, hqq, hqq_solver, integer_bounds, rope, routing_bounds
 from lowbit.bounds import Arithmetic, Bound, any_order, gamma
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
@@ -20,6 +20,7 @@ from lowbit_conformance.bank import BANK, steps
 from lowbit_conformance.bank.defect import Array, Defect
 
 DECLARED = Arithmetic("direct", "float32", any_order)
+INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
 MOST_NAMED = 4
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 UNIT = 2.0**-24
@@ -215,6 +216,7 @@ def _factor(hessian: Array, right: Array) -> Array:
 LIMITS: Mapping[str, Limit] = {
     "linear.qgemv": _linear,
     "linear.qgemm": _linear,
+    "linear.qgemm_bfp": lambda x, matrix, right: integer_bounds.integer_bound(x, matrix, INTEGER, right).limit,
     "hqq.qgemv": _of(hqq.qgemv_bound),
     "hqq.step": _of(hqq_solver.step_bound),
     "gptq.hessian": _of(gptq_bounds.hessian_bound),
