@@ -124,7 +124,8 @@ def shifted(x: Blocks, by: int) -> Blocks:
 
 @checks("linear.qgemm_bfp/C3", few_cases)
 def test_integer_product_repeats_itself(backend: Remote, case: IntegerCase) -> None:
-    """The same call gives the same bits: again, after other calls, and from weights prepared anew."""
+    """The same call gives the same bits: again, after other calls, from weights prepared anew; and row by row."""
+    assert_rows_alone(backend, case)
     x, matrix = integer_cases.random(case)
     prepared = backend.prepare(matrix)
     first = prepared.guarded_blocks(x)
@@ -141,9 +142,9 @@ def test_integer_product_repeats_itself(backend: Remote, case: IntegerCase) -> N
     assert_same_bits(first, backend.prepare(matrix).guarded_blocks(x), "weights prepared anew")
 
 
-@checks("linear.qgemm_bfp/C3", few_cases)
-def test_integer_product_row_by_row(backend: Remote, case: IntegerCase) -> None:
+def assert_rows_alone(backend: Remote, case: IntegerCase) -> None:
     """A row of Y does not change with the other rows of X, mantissas or exponents."""
+    __tracebackhide__ = True
     x, matrix = integer_cases.random(case)
     prepared = backend.prepare(matrix)
     together = prepared.guarded_blocks(x)
