@@ -10,6 +10,7 @@ Importing this package imports no compiler.
 """
 
 from lowbit_cppyy.backend import CppyyBackend
-from lowbit_cppyy.kernels import kernel_source
+from lowbit_cppyy.kernels import Kernel, kernel_source
+from lowbit_cppyy.recipe import Recipe
 
-__all__ = ["CppyyBackend", "kernel_source"]
+__all__ = ["CppyyBackend", "Kernel", "Recipe", "kernel_source"]

@@ -1,47 +1,107 @@
 """The backend: prepares matrices, and calls the kernels compiled for them."""
 
 import threading
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
+
+from lowbit import bfp
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.backend import Availability, Backend, Capabilities, Declaration
+from lowbit.prepared import PreparedLinear
 from lowbit.bounds import Arithmetic
 from lowbit.check import check_choice, check_integer
 from lowbit.errors import UnavailableError
+from lowbit.integer_bounds import integer_loop
 from lowbit_cppyy import processor
-from lowbit_cppyy.compiler import Linear, Pool, raise_failure, runtime
-from lowbit_cppyy.isa import TABLES
-from lowbit_cppyy.kernels import PANEL, Kernel
+from lowbit_cppyy.choices import PANEL, Purpose, default_recipe
+from lowbit_cppyy.compiler import TINY, Linear, Pool, Route, raise_failure, runtime
+from lowbit_cppyy.isa import TABLES, InstructionSet
+from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
+from lowbit_cppyy.recipe import SEGMENT
+from lowbit_cppyy.streams import Stream
 from lowbit_cppyy.toolchain import check_toolchain
 
 
 def roundings(rows: int, group_size: int) -> int:
     """The most roundings that a term meets, with G groups of n codes at most; fused or not, whichever is more.
 
-    A product x·q: itself 1, then n − 1 additions to the group's sum, the first being to 0. A term of X: ⌈n/8⌉ − 1
+    A product x·q: itself 1, then at most n − 1 additions to the group's sums and of these, the first being to 0. In
+    sums that are looked up, a table has at most 2 and tables are added instead of products; of 3-bit codes each has two
+    tables, of which a group of n codes has at most min(n, 16) and min(n, 8) for each unit of 32. A term of X: ⌈n/8⌉ − 1
     additions to a running sum and 3 between the eight; where the offset is −scale·zero, 1 for it. Then each is
     multiplied, 1, and added to y, which is 0 at first, at most 2·G − 1 times.
     """
     groups, n = -(-rows // group_size), min(rows, group_size)
-    return max(n, -(-n // 8) + 3) + 2 * groups
+    looked_up = 1 + n if n >= 32 else 1 + min(n, 16) + min(n, 8)
+    return max(n, looked_up, -(-n // 8) + 4) + 2 * groups
+
+
+def integer_roundings(rows: int, group_size: int) -> int:
+    """The same in integers: those of one loop over segments, and 1 for an offset of −scale·zero."""
+    return integer_loop(SEGMENT)(rows, group_size) + 1
+
+
+FEW_ROWS = 4
+"""As many rows of x as are computed at once where there are few."""
 
 
 class CppyyLinear(PreparedLinear):
-    """A matrix in column panels, with its kernels compiled."""
+    """A matrix in column panels; the kernel for one vector is compiled, others when they are first needed."""
 
-    def __init__(self, matrix: QuantizedMatrix, layout: PanelLayout, linear: Linear) -> None:
+    def __init__(self, matrix: QuantizedMatrix, layout: PanelLayout, table: InstructionSet, pool: Pool) -> None:
         super().__init__("cppyy", matrix.rows, matrix.columns, layout.nbytes)
-        self._linear, self._handle = linear, linear.handle
-        self._multiply = runtime().multiply
+        self._layout, self._table = layout, table
+        self._linear = Linear(layout, layout.apply(matrix), pool)
+        self._handle = self._linear.handle
+        self._routes: dict[Purpose, Route] = {}
+        self._lock = threading.Lock()
+        compiled = runtime()
+        self._multiply, self._cast, self._blocks = compiled.multiply, compiled.multiply_cast, compiled.multiply_blocks
+        self._vector = self._route("vector").handle
 
     def _qgemv(self, x: Floats, out: Floats) -> None:
-        if failure := self._multiply(self._handle, x, out, 1):
-            raise_failure(failure)
+        if status := self._multiply(self._handle, self._vector, x, out, 1):
+            self._failed(status, "vector", x, out, 1)
 
     def _qgemm(self, x: Floats, out: Floats) -> None:
-        if failure := self._multiply(self._handle, x, out, len(x)):
-            raise_failure(failure)
+        purpose: Purpose = "rows" if len(x) <= FEW_ROWS else "many rows"
+        if status := self._multiply(self._handle, self._route(purpose).handle, x, out, len(x)):
+            self._failed(status, purpose, x, out, len(x))
+
+    def _qgemm_bfp(self, x: bfp.Blocks, out: Floats) -> None:
+        route = self._integer_route(x.rows)
+        if status := self._blocks(self._handle, route, x.mantissas.view(np.uint8), x.exponents, out, x.rows):
+            raise_failure(status)
+
+    def _qgemm_cast(self, x: Floats, out: Floats) -> None:
+        if status := self._cast(self._handle, self._integer_route(len(x)), x, out, len(x)):
+            raise_failure(status)
+
+    def _integer_route(self, rows: int) -> int:
+        return self._route("integer vector" if rows == 1 else "integer rows").handle
+
+    def _failed(self, status: int, purpose: Purpose, x: Floats, out: Floats, rows: int) -> None:
+        """Take the kernel without powers of two where an activation is too small for them; else raise."""
+        if status == TINY:
+            recipe = replace(default_recipe(purpose, self._layout, self._table), method="shift")
+            route = Route(Kernel(recipe, self._table), Stream(recipe, self._layout))
+            status = self._multiply(self._handle, route.handle, x, out, rows)
+        if status:
+            raise_failure(status)
+
+    def _route(self, purpose: Purpose) -> Route:
+        """The kernel for a purpose, with the stream that it reads; made when it is first asked for."""
+        route = self._routes.get(purpose)
+        if route is None:
+            with self._lock:
+                if purpose not in self._routes:
+                    recipe = default_recipe(purpose, self._layout, self._table)
+                    self._routes[purpose] = Route(Kernel(recipe, self._table), Stream(recipe, self._layout))
+                route = self._routes[purpose]
+        return route
 
 
 class CppyyBackend(Backend):
@@ -83,6 +143,9 @@ class CppyyBackend(Backend):
     def capabilities(self) -> Capabilities:
         declaration = Declaration(arithmetic=Arithmetic("factored", "float32", roundings))
         operations = dict.fromkeys(("linear.qgemv", "linear.qgemm"), declaration)
+        integer = Arithmetic("integer", "float32", integer_roundings)
+        form = {"block": (SEGMENT,), "mantissa": (8,), "exponent": (8,)}
+        operations["linear.qgemm_bfp"] = Declaration(form, integer)
         return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.0/qgemv-4",))
 
     def _details(self) -> dict[str, str]:
@@ -96,10 +159,7 @@ class CppyyBackend(Backend):
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         table = processor.choose_table(self._isa)  # before anything is compiled
-        pool = self._threads_of_this()
-        layout = PanelLayout.of(matrix, PANEL)
-        one, many = (Kernel("qgemv", matrix.bits, table), Kernel("qgemm", matrix.bits, table))
-        return CppyyLinear(matrix, layout, Linear(layout, layout.apply(matrix), pool, one, many))
+        return CppyyLinear(matrix, PanelLayout.of(matrix, PANEL), table, self._threads_of_this())
 
     def _threads_of_this(self) -> Pool:
         """The pool of this backend, made when first needed."""

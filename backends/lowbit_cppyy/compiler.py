@@ -25,14 +25,20 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import UnavailableError
-from lowbit_cppyy.kernels import PANEL, Kernel
+from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.lowering import prelude
+from lowbit_cppyy.streams import Stream
 from lowbit_cppyy.toolchain import check_toolchain
 
 Floats = npt.NDArray[np.float32]
-Multiply = Callable[[int, Floats, Floats, int], int]
-"""``multiply(linear, x, out, rows of x)`` gives 0 or one of the codes in `FAILURES`."""
+Multiply = Callable[[int, int, Floats, Floats, int], int]
+"""``multiply(linear, route, x, out, rows of x)`` gives 0, `TINY` or one of the codes in `FAILURES`."""
+MultiplyBlocks = Callable[[int, int, npt.NDArray[np.uint8], npt.NDArray[np.int16], Floats, int], int]
+"""``multiply_blocks(linear, route, mantissas, exponents, out, rows of x)``."""
+
+TINY = 4
+"""What `multiply` answers where an activation is too small for the route; another one must be taken."""
 
 FAILURES = {
     1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
@@ -64,27 +70,27 @@ class Runtime:
         with as_file(files(__package__) / "cpp") as folder:
             self._define(f'#include "{folder}/bridge.h"')
         bridge = cppyy.gbl.lowbit.bridge
-        for call in (bridge.multiply, bridge.stop_pool, bridge.destroy_pool):
+        for call in (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool):
             call.__release_gil__ = True
+        bridge.destroy_pool.__release_gil__ = True
         self.multiply: Multiply = bridge.multiply
+        self.multiply_cast: Multiply = bridge.multiply_cast
+        self.multiply_blocks: MultiplyBlocks = bridge.multiply_blocks
         self.bridge: Any = bridge
 
     def kernel(self, kernel: Kernel) -> int:
-        """The address of a kernel (a `lowbit::Kernel` of C++), compiled when it is first asked for."""
+        """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first asked for."""
         with self._lock:
             if kernel.name not in self._kernels:
                 table = kernel.table
                 if table.name not in self._preludes:
                     self._define(prelude(table))
                     self._preludes.add(table.name)
-                self._define(kernel.source)
                 self._define(
-                    f"namespace lowbit::kernels {{ const Kernel {kernel.name}"
-                    f"{{&{table.name}::{kernel.name}, {kernel.rows}, {kernel.columns}}}; "
-                    f"inline std::uintptr_t address_of_{kernel.name}()"
-                    f" {{ return reinterpret_cast<std::uintptr_t>(&{kernel.name}); }} }}"
+                    f"{kernel.source}namespace lowbit::kernels {{ inline std::uintptr_t {kernel.name}()"
+                    f" {{ return reinterpret_cast<std::uintptr_t>(&{table.name}::{kernel.name}); }} }}"
                 )
-                address = getattr(self._cppyy.gbl.lowbit.kernels, f"address_of_{kernel.name}")
+                address = getattr(self._cppyy.gbl.lowbit.kernels, kernel.name)
                 self._kernels[kernel.name] = int(address())
             return self._kernels[kernel.name]
 
@@ -178,26 +184,28 @@ def _stop_pools() -> None:
 class Linear:
     """A matrix as C++ sees it; keeps alive what it points to."""
 
-    def __init__(
-        self, layout: PanelLayout, stream: npt.NDArray[np.uint32], pool: Pool, one: Kernel, many: Kernel
-    ) -> None:
-        assert layout.panel == PANEL
+    def __init__(self, layout: PanelLayout, stream: npt.NDArray[np.uint32], pool: Pool) -> None:
+        bridge = runtime().bridge
+        numbers = (layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes)
+        numbers += (int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks)
+        numbers += (layout.scales_each, layout.zeros_each)
+        starts = layout.starts
+        self._kept = (stream, starts, pool)
+        addresses = stream.ctypes.data, starts.ctypes.data, pool.handle
+        self.handle: int = bridge.create_linear(np.array(numbers, np.int64), *addresses)
+        weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
+
+
+class Route:
+    """A kernel with the stream of activations that it reads; keeps alive what it points to."""
+
+    def __init__(self, kernel: Kernel, stream: Stream) -> None:
         compiled = runtime()
-        units = np.array(layout.units, np.int32)
-        self._kept = (stream, units, pool)
-        self.handle: int = compiled.bridge.create_linear(
-            stream.ctypes.data,
-            units.ctypes.data,
-            layout.rows,
-            layout.columns,
-            layout.group_size,
-            layout.groups,
-            layout.panel,
-            layout.panel_words,
-            layout.unit_codes,
-            layout.x_length,
-            compiled.kernel(one),
-            compiled.kernel(many),
-            pool.handle,
+        lists = stream.lists()
+        self._kept = lists
+        addresses = np.array([values.ctypes.data for values in lists], np.uint64)
+        firsts = np.array(stream.firsts, np.int64)
+        self.handle: int = compiled.bridge.create_route(
+            compiled.kernel(kernel), stream.numbers(kernel.columns), addresses, firsts, stream.layout.blocks
         )
-        weakref.finalize(self, compiled.bridge.destroy_linear, self.handle).atexit = False
+        weakref.finalize(self, compiled.bridge.destroy_route, self.handle).atexit = False

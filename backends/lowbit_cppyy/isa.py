@@ -2,12 +2,14 @@
 
 Adding an instruction set is adding a table here. A kernel's own text is the same for all of them; only the small
 functions that it calls differ, and these are made from the table. In a table, ``a``, ``b`` and ``c`` are the operands
-of a word in order, and ``i`` is a count of bits.
+of a word in order, and ``i`` is a count of bits. A table that adds instructions to another's says only what differs.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from lowbit_cppyy.isa_plain import PLAIN_TYPES, PLAIN_WORDS
 
 
 @dataclass(frozen=True)
@@ -16,8 +18,10 @@ class InstructionSet:
 
     Attributes:
         name: as it stands in the names of kernels, and in ``LOWBIT_CPPYY_ISA``.
-        lanes: 32-bit numbers in a register.
+        lanes: L, 32-bit numbers in a register.
+        registers: η, how many vector registers there are.
         fused: whether `fmadd` rounds once; if not, it rounds twice, the product and the sum.
+        byte_dots: whether `dot4` is an instruction of its own; if not, it is spelled out in several.
         requires: what the processor must have, in archspec's names.
         headers: C++ headers to include.
         types: C++ for the register types `vint` (unsigned) and `vfloat`.
@@ -27,66 +31,125 @@ class InstructionSet:
 
     name: str
     lanes: int
+    registers: int
     fused: bool
+    byte_dots: bool
     requires: tuple[str, ...]
     headers: tuple[str, ...]
     types: str
     attribute: str
     words: Mapping[str, str]
 
+    def with_dots(self, name: str, requires: tuple[str, ...], target: str, dot4: str) -> "InstructionSet":
+        """This table with an instruction for `dot4` added."""
+        attribute = self.attribute.replace('"))', f',{target}"))')
+        requires = self.requires + requires
+        words = {**self.words, "dot4": dot4}
+        return replace(self, name=name, byte_dots=True, requires=requires, attribute=attribute, words=words)
+
 
 AVX2 = InstructionSet(
     name="avx2",
     lanes=8,
+    registers=16,
     fused=True,
-    requires=("avx2", "fma"),
+    byte_dots=False,
+    requires=("avx2", "fma", "f16c"),
     headers=("immintrin.h",),
     types="using vint = __m256i;\nusing vfloat = __m256;",
-    attribute='__attribute__((target("avx2,fma")))',
+    attribute='__attribute__((target("avx2,fma,f16c")))',
     words={
-        "load_int": "return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));",
-        "load_float": "return _mm256_loadu_ps(reinterpret_cast<const float*>(a));",
+        "load_int": "return _mm256_loadu_si256(static_cast<const __m256i*>(a));",
+        "load_float": "return _mm256_loadu_ps(static_cast<const float*>(a));",
+        "load_half": "return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(a)));",
+        "load_byte": "return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(a)));",
         "store": "_mm256_storeu_ps(a, b);",
         "broadcast_int": "return _mm256_set1_epi32(static_cast<int>(a));",
         "broadcast_float": "return _mm256_set1_ps(a);",
         "fmadd": "return _mm256_fmadd_ps(a, b, c);",
+        "add": "return _mm256_add_ps(a, b);",
+        "multiply": "return _mm256_mul_ps(a, b);",
+        "permute": "return _mm256_permutevar8x32_ps(a, b);",
         "srli": "return _mm256_srli_epi32(a, i);",
         "slli": "return _mm256_slli_epi32(a, i);",
         "and": "return _mm256_and_si256(a, b);",
         "or": "return _mm256_or_si256(a, b);",
+        "and_or": "return _mm256_or_si256(_mm256_and_si256(a, b), c);",
+        "add_int": "return _mm256_add_epi32(a, b);",
+        # Even bytes and odd bytes apart, as 16-bit numbers, so that nothing saturates.
+        "dot4": "const vint even = _mm256_madd_epi16(_mm256_and_si256(b, _mm256_set1_epi16(255)), "
+        "_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8)); "
+        "const vint odd = _mm256_madd_epi16(_mm256_srli_epi16(b, 8), _mm256_srai_epi16(c, 8)); "
+        "return _mm256_add_epi32(a, _mm256_add_epi32(even, odd));",
+        "dot4_pairs": "return _mm256_maddubs_epi16(a, b);",
+        "add_pairs": "return _mm256_add_epi16(a, b);",
+        "dot2": "return _mm256_add_epi32(a, _mm256_madd_epi16(b, c));",
+        "as_float": "return _mm256_castsi256_ps(a);",
         "cvt_int_float": "return _mm256_cvtepi32_ps(a);",
-        "prefetch": "_mm_prefetch(reinterpret_cast<const char*>(a), _MM_HINT_T0);",
+        "cvt_signed_float": "return _mm256_cvtepi32_ps(a);",
+        "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
     },
 )
 
-# C++ for any processor, in the vector types that g++ and clang share: the compiler makes of them whatever vectors the
-# processor has. Loops over small arrays say the same and were measured eight times slower, being vectorised badly.
+AVX512 = InstructionSet(
+    name="avx512",
+    lanes=16,
+    registers=32,
+    fused=True,
+    byte_dots=False,
+    requires=("avx512f", "avx512bw", "avx512vl", "avx512vbmi"),
+    headers=("immintrin.h",),
+    types="using vint = __m512i;\nusing vfloat = __m512;",
+    attribute='__attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi")))',
+    words={
+        "load_int": "return _mm512_loadu_si512(a);",
+        "load_float": "return _mm512_loadu_ps(a);",
+        "load_half": "return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(a)));",
+        "load_byte": "return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(a)));",
+        "store": "_mm512_storeu_ps(a, b);",
+        "broadcast_int": "return _mm512_set1_epi32(static_cast<int>(a));",
+        "broadcast_float": "return _mm512_set1_ps(a);",
+        "fmadd": "return _mm512_fmadd_ps(a, b, c);",
+        "add": "return _mm512_add_ps(a, b);",
+        "multiply": "return _mm512_mul_ps(a, b);",
+        "permute": "return _mm512_permutexvar_ps(b, a);",
+        "srli": "return _mm512_srli_epi32(a, static_cast<unsigned>(i));",
+        "slli": "return _mm512_slli_epi32(a, static_cast<unsigned>(i));",
+        "and": "return _mm512_and_si512(a, b);",
+        "or": "return _mm512_or_si512(a, b);",
+        "and_or": "return _mm512_ternarylogic_epi32(a, b, c, 0xEA);",
+        "add_int": "return _mm512_add_epi32(a, b);",
+        "dot4": "const vint even = _mm512_madd_epi16(_mm512_and_si512(b, _mm512_set1_epi16(255)), "
+        "_mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8)); "
+        "const vint odd = _mm512_madd_epi16(_mm512_srli_epi16(b, 8), _mm512_srai_epi16(c, 8)); "
+        "return _mm512_add_epi32(a, _mm512_add_epi32(even, odd));",
+        "dot4_pairs": "return _mm512_maddubs_epi16(a, b);",
+        "add_pairs": "return _mm512_add_epi16(a, b);",
+        "dot2": "return _mm512_add_epi32(a, _mm512_madd_epi16(b, c));",
+        "as_float": "return _mm512_castsi512_ps(a);",
+        "cvt_int_float": "return _mm512_cvtepi32_ps(a);",
+        "cvt_signed_float": "return _mm512_cvtepi32_ps(a);",
+        "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
+    },
+)
+
+AVXVNNI = AVX2.with_dots("avxvnni", ("avx_vnni",), "avxvnni", "return _mm256_dpbusd_avx_epi32(a, b, c);")
+AVX512VNNI = AVX512.with_dots("avx512vnni", ("avx512_vnni",), "avx512vnni", "return _mm512_dpbusd_epi32(a, b, c);")
+
 PLAIN = InstructionSet(
     name="plain",
     lanes=8,
+    registers=16,
     fused=False,  # where a processor has no such instruction, a fused multiply-add is a slow library call
+    byte_dots=True,
     requires=(),
     headers=(),
-    types="""\
-typedef std::uint32_t vint __attribute__((vector_size(32)));
-typedef std::int32_t vsigned __attribute__((vector_size(32)));
-typedef float vfloat __attribute__((vector_size(32)));""",
+    types=PLAIN_TYPES,
     attribute="",
-    words={
-        "load_int": "vint d; std::memcpy(&d, a, sizeof d); return d;",
-        "load_float": "vfloat d; std::memcpy(&d, a, sizeof d); return d;",
-        "store": "std::memcpy(a, &b, sizeof b);",
-        "broadcast_int": "return vint{a, a, a, a, a, a, a, a};",
-        "broadcast_float": "return vfloat{a, a, a, a, a, a, a, a};",
-        "fmadd": "LOWBIT_ROUND_TWICE return a * b + c;",
-        "srli": "return a >> i;",
-        "slli": "return a << i;",
-        "and": "return a & b;",
-        "or": "return a | b;",
-        "cvt_int_float": "return __builtin_convertvector((vsigned)a, vfloat);",
-        "prefetch": "__builtin_prefetch(a);",
-    },
+    words=PLAIN_WORDS,
 )
 
-TABLES: Mapping[str, InstructionSet] = MappingProxyType({table.name: table for table in (AVX2, PLAIN)})
+TABLES: Mapping[str, InstructionSet] = MappingProxyType(
+    {table.name: table for table in (AVX512VNNI, AVX512, AVXVNNI, AVX2, PLAIN)}
+)
 """Every table by its name, the fastest first."""

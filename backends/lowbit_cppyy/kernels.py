@@ -2,18 +2,25 @@
 
 **The grammar of a name**, the only place where it is written down:
 
-    <operation>_<activations>_<codes>_<groups>_<rows>x<columns>_<instruction set>
+    <product>_<activations>_<codes>_<scales>_<method>_<tile>_<stream>_<instruction set>
 
-    qgemv_f32_u4_gany_1x32_avx2      one row of x times 32 columns of 4-bit codes
-    qgemm_f32_u4_gany_4x16_avx2      four rows of x times 16 columns
+    gemv_f32_u4_s16z_fold_1x4c2t1_p64a1024_avx512
+    gemm_bfp16_u2_s32m_dot4_4x2c1t2_p64a1024_avxvnni
 
-`f32`: float32 activations and float32 accumulators. `u4`: unsigned codes of 4 bits. `gany`: groups of any size, given
-when the kernel is called. The kernels of an operation differ in nothing but what their names say.
+- product: `gemv` for one row of x, `gemm` for several;
+- activations and accumulators: `f32`, or `bfp16` for blocks of 8-bit mantissas and integer sums;
+- codes: `u4` for unsigned codes of 4 bits;
+- scales: 16 or 32 bits, with minima (`m`) or zero-points (`z`);
+- method: how codes become products (`lowbit_cppyy.recipe`);
+- tile: rows of x × registers of columns, `c` chains of sums, `t` units in a turn of the loop;
+- stream: `p` columns of a panel, `a` elements from a word to the one that is asked for ahead;
+- instruction set: a table of `lowbit_cppyy.isa`.
+
+Groups are of any size, given when the kernel is called. Kernels differ in nothing but what their names say.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError
@@ -22,77 +29,73 @@ from lowbit.program import Program
 from lowbit_cppyy.isa import TABLES, InstructionSet
 from lowbit_cppyy.lowering import function, prelude
 from lowbit_cppyy.microkernel import micro_kernel
-
-Operation = Literal["qgemv", "qgemm"]
-OPERATIONS: tuple[Operation, ...] = ("qgemv", "qgemm")
-
-PANEL = 32
-"""Columns of a panel. Measured: 16 leave the multiply-adds waiting for each other, 64 are no faster and pad more."""
-
-ROWS = {"qgemv": 1, "qgemm": 4}
-"""Rows of x at once."""
+from lowbit_cppyy.recipe import METHODS, Recipe
 
 _SUMMARY = """\
 {name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes (QIGen, Algorithm 3 with Algorithm 2 inside).
-w: for each group its units of words, then scales, then offsets; rows of {panel}. x: for each group the activations of
-its codes, then their sum X. y: rows of {panel}. A register is declared where it is first used: w words, x and X
-activations, a and b codes, l codes as float, acc the sum over a group, s scale, o offset."""
+w: for each group its units of words, then scales, then zeros, in rows of {panel} columns. x: what the codes are
+multiplied by, group after group, each with its sum X behind it. y: rows of {panel}, added to. A register is declared
+where it is first used: w words, x and X activations, a and b codes, l codes or sums as float, d sums as integers, acc
+the sum over a group, s scale, z zero-point, o offset, m constants."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: an operation on codes of `bits` bits, for an instruction set."""
+    """One kernel: a recipe for an instruction set.
 
-    operation: Operation
-    bits: int
+    Raises:
+        ArgumentError: the recipe cannot be made for registers of this length.
+    """
+
+    recipe: Recipe
     table: InstructionSet
 
-    @property
-    def rows(self) -> int:
-        """Rows of x at once."""
-        return ROWS[self.operation]
+    def __post_init__(self) -> None:
+        if problem := self.recipe.fits(self.table.lanes):
+            raise ArgumentError("recipe", self.recipe.name, f"another one: {problem}")
 
     @property
     def columns(self) -> int:
-        """Columns at once: the whole panel for one row of x; two registers for four, whose sums are eight already."""
-        return PANEL if self.operation == "qgemv" else 2 * self.table.lanes
+        """Columns at once."""
+        return self.recipe.registers * self.table.lanes
 
     @property
     def name(self) -> str:
         """Its name, by the grammar above."""
-        return f"{self.operation}_f32_u{self.bits}_gany_{self.rows}x{self.columns}_{self.table.name}"
+        return f"{'gemv' if self.recipe.rows == 1 else 'gemm'}_{self.recipe.name}_{self.table.name}"
 
     @cached_property
     def program(self) -> Program:
         """What it does, in the vocabulary."""
-        return micro_kernel(self.bits, lanes=self.table.lanes, panel=PANEL, columns=self.columns, rows=self.rows)
+        return micro_kernel(self.recipe, self.table.lanes)
 
     @property
     def source(self) -> str:
         """Its C++, to stand after the prelude of its instruction set."""
-        summary = _SUMMARY.format(name=self.name, rows=self.rows, columns=self.columns, bits=self.bits, panel=PANEL)
+        recipe = self.recipe
+        summary = _SUMMARY.format(
+            name=self.name, rows=recipe.rows, columns=self.columns, bits=recipe.bits, panel=recipe.panel
+        )
         return function(self.program, self.table, self.name, summary)
 
 
-def kernel_source(*, bits: int, isa: str = "avx2", operation: str = "qgemv") -> str:
+def kernel_source(kernel: Kernel) -> str:
     """The C++ of a kernel, complete with the functions that it calls; no compiler is needed to see it.
 
-    >>> source = kernel_source(bits=4, isa="avx2")
+    >>> recipe = Recipe(4, "float16", "zero_point", "shift")
+    >>> source = kernel_source(Kernel(recipe, TABLES["avx2"]))
     >>> "l_0 = cvt_int_float(a_0);" in source
     True
+    """
+    return prelude(kernel.table) + "\n" + kernel.source
 
-    Args:
-        bits: 2, 3, 4 or 8.
-        isa: ``avx2`` or ``plain``.
-        operation: ``qgemv`` (one row of activations) or ``qgemm`` (several).
+
+def check_kernel_choices(*, bits: int, isa: str, method: str) -> None:
+    """Refuse choices that name no kernel.
 
     Raises:
-        ArgumentError: any of them is another.
+        ArgumentError: bits, instruction set or method do not exist.
     """
     check_choice("bits", bits, BITS)
     check_choice("isa", isa, tuple(TABLES))
-    for known in OPERATIONS:
-        if operation == known:
-            kernel = Kernel(known, bits, TABLES[isa])
-            return prelude(kernel.table) + "\n" + kernel.source
-    raise ArgumentError("operation", repr(operation), " or ".join(OPERATIONS))
+    check_choice("method", method, METHODS)

@@ -6,7 +6,7 @@ instruction set, and like the paper's Algorithms 2 and 3. The same program alway
 
 from collections.abc import Iterator
 
-from lowbit.program import Address, Advance, Argument, Comment, Instruction, Loop, Program, Step
+from lowbit.program import Address, Advance, Argument, Comment, Element, Instruction, Loop, Program, Step
 from lowbit.vector import VOCABULARY, Operand, Word
 from lowbit_cppyy.isa import InstructionSet
 
@@ -22,8 +22,14 @@ _MACROS = """\
 #else  // g++ has only the option -ffp-contract=off
 #define LOWBIT_ROUND_TWICE
 #endif
+namespace lowbit {
+LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }
+}
 #endif
 """
+
+_FLOATS = ("x", "y")
+"""Pointers to float; `w`, `s` and `z` point to 32-bit elements."""
 
 
 def prelude(table: InstructionSet) -> str:
@@ -44,7 +50,7 @@ def _word(table: InstructionSet, name: str, word: Word) -> str:
 def _parameter(name: str, word: Word, place: int) -> str:
     operand, letter = word.takes[place], "abc"[place]
     if operand == "address":
-        return f"float* {letter}" if name == "store" else f"const std::uint32_t* {letter}"
+        return f"float* {letter}" if name == "store" else f"const void* {letter}"
     if operand == "scalar":
         return f"std::uint32_t {letter}" if word.gives == "int" else f"float {letter}"
     return "int i" if operand == "count" else f"{_REGISTER[operand]} {letter}"
@@ -63,13 +69,25 @@ def function(program: Program, table: InstructionSet, name: str, summary: str) -
     lines = [
         f"namespace lowbit::{table.name} {{",
         *(f"// {line}" for line in summary.splitlines()),
-        f"{table.attribute} inline void {name}(const std::uint32_t* w, const float* x, float* y,".lstrip(),
-        "    std::int64_t groups, const std::int32_t* units) {",
+        f"{table.attribute} inline void {name}(const std::uint32_t* w, const std::uint32_t* s,".lstrip(),
+        "    const std::uint32_t* z, const float* x, float* y, const Sizes& sizes) {",
+        *(f"  const auto {size} = sizes.{size};" for size in sorted(_sizes(program.body))),
         *("  " + line for line in _block(program.body, set())),
         "}",
         f"}}  // namespace lowbit::{table.name}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _sizes(steps: tuple[Step, ...]) -> set[str]:
+    """The names of the sizes that the loops of a program are counted by."""
+    names: set[str] = set()
+    for step in steps:
+        if isinstance(step, Loop):
+            names |= _sizes(step.body)
+            if not isinstance(step.count, int):
+                names.add(step.count.name if isinstance(step.count, Element) else step.count)
+    return names
 
 
 def _block(steps: tuple[Step, ...], outer: set[str]) -> Iterator[str]:
@@ -90,7 +108,8 @@ def _block(steps: tuple[Step, ...], outer: set[str]) -> Iterator[str]:
 
 def _statement(step: Instruction, declared: set[str]) -> str:
     word = VOCABULARY[step.word]
-    call = f"{_FUNCTION.get(step.word, step.word)}({', '.join(map(_argument, step.arguments, word.takes))});"
+    arguments = [_argument(*pair, word) for pair in zip(step.arguments, word.takes, strict=True)]
+    call = f"{_FUNCTION.get(step.word, step.word)}({', '.join(arguments)});"
     if not step.target:
         return call
     if step.target in declared:
@@ -99,8 +118,13 @@ def _statement(step: Instruction, declared: set[str]) -> str:
     return f"{_REGISTER[word.gives]} {step.target} = {call}"
 
 
-def _argument(argument: Argument, operand: Operand) -> str:
+def _argument(argument: Argument, operand: Operand, word: Word) -> str:
     if isinstance(argument, Address):
         pointer, offset = argument.pointer, argument.offset
-        return f"{pointer}[{offset}]" if operand == "scalar" else f"{pointer} + {offset}"
-    return f"{argument}f" if isinstance(argument, float) else str(argument)
+        if operand == "address":
+            return f"{pointer} + {offset}"
+        number = f"{pointer}[{offset}]"
+        return f"bits({number})" if word.gives == "int" and pointer in _FLOATS else number
+    if operand == "scalar":
+        return f"{argument}u" if word.gives == "int" else f"{argument}f"
+    return str(argument)

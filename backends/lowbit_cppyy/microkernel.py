@@ -1,82 +1,218 @@
-r"""The generator: one micro-kernel program for every width of code and every size of tile.
+r"""The generator: one micro-kernel program for every recipe.
 
 This is QIGen's Algorithm 3 with Algorithm 2 inside it, for groups (equation 2). Over one panel of columns it computes,
 for each of its rows of x and each column j,
 
-.. math:: y_j = \sum_g s_{gj} \Bigl(\sum_{k \in g} x_k\, q_{kj}\Bigr) + o_{gj}\, X_g ,
+.. math:: y_j \mathrel{+}= \sum_g s_{gj} \Bigl(\sum_{k \in g} x_k\, q_{kj}\Bigr) + o_{gj}\, X_g ,
    \qquad X_g = \sum_{k \in g} x_k ,
 
 where the offset :math:`o` is the group's minimum, or minus scale times zero. Lanes are columns, so no register is
 ever summed across its lanes. Two streams feed it, each read once from front to back:
 
-- ``w``, of 32-bit elements (`lowbit_cppyy.layout`): for each group, its units of words, a row of scales and a row of
-  offsets, each row as wide as the panel;
-- ``x``, of float32: for each group, the activations of its codes in order, zeros where a unit is not full, then
-  :math:`X_g`; with several rows of x, their elements lie side by side.
+- ``w``, of 32-bit elements (`lowbit_cppyy.layout`): for each group, its units of words, its scales and its zeros, each
+  row as wide as the panel; ``s`` and ``z`` point into the same stream, for scales and zeros;
+- ``x``, of float32 (`lowbit_cppyy.streams`): for each group, what its codes are multiplied by, then :math:`X_g`; with
+  several rows of x, their elements lie side by side.
 
 A group is whole units, filled up with zeros on both sides, so the program has no tails. How many groups there are, and
-how many units each has, are arguments of the call (``groups``, ``units``): one kernel serves every group size.
+how many turns of the loop each has, are arguments of the call (``groups``, ``turns``): one kernel serves every group
+size.
 
-In the paper's terms, the codes of a unit are :math:`m_u` and the vector registers side by side :math:`t_u`. The parts
-are those of the chapter `lowbit.microkernel`; what is added here is the order of the two streams, and prefetching.
+The parts that all recipes share are here; `unpacking` takes codes out of words, `integers` has the loop of the integer
+contract.
 
 Source: QIGen §3, Algorithms 2 and 3, equation 2; errata Q3, Q5, Q7.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from lowbit.microkernel import load_mask, scale_and_offset, set_to_zero, streamed_unit
-from lowbit.packing import WORDS_PER_UNIT
-from lowbit.program import Address, Advance, Element, Instruction, Loop, Program, Step
+from lowbit.program import Address, Advance, Comment, Element, Instruction, Loop, Program, Step
+from lowbit_cppyy.layout import LINE, row_elements
+from lowbit_cppyy.recipe import Recipe
+from lowbit_cppyy.unpacking import constants, unpack
 
-LINE = 16  # elements in a line of the cache
-AHEAD = 1024  # elements, one page: the processor's own prefetch stops at the end of a page
+TABLE = 16  # elements of a table of sums
 
 
-def micro_kernel(bits: int, *, lanes: int, panel: int, columns: int, rows: int) -> Program:
-    """The program for `rows` rows of x and `columns` columns of a panel.
+def micro_kernel(recipe: Recipe, lanes: int) -> Program:
+    """The program of a recipe for registers of so many lanes.
 
     Args:
-        bits: 2, 3, 4 or 8.
+        recipe: one that `fits`.
         lanes: numbers in one vector register.
-        panel: columns in a panel: elements from one row of words to the next.
-        columns: columns computed at once; a multiple of `lanes` that divides `panel`.
-        rows: rows of x computed at once.
     """
-    assert columns % lanes == 0 and panel % columns == 0
-    tile = [(r, j) for r in range(rows) for j in range(columns // lanes)]
-    return Program(
-        lanes,
-        (
-            *load_mask(bits),
-            *(set_to_zero(f"y_{r}_{j}") for r, j in tile),
-            Loop("g", "groups", tuple(_group(bits, lanes, panel, columns, rows))),
-            *(Instruction("store", "", (Address("y", r * panel + j * lanes), f"y_{r}_{j}")) for r, j in tile),
-        ),
-    )
+    assert not recipe.fits(lanes)
+    from lowbit_cppyy.integers import segments_loop  # which takes its parts from here
+
+    tile = tile_of(recipe)
+    places = {(r, j): Address("y", r * recipe.panel + j * lanes) for r, j in tile}
+    steps: list[Step] = [Instruction("load_float", f"y_{r}_{j}", (places[r, j],)) for r, j in tile]
+    if recipe.integer:
+        steps += [*(zero(f"acc_{r}_{j}_0") for r, j in tile), segments_loop(recipe, lanes)]
+    else:
+        steps.append(groups_loop(recipe, lanes))
+    steps += [Instruction("store", "", (places[r, j], f"y_{r}_{j}")) for r, j in tile]
+    return Program(lanes, (*_table(recipe, lanes), *constants(steps), *steps))
 
 
-def _group(bits: int, lanes: int, panel: int, columns: int, rows: int) -> Iterator[Step]:
-    """One term of equation 2: the dot product with the codes, then scale and offset."""
-    registers = columns // lanes
-    for r in range(rows):
-        for j in range(registers):
-            yield set_to_zero(f"acc_{r}_{j}")
-    unit = streamed_unit(bits, rows=rows, registers=registers, lanes=lanes, stride=panel)
-    yield Loop("u", Element("units", "g"), (*_prefetch(bits, panel, columns), *unit))
-    yield from scale_and_offset(
-        rows,
-        registers,
-        sums=lambda r: Address("x", r),
-        scales=lambda j: Address("w", j * lanes),
-        offsets=lambda j: Address("w", panel + j * lanes),
-    )
-    yield Advance("w", 2 * panel)
-    yield Advance("x", rows)
+def tile_of(recipe: Recipe) -> list[tuple[int, int]]:
+    """The registers of y: rows of x by registers of columns."""
+    return [(r, j) for r in range(recipe.rows) for j in range(recipe.registers)]
 
 
-def _prefetch(bits: int, panel: int, columns: int) -> Iterator[Step]:
-    """Ask for the lines of the words that lie a page further on."""
-    for word in range(WORDS_PER_UNIT[bits]):
-        for place in range(0, columns, LINE):
-            yield Instruction("prefetch", "", (Address("w", word * panel + place + AHEAD),))
+def _table(recipe: Recipe, lanes: int) -> Iterator[Step]:
+    """The numbers 0 to 15 in a register; they stand in front of x."""
+    if recipe.method == "table":
+        yield Instruction("load_float", "table", (Address("x"),))
+        yield Advance("x", TABLE)
+
+
+def zero(register: str) -> Instruction:
+    """``register = 0``, as every sum begins."""
+    return Instruction("broadcast_float", register, (0.0,))
+
+
+# **One group**: the sums begin at zero, the codes are multiplied and added, the sums are put together, scaled, offset.
+
+
+def groups_loop(recipe: Recipe, lanes: int) -> Loop:
+    """All groups, one after the other."""
+    return Loop("g", "groups", tuple(_group(recipe, lanes)))
+
+
+def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
+    sums = [(r, j, c) for r in range(recipe.rows) for j in range(recipe.registers) for c in range(recipe.chains)]
+    for r, j, c in sums:
+        yield zero(f"acc_{r}_{j}_{c}")
+    body: list[Step] = []
+    for number in range(recipe.turn):
+        body += prefetch(recipe, lanes, number * recipe.unit_words)
+        body += _looked_up(recipe, lanes, number) if recipe.method == "sums" else _multiplied(recipe, lanes, number)
+    step = x_elements(recipe) * recipe.turn * recipe.rows
+    body += [*advance(recipe.turn * recipe.unit_words * recipe.panel), Advance("x", step)]
+    yield Loop("u", Element("turns", "g"), tuple(body))
+    yield from _put_together(recipe)
+    yield from closing(recipe, lanes, lambda r, j: f"acc_{r}_{j}_0")
+
+
+def advance(elements: int) -> Iterator[Step]:
+    """Move on in the stream of weights. Its three pointers differ by a constant: where the tile of columns begins in
+    a row of words, of scales and of zeros, whose elements hold one column, one or two, and one to four."""
+    for pointer in ("w", "s", "z"):
+        yield Advance(pointer, elements)
+
+
+def x_elements(recipe: Recipe) -> int:
+    """Elements of x for one unit and one row."""
+    if recipe.method == "sums":
+        return 8 * recipe.unit_words * TABLE
+    return recipe.unit_codes // 4 if recipe.integer else recipe.unit_codes
+
+
+def load_words(recipe: Recipe, lanes: int, number: int) -> Iterator[Step]:
+    """The words of one unit of the turn, into registers ``w{row}_{j}``."""
+    for row in range(recipe.unit_words):
+        for j in range(recipe.registers):
+            place = (number * recipe.unit_words + row) * recipe.panel + j * lanes
+            yield Instruction("load_int", f"w{row}_{j}", (Address("w", place),))
+
+
+def words_of(recipe: Recipe, j: int) -> list[str]:
+    """The registers that `load_words` fills for a column of registers."""
+    return [f"w{row}_{j}" for row in range(recipe.unit_words)]
+
+
+def _multiplied(recipe: Recipe, lanes: int, number: int) -> Iterator[Step]:
+    """One unit: each code unpacked, then multiplied and added for each row of x."""
+    yield from load_words(recipe, lanes, number)
+    for code in range(recipe.unit_codes):
+        yield Comment(f"code {number * recipe.unit_codes + code}")
+        for r in range(recipe.rows):
+            place = (number * recipe.unit_codes + code) * recipe.rows + r
+            yield Instruction("broadcast_float", f"x_{r}", (Address("x", place),))
+        for j in range(recipe.registers):
+            yield from unpack(recipe, code, words_of(recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
+            for r in range(recipe.rows):
+                acc = f"acc_{r}_{j}_{code % recipe.chains}"
+                yield Instruction("fmadd", acc, (f"x_{r}", f"l_{j}", acc))
+
+
+def _looked_up(recipe: Recipe, lanes: int, number: int) -> Iterator[Step]:
+    """One unit: every four bits of a word are the index of a sum."""
+    yield from load_words(recipe, lanes, number)
+    for row in range(recipe.unit_words):
+        for nibble in range(8):
+            table = (number * recipe.unit_words + row) * 8 + nibble
+            yield Comment(f"table {table}")
+            yield Instruction("load_float", "t", (Address("x", table * TABLE),))
+            for j in range(recipe.registers):
+                index, acc = f"w{row}_{j}", f"acc_0_{j}_{nibble % recipe.chains}"
+                if nibble:
+                    yield Instruction("srli", f"a_{j}", (index, 4 * nibble))
+                    index = f"a_{j}"
+                yield Instruction("permute", f"l_{j}", ("t", index))
+                yield Instruction("add", acc, (f"l_{j}", acc))
+
+
+def _put_together(recipe: Recipe) -> Iterator[Step]:
+    """The chains of each sum, added in order."""
+    for c in range(1, recipe.chains):
+        for r in range(recipe.rows):
+            for j in range(recipe.registers):
+                yield Instruction("add", f"acc_{r}_{j}_0", (f"acc_{r}_{j}_0", f"acc_{r}_{j}_{c}"))
+
+
+def closing(recipe: Recipe, lanes: int, sums: Callable[[int, int], str]) -> Iterator[Step]:
+    """What ends a group: ``y += acc * s + X * o``; then ``w`` and ``x`` stand behind it.
+
+    Args:
+        recipe: any.
+        lanes: L.
+        sums: the register with the sum of row r and the registers of columns j.
+    """
+    yield Comment("y += acc * s + X * o")
+    for r in range(recipe.rows):
+        yield Instruction("broadcast_float", f"X_{r}", (Address("x", r),))
+    for j in range(recipe.registers):
+        yield from _scale_and_offset(recipe, j, j * lanes)
+        for r in range(recipe.rows):
+            acc = sums(r, j)
+            if recipe.method == "mantissa":
+                yield Instruction("broadcast_float", "excess", (excess(recipe),))
+                yield Instruction("fmadd", acc, (f"X_{r}", "excess", acc))
+            yield Instruction("fmadd", f"y_{r}_{j}", (acc, f"s_{j}", f"y_{r}_{j}"))
+            yield Instruction("fmadd", f"y_{r}_{j}", (f"X_{r}", f"o_{j}", f"y_{r}_{j}"))
+    yield from advance(sum(closing_elements(recipe)))
+    yield Advance("x", recipe.rows)
+
+
+def closing_elements(recipe: Recipe) -> tuple[int, int]:
+    """Elements of a group's scales and of its zeros."""
+    zeros = recipe.scales if recipe.convention == "minimum" else "uint8"
+    return row_elements(recipe.panel, recipe.scales), row_elements(recipe.panel, zeros)
+
+
+def excess(recipe: Recipe) -> float:
+    """What the sum of x is multiplied by to take 2^b from every code; under zero-points X is its own negative."""
+    return float(2**recipe.bits) if recipe.convention == "zero_point" else -float(2**recipe.bits)
+
+
+def _scale_and_offset(recipe: Recipe, j: int, column: int) -> Iterator[Step]:
+    """Scale and offset of the columns of one register, to ``s_j`` and ``o_j``."""
+    zeros = closing_elements(recipe)[0]
+    load, each = ("load_half", 2) if recipe.scales == "float16" else ("load_float", 1)
+    yield Instruction(load, f"s_{j}", (Address("s", column // each),))
+    if recipe.convention == "minimum":
+        yield Instruction(load, f"o_{j}", (Address("z", zeros + column // each),))
+        return
+    yield Instruction("load_byte", f"z_{j}", (Address("z", zeros + column // 4),))
+    yield Instruction("cvt_int_float", f"o_{j}", (f"z_{j}",))
+    yield Instruction("multiply", f"o_{j}", (f"s_{j}", f"o_{j}"))  # s·z; X is negative, so no sign is needed
+
+
+def prefetch(recipe: Recipe, lanes: int, row: int) -> Iterator[Step]:
+    """Ask for the lines that lie so far behind the rows of a unit: the processor's own prefetch ends with a page."""
+    if recipe.ahead:
+        for word in range(row, row + recipe.unit_words):
+            for place in range(0, recipe.registers * lanes, LINE):
+                yield Instruction("prefetch", "", (Address("w", word * recipe.panel + place + recipe.ahead),))

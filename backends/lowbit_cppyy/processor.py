@@ -18,8 +18,10 @@ OPENMP_VARIABLE = "OMP_NUM_THREADS"
 def has(feature: str) -> bool:
     """Whether this processor has a feature, by archspec's name for it."""
     import archspec.cpu  # takes 50 ms, so not before it is needed
+    import archspec.cpu.detect
 
-    return feature in archspec.cpu.host()
+    # The features as the system reports them; `host()` answers with a known processor, and may know fewer.
+    return feature in archspec.cpu.host() or feature in archspec.cpu.detect.detected_info().features
 
 
 def choose_table(isa: str | None) -> InstructionSet:

@@ -50,6 +50,7 @@ def test_every_word_gives_what_it_says() -> None:
         if word.function is None or word.gives == "none":
             continue
         lanes = (4,) if "scalar" in word.takes else ()
+        samples["address"] = ints[: word.lane_bytes]  # four lanes of so many bytes
         result = word.function(*(samples[operand] for operand in word.takes), *lanes)
         assert result.dtype == (np.uint32 if word.gives == "int" else np.float32) and result.shape == (4,), name
     assert set(UNUSED) < set(VOCABULARY)

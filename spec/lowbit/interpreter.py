@@ -153,8 +153,9 @@ class _Machine:
 
     def lanes_at(self, step: Instruction, address: Address) -> npt.NDArray[Any]:
         count = self.counts.written if step.word == "store" else self.counts.read
-        count[address.pointer] += self.lanes
-        return self._elements(step, address, self.lanes)
+        elements = self.lanes * VOCABULARY[step.word].lane_bytes // 4
+        count[address.pointer] += elements
+        return self._elements(step, address, elements)
 
     def number_at(self, step: Instruction, address: Address) -> Any:
         self.counts.read[address.pointer] += 1

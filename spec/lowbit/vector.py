@@ -20,8 +20,9 @@ cvt_int_float(a)      `cvt_int_float`              the integer as float32
 ===================== ============================ ==========================================
 
 The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
-words that read memory say which. Three words are added: ``slli`` and ``or``, because a 3-bit code may straddle two
-words, and ``prefetch``, which changes no value.
+words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
+`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch``, which changes no value; and those of the
+chapter `vector_dot`, for several small numbers in a lane and for tables.
 
 Source: QIGen §2, table 1; errata Q5.
 """
@@ -33,6 +34,19 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from lowbit.vector_dot import (
+    add_pairs,
+    and_or,
+    as_float,
+    cvt_signed_float,
+    dot2,
+    dot4,
+    dot4_pairs,
+    load_byte,
+    load_half,
+    permute,
+)
 
 Ints = npt.NDArray[np.uint32]
 Reals = npt.NDArray[np.float32]
@@ -119,8 +133,13 @@ def bitwise_or(a: Ints, b: Ints) -> Ints:
     return np.asarray(a | b)
 
 
+def add_int(a: Ints, b: Ints) -> Ints:
+    """The sum of two integers; wraps at 32 bits. Beyond Table 1."""
+    return np.asarray(a + b)
+
+
 def cvt_int_float(a: Ints) -> Reals:
-    """Each lane as float32; exact, because a code is below :math:`2^{24}`.
+    """Each lane, below :math:`2^{31}`, as float32; exact for a code wherever it stands, as it has at most 8 bits.
 
     Source: QIGen table 1, cvt_int_float.
     """
@@ -162,6 +181,16 @@ def multiply_then_add(a: Reals, b: Reals, c: Reals) -> Reals:
     return np.asarray(a * b + c)
 
 
+def add(a: Reals, b: Reals) -> Reals:
+    """``a + b`` rounded to float32; beyond Table 1."""
+    return np.asarray(a + b)
+
+
+def multiply(a: Reals, b: Reals) -> Reals:
+    """``a * b`` rounded to float32; beyond Table 1."""
+    return np.asarray(a * b)
+
+
 def reduce_add(a: Reals) -> Reals:
     """The sum of the lanes, in every lane, by halves: the upper half is added to the lower until one lane is left.
 
@@ -199,12 +228,14 @@ class Word:
             constant or a place in memory gives; `count`, a constant number of bits.
         meaning: in a few words.
         function: the same as a function; ``None`` where no value changes.
+        lane_bytes: bytes that a lane takes in memory, of a word that reads or writes L of them.
     """
 
     gives: Kind
     takes: tuple[Operand, ...]
     meaning: str
     function: Callable[..., Any] | None
+    lane_bytes: int = 4
 
 
 VOCABULARY: Mapping[str, Word] = MappingProxyType(
@@ -212,14 +243,27 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "load_int": Word("int", ("address",), "the words from this address on, one a lane", load_int),
         "load_float": Word("float", ("address",), "the float32 from this address on, one a lane", load_float),
         "store": Word("none", ("address", "float"), "writes the register to this address", store),
+        "load_half": Word("float", ("address",), "the float16 from this address on, as float32", load_half, 2),
+        "load_byte": Word("int", ("address",), "the bytes from this address on, one a lane", load_byte, 1),
         "broadcast_int": Word("int", ("scalar",), "every lane is this integer", broadcast_int),
         "broadcast_float": Word("float", ("scalar",), "every lane is this float32", broadcast_float),
         "fmadd": Word("float", ("float", "float", "float"), "a * b + c", fmadd),
+        "add": Word("float", ("float", "float"), "a + b", add),
+        "multiply": Word("float", ("float", "float"), "a * b", multiply),
+        "permute": Word("float", ("float", "int"), "element b mod L of the table a", permute),
         "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", srli),
         "slli": Word("int", ("int", "count"), "a << i, zeros moved in", slli),
         "and": Word("int", ("int", "int"), "bitwise and", bitwise_and),
         "or": Word("int", ("int", "int"), "bitwise or", bitwise_or),
-        "cvt_int_float": Word("float", ("int",), "the integer, below 2**24, as float32", cvt_int_float),
+        "and_or": Word("int", ("int", "int", "int"), "a & b | c", and_or),
+        "add_int": Word("int", ("int", "int"), "a + b", add_int),
+        "dot4": Word("int", ("int", "int", "int"), "a + four products of bytes of b, unsigned, and c, signed", dot4),
+        "dot4_pairs": Word("int", ("int", "int"), "pairs of products of bytes, saturated to 16 bits", dot4_pairs),
+        "add_pairs": Word("int", ("int", "int"), "a + b in halves of 16 bits", add_pairs),
+        "dot2": Word("int", ("int", "int", "int"), "a + two products of 16-bit numbers of b and c", dot2),
+        "as_float": Word("float", ("int",), "the same bits", as_float),
+        "cvt_int_float": Word("float", ("int",), "the integer, below 2**31, as float32", cvt_int_float),
+        "cvt_signed_float": Word("float", ("int",), "the signed integer as float32", cvt_signed_float),
         "reduce_add": Word("float", ("float",), "the sum of the lanes, in every lane", reduce_add),
         "prefetch": Word("none", ("address",), "asks for this address; no effect on any value", None),
     }

@@ -5,6 +5,8 @@
 
 namespace lowbit::bridge {
 
+template <class T> const T* at(std::uintptr_t address) { return reinterpret_cast<const T*>(address); }
+
 inline std::uintptr_t create_pool(int threads) { return reinterpret_cast<std::uintptr_t>(new Pool(threads)); }
 
 inline void stop_pool(std::uintptr_t pool) { reinterpret_cast<Pool*>(pool)->stop(); }
@@ -15,21 +17,57 @@ inline void destroy_pool(std::uintptr_t pool) {
   if (!mine->forked()) delete mine;
 }
 
-inline std::uintptr_t create_linear(std::uintptr_t stream, std::uintptr_t units, std::int64_t rows,
-                                    std::int64_t columns, std::int64_t group_size, std::int64_t groups,
-                                    std::int64_t panel, std::int64_t panel_words, std::int64_t unit_codes,
-                                    std::int64_t x_length, std::uintptr_t one, std::uintptr_t many,
+// `numbers`: rows, group_size, groups, block_groups, unit_codes, negative, columns, panel, panels, blocks, scales_each,
+// zeros_each.
+inline std::uintptr_t create_linear(const std::int64_t* numbers, std::uintptr_t stream, std::uintptr_t starts,
                                     std::uintptr_t pool) {
-  return reinterpret_cast<std::uintptr_t>(new Linear{
-      reinterpret_cast<const std::uint32_t*>(stream), reinterpret_cast<const std::int32_t*>(units), rows, columns,
-      group_size, groups, panel, panel_words, unit_codes, x_length, reinterpret_cast<const Kernel*>(one),
-      reinterpret_cast<const Kernel*>(many), reinterpret_cast<Pool*>(pool)});
+  const std::int64_t* const n = numbers;
+  return reinterpret_cast<std::uintptr_t>(new Linear{{n[0], n[1], n[2], n[3], n[4], n[5] != 0}, n[6], n[7], n[8], n[9],
+                                                     n[10], n[11], at<std::uint32_t>(stream), at<std::int64_t>(starts),
+                                                     reinterpret_cast<Pool*>(pool)});
 }
 
-inline void destroy_linear(std::uintptr_t linear) { delete reinterpret_cast<Linear*>(linear); }
+inline void destroy_linear(std::uintptr_t linear) { delete at<Linear>(linear); }
 
-inline int multiply(std::uintptr_t linear, const float* x, float* out, std::int64_t rows) {
-  return lowbit::multiply(*reinterpret_cast<const Linear*>(linear), x, out, rows);
+// A route with the sizes that it points to.
+struct OwnRoute {
+  Route route;
+  std::vector<Sizes> sizes;
+};
+
+// `numbers`: rows, columns, layout, folded, head, x_length, tables. `lists` are addresses: factors, terms, weights,
+// x_starts, segments, turns, back, ends. `firsts`: for each block and one more the first of its entries in the last
+// three lists.
+inline std::uintptr_t create_route(std::uintptr_t kernel, const std::int64_t* numbers, const std::uint64_t* lists,
+                                   const std::int64_t* firsts, std::int64_t blocks) {
+  const std::int64_t* const n = numbers;
+  OwnRoute* const own = new OwnRoute{};
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const std::int64_t first = firsts[b], count = firsts[b + 1] - first;
+    own->sizes.push_back({count, count, at<std::int32_t>(lists[5]) + first, at<std::int32_t>(lists[6]) + first,
+                          at<std::int32_t>(lists[7]) + first});
+  }
+  own->route = Route{reinterpret_cast<MicroKernel>(kernel), n[0], n[1], n[2], n[3], n[4], n[5], n[6],
+                     at<float>(lists[0]), at<std::int32_t>(lists[1]), at<float>(lists[2]), own->sizes.data(),
+                     at<std::int64_t>(lists[3]), at<std::int32_t>(lists[4])};
+  return reinterpret_cast<std::uintptr_t>(own);
+}
+
+inline void destroy_route(std::uintptr_t route) { delete at<OwnRoute>(route); }
+
+inline int multiply(std::uintptr_t linear, std::uintptr_t route, const float* x, float* out, std::int64_t rows) {
+  return lowbit::multiply(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
+}
+
+inline int multiply_cast(std::uintptr_t linear, std::uintptr_t route, const float* x, float* out, std::int64_t rows) {
+  return lowbit::multiply_cast(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
+}
+
+// Mantissas come as unsigned bytes because cppyy takes no array of signed ones.
+inline int multiply_blocks(std::uintptr_t linear, std::uintptr_t route, const std::uint8_t* mantissas,
+                           const std::int16_t* exponents, float* out, std::int64_t rows) {
+  return lowbit::multiply_blocks(*at<Linear>(linear), at<OwnRoute>(route)->route,
+                                 reinterpret_cast<const std::int8_t*>(mantissas), exponents, out, rows);
 }
 
 }  // namespace lowbit::bridge

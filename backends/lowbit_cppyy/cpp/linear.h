@@ -1,101 +1,56 @@
 // One call of a prepared matrix: lay out x, hand the panels to the threads, write exactly the columns that exist.
 #pragma once
 
-#include <algorithm>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 
 #include "pool.h"
+#include "streams.h"
 
 namespace lowbit {
 
-// What the generator makes: a tile of columns of one panel times `rows` rows of x (microkernel.py tells the streams).
-using MicroKernel = void (*)(const std::uint32_t* w, const float* x, float* y, std::int64_t groups,
-                             const std::int32_t* units);
-
-struct Kernel {
-  MicroKernel call;
-  std::int64_t rows;     // rows of x at once
-  std::int64_t columns;  // columns at once, a divisor of the panel
-};
-
-// A matrix of K rows and N columns in panels (layout.py), and the kernels for it.
+// A matrix of K rows and N columns in panels (layout.py).
 struct Linear {
-  const std::uint32_t* stream;  // all panels, one after the other
-  const std::int32_t* units;    // for each group, its units
-  std::int64_t rows, columns, group_size, groups;
-  std::int64_t panel;        // columns of a panel
-  std::int64_t panel_words;  // elements of a panel
-  std::int64_t unit_codes;   // codes of a unit
-  std::int64_t x_length;     // elements of one laid-out row of x: all units' codes, and a sum for each group
-  const Kernel* one;         // for one row of x
-  const Kernel* many;        // for several
+  Groups shape;
+  std::int64_t columns, panel, panels, blocks;
+  std::int64_t scales_each, zeros_each;  // scales and zeros in an element of the stream
+  const std::uint32_t* stream;
+  const std::int64_t* starts;  // for each panel and block, where it begins in the stream
   Pool* pool;
 };
 
-constexpr std::int64_t max_rows = 8;          // of Kernel::rows
+constexpr std::int64_t max_rows = 16;         // of Route::rows
 constexpr std::int64_t max_panel = 128;       // of Linear::panel
 constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together: bounds the memory that a call takes
-constexpr std::int64_t chunk_work = 1 << 16;  // multiply-adds that are worth a chunk of their own, 2.5 µs where measured
-constexpr std::int64_t wake_work = 1 << 21;   // and worth waking threads that sleep: 80 µs, since they come after 40
-constexpr std::int64_t chunks_per_thread = 16;
-
-// The sum of n floats: eight running sums side by side, then a tree. The order is the same on every processor.
-inline float group_sum(const float* x, std::int64_t n) {
-  float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-  std::int64_t i = 0;
-  for (; i + 8 <= n; i += 8)
-    for (int lane = 0; lane < 8; ++lane) sum[lane] += x[i + lane];
-  for (int lane = 0; i + lane < n; ++lane) sum[lane] += x[i + lane];
-  return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
-}
-
-// Rows of x as a kernel reads them: group after group, zeros up to a whole unit, then the group's sum; the rows of a
-// block side by side, zeros for rows that do not exist.
-inline void lay_out(const Linear& linear, const float* x, std::int64_t count, std::int64_t block, float* to) {
-  for (std::int64_t g = 0; g < linear.groups; ++g) {
-    const std::int64_t start = g * linear.group_size;
-    const std::int64_t held = std::min(linear.group_size, linear.rows - start);
-    const std::int64_t codes = linear.units[g] * linear.unit_codes;
-    for (std::int64_t r = 0; r < block; ++r) {
-      const std::int64_t length = r < count ? held : 0;
-      const float* const from = length > 0 ? x + r * linear.rows + start : nullptr;
-      for (std::int64_t k = 0; k < length; ++k) to[k * block + r] = from[k];
-      for (std::int64_t k = length; k < codes; ++k) to[k * block + r] = 0.0f;
-      to[codes * block + r] = group_sum(from, length);
-    }
-    to += (codes + 1) * block;
-  }
-}
+constexpr std::int64_t chunk_work = 1 << 16;  // multiply-adds that are worth a chunk of their own
+constexpr std::int64_t wake_work = 1 << 19;   // and worth waking threads that sleep
+constexpr std::int64_t chunks_per_thread = 4;
 
 // What the threads share during one call.
 struct Job {
   const Linear* linear;
+  const Route* route;
   const float* x;  // laid out
   float* out;
   std::int64_t rows;
 };
 
-// Blocks of rows of x go to the kernel for many; a last row that is left alone, to the kernel for one.
-inline const Kernel& kernel_for(const Linear& linear, std::int64_t rows_left) {
-  return rows_left == 1 ? *linear.one : *linear.many;
-}
-
 inline void compute_panel(const Job& job, std::int64_t number) {
   const Linear& linear = *job.linear;
-  const std::uint32_t* const w = linear.stream + number * linear.panel_words;
+  const Route& route = *job.route;
   const std::int64_t column = number * linear.panel;
   const std::int64_t width = std::min(linear.panel, linear.columns - column);
   alignas(64) float tile[max_rows * max_panel];
-  for (std::int64_t row = 0; row < job.rows;) {
-    const Kernel& kernel = kernel_for(linear, job.rows - row);
-    for (std::int64_t j = 0; j < width; j += kernel.columns)
-      kernel.call(w + j, job.x + row * linear.x_length, tile + j, linear.groups, linear.units);
-    for (std::int64_t r = 0; r < kernel.rows && row + r < job.rows; ++r)
+  for (std::int64_t row = 0; row < job.rows; row += route.rows) {
+    std::memset(tile, 0, route.rows * linear.panel * sizeof(float));
+    for (std::int64_t block = 0; block < linear.blocks; ++block) {
+      const std::uint32_t* const w = linear.stream + linear.starts[number * linear.blocks + block];
+      const float* const x = job.x + row * route.x_length + route.x_starts[block] * route.rows;
+      for (std::int64_t j = 0; j < width; j += route.columns)
+        route.call(w + j, w + j / linear.scales_each, w + j / linear.zeros_each, x, tile + j, route.sizes[block]);
+    }
+    for (std::int64_t r = 0; r < route.rows && row + r < job.rows; ++r)
       std::memcpy(job.out + (row + r) * linear.columns + column, tile + r * linear.panel, width * sizeof(float));
-    row += kernel.rows;
   }
 }
 
@@ -103,31 +58,75 @@ inline void compute_panels(const void* job, std::int64_t first, std::int64_t las
   for (std::int64_t number = first; number < last; ++number) compute_panel(*static_cast<const Job*>(job), number);
 }
 
-// Y = X W for T rows of x. A row of the result has the same bits whatever T is and however many threads there are.
-inline Status multiply(const Linear& linear, const float* x, float* out, std::int64_t T) {
-  const std::int64_t most = std::min(T, rows_at_once) + linear.many->rows;  // room for rows that fill the last block
-  const std::size_t bytes = most * linear.x_length * sizeof(float);
-  const std::unique_ptr<void, void (*)(void*)> scratch(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
-  if (!scratch) return NO_MEMORY;
-  float* const laid_out = static_cast<float*>(scratch.get());
+using Scratch = std::unique_ptr<void, void (*)(void*)>;
 
+inline Scratch scratch(std::int64_t bytes) {
+  return {std::aligned_alloc(64, (static_cast<std::size_t>(bytes) + 127) / 64 * 64), std::free};
+}
+
+inline Status compute(const Linear& linear, const Route& route, const float* laid_out, float* out, std::int64_t rows) {
+  const Job job{&linear, &route, laid_out, out, rows};
+  const std::int64_t fair = linear.panels / (linear.pool->threads() * chunks_per_thread);
+  const std::int64_t work = linear.panel * linear.shape.rows * rows;  // of one panel
+  const std::int64_t worth = chunk_work / work + 1;
+  const bool wake = linear.panels * work >= wake_work;
+  return linear.pool->run(linear.panels, std::max(fair, worth), wake, compute_panels, &job);
+}
+
+inline std::int64_t whole_blocks(std::int64_t rows, const Route& route) {
+  return (rows + route.rows - 1) / route.rows * route.rows;
+}
+
+// Y = X W for T rows of float32 activations. A row of the result has the same bits whatever T is and however many
+// threads there are. TINY where the route's powers of two would round an activation; nothing is written then.
+inline Status multiply(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
+  if (route.folded && any_tiny(x, T * linear.shape.rows)) return TINY;
+  const std::int64_t most = whole_blocks(std::min(T, rows_at_once), route);
+  const Scratch room = scratch(most * route.x_length * sizeof(float));
+  if (!room) return NO_MEMORY;
+  float* const laid_out = static_cast<float*>(room.get());
   for (std::int64_t t = 0; t < T; t += rows_at_once) {
     const std::int64_t rows = std::min(T - t, rows_at_once);
-    for (std::int64_t row = 0; row < rows;) {
-      const std::int64_t block = kernel_for(linear, rows - row).rows;
-      lay_out(linear, x + (t + row) * linear.rows, std::min(rows - row, block), block, laid_out + row * linear.x_length);
-      row += block;
+    for (std::int64_t row = 0; row < rows; row += route.rows) {
+      const float* const from = x + (t + row) * linear.shape.rows;
+      float* const to = laid_out + row * route.x_length;
+      if (route.layout == SUMS) lay_sums(linear.shape, route, from, to);
+      else lay_values(linear.shape, route, from, std::min(rows - row, route.rows), to);
     }
-    const Job job{&linear, laid_out, out + t * linear.columns, rows};
-    const std::int64_t panels = (linear.columns + linear.panel - 1) / linear.panel;
-    const std::int64_t fair = panels / (linear.pool->threads() * chunks_per_thread);
-    const std::int64_t work = linear.panel * linear.x_length * rows;  // of one panel
-    const std::int64_t worth = chunk_work / work + 1;
-    const bool wake = panels * work >= wake_work;
-    const Status status = linear.pool->run(panels, std::max(fair, worth), wake, compute_panels, &job);
+    const Status status = compute(linear, route, laid_out, out + t * linear.columns, rows);
     if (status != OK) return status;
   }
   return OK;
+}
+
+// The same for T rows of mantissas and exponents, by the integer contract.
+inline Status multiply_blocks(const Linear& linear, const Route& route, const std::int8_t* mantissas,
+                              const std::int16_t* exponents, float* out, std::int64_t T) {
+  const std::int64_t K = linear.shape.rows, blocks = (K + activation_block - 1) / activation_block;
+  const std::int64_t most = whole_blocks(std::min(T, rows_at_once), route);
+  const Scratch room = scratch(most * route.x_length * sizeof(float));
+  if (!room) return NO_MEMORY;
+  float* const laid_out = static_cast<float*>(room.get());
+  for (std::int64_t t = 0; t < T; t += rows_at_once) {
+    const std::int64_t rows = std::min(T - t, rows_at_once);
+    for (std::int64_t row = 0; row < rows; row += route.rows)
+      lay_mantissas(linear.shape, route, mantissas + (t + row) * K, exponents + (t + row) * blocks,
+                    std::min(rows - row, route.rows), blocks, laid_out + row * route.x_length);
+    const Status status = compute(linear, route, laid_out, out + t * linear.columns, rows);
+    if (status != OK) return status;
+  }
+  return OK;
+}
+
+// The same for float32 activations, which are cast first.
+inline Status multiply_cast(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
+  const std::int64_t K = linear.shape.rows, blocks = (K + activation_block - 1) / activation_block;
+  const Scratch room = scratch(T * (blocks * sizeof(std::int16_t) + K));
+  if (!room) return NO_MEMORY;
+  std::int16_t* const exponents = static_cast<std::int16_t*>(room.get());
+  std::int8_t* const mantissas = reinterpret_cast<std::int8_t*>(exponents + T * blocks);
+  for (std::int64_t t = 0; t < T; ++t) cast_blocks(x + t * K, K, mantissas + t * K, exponents + t * blocks);
+  return multiply_blocks(linear, route, mantissas, exponents, out, T);
 }
 
 }  // namespace lowbit

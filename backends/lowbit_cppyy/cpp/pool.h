@@ -27,7 +27,7 @@
 
 namespace lowbit {
 
-enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3 };
+enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, TINY = 4 };
 
 // While it lives, this thread takes no signal but those of its own mistakes, and neither do threads that it starts:
 // signals from outside are for the threads of the program that uses this, whose handlers may not expect ours.
@@ -89,7 +89,7 @@ class Pool {
       body(context, 0, count);
       return OK;
     }
-    job_ = {body, context, count, std::max({grain, count / max_chunks + 1, std::int64_t{1}}), processor()};
+    job_ = {body, context, count, grain_for(count, grain), processor()};
     const auto now = std::chrono::steady_clock::now();
     in_a_row_ = now - ended_ < worker_patience ? in_a_row_ + 1 : 0;
     open(wake || in_a_row_ == 2);
@@ -98,6 +98,11 @@ class Pool {
     ended_ = std::chrono::steady_clock::now();
     busy_.store(false, std::memory_order_release);
     return OK;
+  }
+
+  // The grain that is used: at least one, and so large that chunks can be counted in 32 bits.
+  static std::int64_t grain_for(std::int64_t count, std::int64_t grain) {
+    return std::max({grain, count / (std::int64_t{1} << 31), std::int64_t{1}});
   }
 
   // Refuses new calls, waits for those under way and ends the workers. Calling it twice, or in a forked child, is
@@ -120,8 +125,6 @@ class Pool {
   // How long the caller, whose own chunks are done, watches workers that still compute one: about what sleeping and
   // being woken would cost, so it loses at most as much again.
   static constexpr std::chrono::microseconds caller_patience{20};
-
-  static constexpr std::int64_t max_chunks = UINT32_MAX - 1;
 
   struct Job {
     Body body;

@@ -1,0 +1,68 @@
+"""Which recipe a matrix gets, where nothing was measured on this machine.
+
+These are the outcomes of the search (`lowbit tune`) on the machine that `docs/benchmarks` describes, written down as
+rules; a search on another machine, kept on disk, takes their place.
+
+- **One row of x, float32.** A kernel needs enough sums side by side that no multiply-add waits for the one before:
+  eight registers where one takes four cycles and two are begun in each. With registers of sixteen lanes that is four
+  registers of columns and two chains. Codes of 2 and 3 bits are looked up in sums, because converting them one by one
+  takes longer than reading them.
+- **Several rows.** Each row has sums of its own, so there is one chain; a code is taken out once for all rows.
+- **Integers.** Four registers of columns; through 16 bits where the processor has no product of bytes into 32 bits.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from lowbit_cppyy.isa import InstructionSet
+from lowbit_cppyy.layout import PanelLayout
+from lowbit_cppyy.recipe import Method, Recipe
+from lowbit_cppyy.streams import Stream
+
+Purpose = Literal["vector", "rows", "many rows", "integer vector", "integer rows"]
+PURPOSES: tuple[Purpose, ...] = ("vector", "rows", "many rows", "integer vector", "integer rows")
+
+PANEL = 64
+"""Columns of a panel: the least of which scales, zeros and words of every kind are whole lines of the cache."""
+
+
+def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> Recipe:
+    """The recipe for a matrix.
+
+    Args:
+        purpose: one row of x or several, in float32 or in integers.
+        layout: of the matrix.
+        table: the instruction set.
+    """
+    recipe = Recipe(layout.bits, layout.scales, layout.convention, "fold", panel=layout.panel)
+    if purpose.startswith("integer"):
+        method: Method = "dot4" if table.byte_dots or layout.bits == 8 else "pairs"
+        recipe = replace(recipe, method=method, registers=4 if purpose == "integer vector" else 2)
+        recipe = replace(recipe, rows=1 if purpose == "integer vector" else 4)
+        return widest_turn(recipe, layout)
+    if purpose == "vector":
+        wide = table.lanes == 16
+        method = "sums" if wide and layout.bits in (2, 3) else "fold"
+        recipe = replace(recipe, method=method, registers=4 if wide else 8, chains=2 if wide else 1)
+        return recipe
+    rows, registers = {"rows": (4, 2), "many rows": (8, 1)}[purpose]
+    if table.lanes == 16:
+        rows, registers = {"rows": (4, 4), "many rows": (8, 2)}[purpose]
+    return replace(recipe, rows=rows, registers=registers)
+
+
+def widest_turn(recipe: Recipe, layout: PanelLayout) -> Recipe:
+    """The recipe with as many units in a turn as every group or segment is whole turns of, at most 32 codes."""
+    for turn in _turns(recipe):
+        widened = replace(recipe, turn=turn)
+        if Stream(widened, layout).whole:
+            return widened
+    return recipe
+
+
+def _turns(recipe: Recipe) -> Iterator[int]:
+    turn = 32 // recipe.unit_codes
+    while turn > 1:
+        yield turn
+        turn //= 2

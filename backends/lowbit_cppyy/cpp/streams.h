@@ -1,0 +1,195 @@
+// Activations as the kernels read them (microkernel.py and integers.py tell the streams).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace lowbit {
+
+// What a kernel is told of sizes: how many groups or segments, and for each of them its turns of the inner loop.
+struct Sizes {
+  std::int64_t groups, segments;
+  const std::int32_t* turns;
+  const std::int32_t* back;  // of a segment: 1 where it ends inside a unit that the next one begins in
+  const std::int32_t* ends;  // of a segment: 1 where a group ends
+};
+
+// Adds the product of `rows` rows of x and a tile of columns of one block of a panel to y. `w`, `s` and `z` point into
+// the stream of weights, where the tile's columns begin in a row of words, of scales and of zeros.
+using MicroKernel = void (*)(const std::uint32_t* w, const std::uint32_t* s, const std::uint32_t* z, const float* x,
+                             float* y, const Sizes& sizes);
+
+enum Layout { VALUES = 0, SUMS = 1, MANTISSAS = 2 };
+
+// A kernel, and how activations are laid out for it and for one matrix.
+struct Route {
+  MicroKernel call;
+  std::int64_t rows;     // rows of x at once
+  std::int64_t columns;  // columns at once, a divisor of the panel
+  std::int64_t layout;   // one of Layout
+  std::int64_t folded;   // whether factors are other than 1
+  std::int64_t head;     // elements in front of each block: the table of codes, or none
+  std::int64_t x_length;        // elements of one laid-out row of x
+  std::int64_t tables;          // SUMS: tables of a unit
+  const float* factors;         // VALUES: for each code of a unit, a power of two
+  const std::int32_t* terms;    // SUMS: for each table four codes of the unit
+  const float* weights;         // SUMS: and what each of them counts
+  const Sizes* sizes;           // for each block
+  const std::int64_t* x_starts;  // for each block, where it begins in a laid-out row
+  const std::int32_t* segments;  // MANTISSAS: for each segment, its first row, its rows, and its place in its unit
+};
+
+struct Groups {
+  std::int64_t rows, group_size, groups, block_groups, unit_codes;
+  bool negative;  // whether the sum of a group is laid out as its negative, for zero-points
+
+  std::int64_t held(std::int64_t g) const { return std::min(group_size, rows - g * group_size); }
+  std::int64_t units(std::int64_t g) const { return (held(g) + unit_codes - 1) / unit_codes; }
+};
+
+// The sum of n floats: eight running sums side by side, then a tree. The order is the same on every processor.
+inline float group_sum(const float* x, std::int64_t n) {
+  float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  std::int64_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    for (int lane = 0; lane < 8; ++lane) sum[lane] += x[i + lane];
+  for (int lane = 0; i + lane < n; ++lane) sum[lane] += x[i + lane];
+  return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+}
+
+// Whether some activation is so small that a power of two of 2^-28 would make it subnormal and round it. The bits of
+// positive floats are in the order of the floats; 0 is not small.
+inline bool any_tiny(const float* x, std::int64_t n) {
+  constexpr std::uint32_t least = 29u << 23;  // 2^-98 = 2^-126 * 2^28
+  std::uint32_t found = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::uint32_t a;
+    std::memcpy(&a, x + i, sizeof a);
+    found |= static_cast<std::uint32_t>((a & 0x7FFFFFFFu) - 1 < least - 1);
+  }
+  return found != 0;
+}
+
+// Writes the head of each block; `block` rows of x lie side by side everywhere behind it.
+inline void lay_head(const Route& route, float* to) {
+  for (std::int64_t i = 0; i < route.head; ++i) to[i] = static_cast<float>(i);
+}
+
+// VALUES: group after group the activations times their powers of two, zeros up to a whole unit, then the group's sum;
+// zeros for rows that do not exist.
+inline void lay_values(const Groups& shape, const Route& route, const float* x, std::int64_t count, float* to) {
+  const std::int64_t block = route.rows;
+  for (std::int64_t g = 0; g < shape.groups; ++g) {
+    if (g % shape.block_groups == 0) lay_head(route, to), to += route.head;
+    const std::int64_t start = g * shape.group_size, held = shape.held(g);
+    const std::int64_t codes = shape.units(g) * shape.unit_codes;
+    for (std::int64_t r = 0; r < block; ++r) {
+      const std::int64_t length = r < count ? held : 0;
+      const float* const from = length > 0 ? x + r * shape.rows + start : nullptr;
+      std::int64_t k = 0;
+      for (; k + shape.unit_codes <= length; k += shape.unit_codes)
+        for (std::int64_t code = 0; code < shape.unit_codes; ++code)
+          to[(k + code) * block + r] = from[k + code] * route.factors[code];
+      for (; k < length; ++k) to[k * block + r] = from[k] * route.factors[k % shape.unit_codes];
+      for (; k < codes; ++k) to[k * block + r] = 0.0f;
+      const float sum = length > 0 ? group_sum(from, length) : 0.0f;
+      to[codes * block + r] = shape.negative ? -sum : sum;
+    }
+    to += (codes + 1) * block;
+  }
+}
+
+// SUMS: for each table the sixteen sums of its four terms, by the bits of the index; then the group's sum.
+inline void lay_sums(const Groups& shape, const Route& route, const float* x, float* to) {
+  for (std::int64_t g = 0; g < shape.groups; ++g) {
+    const std::int64_t start = g * shape.group_size, held = shape.held(g), units = shape.units(g);
+    float unit[32];
+    for (std::int64_t u = 0; u < units; ++u) {
+      const std::int64_t length = std::min(shape.unit_codes, held - u * shape.unit_codes);
+      for (std::int64_t k = 0; k < shape.unit_codes; ++k)
+        unit[k] = k < length ? x[start + u * shape.unit_codes + k] : 0.0f;
+      for (std::int64_t t = 0; t < route.tables; ++t, to += 16) {
+        float term[4];
+        for (int n = 0; n < 4; ++n) term[n] = unit[route.terms[4 * t + n]] * route.weights[4 * t + n];
+        const float low[4] = {0.0f, term[0], term[1], term[0] + term[1]};
+        const float high[4] = {0.0f, term[2], term[3], term[2] + term[3]};
+        for (int h = 0; h < 4; ++h)
+          for (int l = 0; l < 4; ++l) to[4 * h + l] = low[l] + high[h];
+      }
+    }
+    const float sum = group_sum(x + start, held);
+    *to++ = shape.negative ? -sum : sum;
+  }
+}
+
+// One number of 2^e, for -149 <= e <= 127.
+inline float power_of_two(std::int64_t e) {
+  const std::uint32_t a = e < -126 ? 1u << (e + 149) : static_cast<std::uint32_t>(e + 127) << 23;
+  float d;
+  std::memcpy(&d, &a, sizeof d);
+  return d;
+}
+
+constexpr std::int64_t activation_block = 32;  // elements that share an exponent (lowbit.integer.ACTIVATIONS)
+
+// MANTISSAS: for each segment its mantissas, four bytes an element, zeros around them up to whole units, then 2^e; and
+// behind the last segment of a group the sum of 2^e S.
+inline void lay_mantissas(const Groups& shape, const Route& route, const std::int8_t* mantissas,
+                          const std::int16_t* exponents, std::int64_t count, std::int64_t blocks, float* to) {
+  const std::int64_t block = route.rows, quarters = shape.unit_codes / 4;
+  for (std::int64_t b = 0, base = 0; base < shape.groups; ++b, base += shape.block_groups) {
+    const Sizes& sizes = route.sizes[b];
+    float sums[16] = {};
+    for (std::int64_t s = 0; s < sizes.segments; ++s) {
+      const std::int32_t* const segment = route.segments + 3 * (&sizes.turns[s] - route.sizes[0].turns);
+      const std::int64_t first = segment[0], length = segment[1], place = segment[2];
+      const std::int64_t elements = (place + length + shape.unit_codes - 1) / shape.unit_codes * quarters;
+      for (std::int64_t r = 0; r < block; ++r) {
+        const bool exists = r < count;
+        const std::int8_t* const from = exists ? mantissas + r * shape.rows + first : nullptr;
+        std::int32_t total = 0;
+        std::int8_t bytes[(activation_block + 64) / 4 * 4] = {};
+        if (exists) {
+          std::memcpy(bytes + place, from, length);
+          for (std::int64_t k = 0; k < length; ++k) total += from[k];
+        }
+        for (std::int64_t i = 0; i < elements; ++i) std::memcpy(&to[i * block + r], bytes + 4 * i, 4);
+        const float step = exists ? power_of_two(exponents[r * blocks + first / activation_block]) : 0.0f;
+        to[elements * block + r] = step;
+        sums[r] += step * static_cast<float>(total);
+      }
+      to += (elements + 1) * block;
+      if (sizes.ends[s]) {
+        for (std::int64_t r = 0; r < block; ++r) to[r] = shape.negative ? -sums[r] : sums[r], sums[r] = 0.0f;
+        to += block;
+      }
+    }
+  }
+}
+
+// Activations in blocks of 32 with 8-bit mantissas (lowbit.bfp.cast): e from the largest magnitude, then rint(x / 2^e)
+// saturated at 127. The addition of 1.5 * 2^23 rounds to nearest, ties to even. `x` is finite.
+inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
+  for (std::int64_t start = 0; start < n; start += activation_block) {
+    const std::int64_t length = std::min(activation_block, n - start);
+    std::uint32_t largest = 0;
+    for (std::int64_t k = 0; k < length; ++k) {
+      std::uint32_t a;
+      std::memcpy(&a, x + start + k, sizeof a);
+      largest = std::max(largest, a & 0x7FFFFFFFu);
+    }
+    // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. What is below has the least exponent.
+    const std::int64_t e = std::max<std::int64_t>(static_cast<std::int64_t>(largest >> 23) - 133, -127);
+    const float inverse = power_of_two(-e);
+    for (std::int64_t k = 0; k < length; ++k) {
+      const float shifted = x[start + k] * inverse + 12582912.0f;
+      std::int32_t a;
+      std::memcpy(&a, &shifted, sizeof a);
+      mantissas[start + k] = static_cast<std::int8_t>(std::min(std::max(a - 0x4B400000, -127), 127));
+    }
+    exponents[start / activation_block] = static_cast<std::int16_t>(e);
+  }
+}
+
+}  // namespace lowbit

@@ -1,0 +1,122 @@
+r"""Vector registers, continued: small numbers in the lanes.
+
+Table 1 has one number in a lane. Kernels at the speed of memory want more from an instruction, and processors offer
+it: four bytes of a lane multiplied and added at once, a table of sixteen numbers looked up by sixteen lanes, scales
+that take half the bytes. The words for these are here; the chapter `vector` puts them into the vocabulary.
+
+===================== =====================================================================
+word                  meaning
+===================== =====================================================================
+`load_half`           L neighbouring float16, as float32
+`load_byte`           L neighbouring bytes, as integers
+`permute`             each lane is an element of a table of L, by the low bits of an index
+`as_float`            the 32 bits taken as a float32
+`and_or`              :math:`(a \wedge m) \vee o`
+`dot4`                :math:`c + \sum_{i<4} a_i b_i`, bytes: :math:`a_i` unsigned, :math:`b_i` signed
+`dot4_pairs`          two sums of two such products, *saturated* to 16 bits, side by side
+`add_pairs`           16-bit numbers added
+`dot2`                :math:`c + \sum_{i<2} a_i b_i`, signed 16-bit numbers
+`cvt_signed_float`    a signed integer as float32
+===================== =====================================================================
+
+**Bytes in a lane** are counted from the least significant one. A register is a numpy array of uint32 all the while;
+what its bits mean is the word's affair, as on a processor.
+
+**Saturation.** `dot4_pairs` is the instruction that x86 has had longest, and it is dangerous: a sum of two products
+above 32767 becomes 32767, without a sign. `dot4` and `dot2` add into 32 bits and wrap only there. Which codes are safe
+in which is derived in the chapter `integer`.
+
+Source: lowbit's own; the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.uint32]
+Reals = npt.NDArray[np.float32]
+
+
+def load_half(address: Ints) -> Reals:
+    """The float16 numbers at an address, two in each element, as float32; exact.
+
+    >>> load_half(np.array([1.0, -2.5], np.float16).view(np.uint32))
+    array([ 1. , -2.5], dtype=float32)
+    """
+    return address.view(np.float16).astype(np.float32)
+
+
+def load_byte(address: Ints) -> Ints:
+    """The bytes at an address, four in each element, as integers.
+
+    >>> load_byte(np.array([0x04030201], np.uint32))
+    array([1, 2, 3, 4], dtype=uint32)
+    """
+    return address.view(np.uint8).astype(np.uint32)
+
+
+def permute(table: Reals, index: Ints) -> Reals:
+    """Each lane is the element of the table that its index names, modulo the number of lanes, a power of two.
+
+    >>> permute(np.array([10, 11, 12, 13], np.float32), np.array([3, 0, 0, 6], np.uint32))
+    array([13., 10., 10., 12.], dtype=float32)
+    """
+    return table[index % np.uint32(len(table))]
+
+
+def as_float(a: Ints) -> Reals:
+    """The bits of each lane, taken as a float32."""
+    return a.view(np.float32).copy()
+
+
+def and_or(a: Ints, m: Ints, o: Ints) -> Ints:
+    """``(a & m) | o``."""
+    return np.asarray(a & m | o)
+
+
+def dot4(c: Ints, a: Ints, b: Ints) -> Ints:
+    """``c`` plus four products of bytes, those of `a` unsigned and those of `b` signed; wraps at 32 bits.
+
+    >>> a, b = np.array([[1, 2, 3, 255]], np.uint8), np.array([[1, 10, -1, -128]], np.int8)
+    >>> dot4(np.array([1000], np.uint32), a.view(np.uint32)[0], b.view(np.uint32)[0]).view(np.int32)
+    array([-31622], dtype=int32)
+    """
+    products = _bytes(a, np.uint8) * _bytes(b, np.int8)
+    return np.asarray(c + products.sum(axis=-1).astype(np.int32).view(np.uint32))
+
+
+def dot4_pairs(a: Ints, b: Ints) -> Ints:
+    """Two signed 16-bit numbers a lane: the sums of products of bytes 0 and 1, and of 2 and 3, saturated.
+
+    >>> a, b = np.array([255, 255, 1, 2], np.uint8), np.array([127, 127, 3, -4], np.int8)
+    >>> dot4_pairs(a.view(np.uint32), b.view(np.uint32)).view(np.int16)
+    array([32767,    -5], dtype=int16)
+    """
+    products = _bytes(a, np.uint8) * _bytes(b, np.int8)
+    sums = products.reshape(-1, 2, 2).sum(axis=-1)
+    return np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)[:, 0]
+
+
+def add_pairs(a: Ints, b: Ints) -> Ints:
+    """The two 16-bit numbers of each lane added, each wrapping by itself."""
+    return (a.view(np.uint16) + b.view(np.uint16)).view(np.uint32)
+
+
+def dot2(c: Ints, a: Ints, b: Ints) -> Ints:
+    """``c`` plus two products of signed 16-bit numbers; wraps at 32 bits.
+
+    >>> pair = np.array([300, -2], np.int16).view(np.uint32)
+    >>> dot2(np.array([5], np.uint32), pair, np.array([100, 1], np.int16).view(np.uint32))
+    array([30003], dtype=uint32)
+    """
+    products = a.view(np.int16).astype(np.int64) * b.view(np.int16).astype(np.int64)
+    return np.asarray(c + products.reshape(-1, 2).sum(axis=-1).astype(np.uint64).astype(np.uint32))
+
+
+def cvt_signed_float(a: Ints) -> Reals:
+    """Each lane, a signed integer, as float32; exact below 2^24, else rounded to nearest, ties to even."""
+    return a.view(np.int32).astype(np.float32)
+
+
+def _bytes(a: Ints, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
+    """The four bytes of each lane, as numbers that do not overflow."""
+    return a.view(dtype).reshape(-1, 4).astype(np.int64)
