@@ -42,7 +42,7 @@ class Weights:
     @cached_property
     def source(self) -> npt.NDArray[np.intp]:
         """Which column of the tile each of the N columns repeats."""
-        return np.arange(self.columns) % self.tile.shape[1]
+        return np.arange(self.columns, dtype=np.intp) % min(self.columns, TILE)
 
     def spread(self, tiled: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
         """What was made for the columns of the tile, repeated for all N along an axis; contiguous."""
@@ -108,8 +108,8 @@ class Plan:
         return -(-self.burst // nbytes)
 
     def bursts(self, nbytes: int) -> int:
-        """How many bursts of products hold the rotation, at least two."""
-        return max(2, -(-self.rotation // (self.products(nbytes) * nbytes)))
+        """How many bursts of products hold the rotation; at least what two contestants that share it use a round."""
+        return max(4, -(-self.rotation // (self.products(nbytes) * nbytes)))
 
     def store(self, name: str, make: Callable[[], Item]) -> Item:
         """What is kept under a name, made by who asks first."""
@@ -131,6 +131,11 @@ class Contestant(ABC):
     nbytes: int
     products: int
     bursts: int
+
+    @property
+    def store(self) -> object:
+        """Whose weights these are: contestants that share theirs answer the same object."""
+        return self
 
     @abstractmethod
     def prepare(self, x: Floats) -> None:

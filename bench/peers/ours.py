@@ -13,12 +13,16 @@ from lowbit_cppyy.isa import TABLES
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 
 INTEGER = "linear.qgemm_bfp"
-CONTRACTS = ("float32", "integer")
 
 
 def instruction_sets() -> list[str]:
     """Those that this processor has, in the backend's order."""
     return [isa for isa in TABLES if CppyyBackend(isa=isa).availability().usable]
+
+
+def contracts(isa: str) -> tuple[str, ...]:
+    """By which contracts an instruction set is measured: one that only adds products of bytes, by integers alone."""
+    return ("integer",) if getattr(TABLES[isa], "byte_dots", False) else ("float32", "integer")
 
 
 class Store:
@@ -44,9 +48,14 @@ class OurContestant(Contestant):
             store = plan.store(name, lambda: Store(backend, weights.whole(tile), plan))
         except UnavailableError as error:
             raise AbsentError(str(error)) from error
+        self._store: Store = store
         self.nbytes, self.products, self.bursts = store.nbytes, store.products, store.bursts
         self._rotation, self._tile, self._integer = store.rotation, tile, contract == "integer"
         self._columns = weights.columns
+
+    @property
+    def store(self) -> object:
+        return self._store
 
     def prepare(self, x: Floats) -> None:
         self._x = x

@@ -35,6 +35,11 @@ class Entry:
     bits: int
     build: Build
 
+    @property
+    def store(self) -> str:
+        """Whose weights it uses: the two contracts of lowbit share theirs."""
+        return self.id.replace("-integer", "-float32")
+
 
 LOWBIT = Project("lowbit", ("cppyy",), ours.details)
 ONNX_RUNTIME = Project("ONNX Runtime", ("onnx", "onnxruntime"), onnx_runtime.details)
@@ -101,7 +106,7 @@ def our(isa: str, contract: str, bits: int = 4, group_size: int | None = None) -
 
 def ours_of(bits: int, isas: list[str] | None = None) -> list[Entry]:
     """Every instruction set of this processor, by both contracts."""
-    return [our(isa, contract, bits) for isa in isas or ours.instruction_sets() for contract in ours.CONTRACTS]
+    return [our(isa, contract, bits) for isa in isas or ours.instruction_sets() for contract in ours.contracts(isa)]
 
 
 def named(id: str) -> Entry:
