@@ -1,6 +1,5 @@
 """The backend: prepares matrices, and calls the kernels compiled for them."""
 
-import threading
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,14 +8,14 @@ import numpy as np
 from lowbit import bfp
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
-from lowbit.prepared import PreparedLinear
 from lowbit.bounds import Arithmetic
 from lowbit.check import check_choice, check_integer
 from lowbit.errors import UnavailableError
 from lowbit.integer_bounds import integer_loop
+from lowbit.prepared import PreparedLinear
 from lowbit_cppyy import processor
 from lowbit_cppyy.choices import PANEL, Purpose, default_recipe
-from lowbit_cppyy.compiler import TINY, Linear, Pool, Route, raise_failure, runtime
+from lowbit_cppyy.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.isa import TABLES, InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
@@ -56,8 +55,7 @@ class CppyyLinear(PreparedLinear):
         self._layout, self._table = layout, table
         self._linear = Linear(layout, layout.apply(matrix), pool)
         self._handle = self._linear.handle
-        self._routes: dict[Purpose, Route] = {}
-        self._lock = threading.Lock()
+        self._routes: dict[tuple[Purpose, bool], Route] = {}
         compiled = runtime()
         self._multiply, self._cast, self._blocks = compiled.multiply, compiled.multiply_cast, compiled.multiply_blocks
         self._vector = self._route("vector").handle
@@ -86,21 +84,22 @@ class CppyyLinear(PreparedLinear):
     def _failed(self, status: int, purpose: Purpose, x: Floats, out: Floats, rows: int) -> None:
         """Take the kernel without powers of two where an activation is too small for them; else raise."""
         if status == TINY:
-            recipe = replace(default_recipe(purpose, self._layout, self._table), method="shift")
-            route = Route(Kernel(recipe, self._table), Stream(recipe, self._layout))
-            status = self._multiply(self._handle, route.handle, x, out, rows)
+            exact = self._route(purpose, exact=True).handle
+            status = self._multiply(self._handle, exact, x, out, rows)
         if status:
             raise_failure(status)
 
-    def _route(self, purpose: Purpose) -> Route:
+    def _route(self, purpose: Purpose, *, exact: bool = False) -> Route:
         """The kernel for a purpose, with the stream that it reads; made when it is first asked for."""
-        route = self._routes.get(purpose)
+        route = self._routes.get((purpose, exact))
         if route is None:
-            with self._lock:
-                if purpose not in self._routes:
-                    recipe = default_recipe(purpose, self._layout, self._table)
-                    self._routes[purpose] = Route(Kernel(recipe, self._table), Stream(recipe, self._layout))
-                route = self._routes[purpose]
+            recipe = default_recipe(purpose, self._layout, self._table)
+            if exact:
+                recipe = replace(recipe, method="shift")
+            with preparing:
+                if (purpose, exact) not in self._routes:
+                    self._routes[purpose, exact] = Route(Kernel(recipe, self._table), Stream(recipe, self._layout))
+                route = self._routes[purpose, exact]
         return route
 
 
@@ -112,8 +111,8 @@ class CppyyBackend(Backend):
 
     Args:
         isa: ``avx2`` or ``plain``; by default ``LOWBIT_CPPYY_ISA``, or else the best that this processor has.
-        threads: threads that compute, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else one for each
-            processor that this process may use.
+        threads: threads that compute, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else as many as
+            affinity, quotas and ``OMP_NUM_THREADS`` allow (`lowbit_cppyy.processor.choose_threads`).
 
     Raises:
         ArgumentError: an instruction set that does not exist, or less than one thread.
@@ -127,7 +126,6 @@ class CppyyBackend(Backend):
         if threads is not None:
             check_integer("threads", threads, 1, processor.MOST_THREADS)
         self._isa, self._threads = isa, threads
-        self._lock = threading.Lock()
         self._pool: Pool | None = None
         self._closed = False
 
@@ -164,7 +162,7 @@ class CppyyBackend(Backend):
     def _threads_of_this(self) -> Pool:
         """The pool of this backend, made when first needed."""
         threads = processor.choose_threads(self._threads)
-        with self._lock:
+        with preparing:
             if self._closed:
                 raise_failure(3)
             if self._pool is None:
@@ -173,7 +171,7 @@ class CppyyBackend(Backend):
 
     def close(self) -> None:
         """End the threads; matrices prepared here can then no longer be multiplied by."""
-        with self._lock:
-            self._closed = True
-            if self._pool is not None:
-                self._pool.stop()
+        with preparing:
+            self._closed, pool = True, self._pool
+        if pool is not None:
+            pool.stop()

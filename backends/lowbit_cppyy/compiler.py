@@ -66,10 +66,10 @@ class Runtime:
         self._cppyy: Any = cppyy
         self._kernels: dict[str, int] = {}
         self._preludes: set[str] = set()
-        self._lock = threading.Lock()
         with as_file(files(__package__) / "cpp") as folder:
             self._define(f'#include "{folder}/bridge.h"')
         bridge = cppyy.gbl.lowbit.bridge
+        _call_once(bridge)
         for call in (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool):
             call.__release_gil__ = True
         bridge.destroy_pool.__release_gil__ = True
@@ -80,7 +80,7 @@ class Runtime:
 
     def kernel(self, kernel: Kernel) -> int:
         """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first asked for."""
-        with self._lock:
+        with preparing:
             if kernel.name not in self._kernels:
                 table = kernel.table
                 if table.name not in self._preludes:
@@ -105,8 +105,24 @@ class Runtime:
             raise UnavailableError("backend cppyy", reason, "check the C++ compiler, and EXTRA_CLING_ARGS") from error
 
 
+def _call_once(bridge: Any) -> None:
+    """Have cppyy compile what is called without the GIL: a fork at that moment would leave its lock held for ever."""
+    floats, bytes_, shorts = np.zeros(1, np.float32), np.zeros(1, np.uint8), np.zeros(1, np.int16)
+    bridge.multiply(0, 0, floats, floats, 0)
+    bridge.multiply_cast(0, 0, floats, floats, 0)
+    bridge.multiply_blocks(0, 0, bytes_, shorts, floats, 0)
+    pool = bridge.create_pool(1)
+    bridge.stop_pool(pool)
+    bridge.destroy_pool(pool)
+
+
+preparing = threading.RLock()
+"""Held while anything is compiled or made for later calls. A fork waits for it, so that no child finds it held by a
+thread that it does not have."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=preparing.acquire, after_in_parent=preparing.release, after_in_child=preparing.release)
+
 _runtime: Runtime | None = None
-_runtime_lock = threading.Lock()
 
 
 def runtime() -> Runtime:
@@ -116,7 +132,7 @@ def runtime() -> Runtime:
         UnavailableError: cppyy or the C++ headers are missing.
     """
     global _runtime
-    with _runtime_lock:
+    with preparing:
         if _runtime is None:
             _runtime = Runtime()
             atexit.register(_stop_pools)  # runs before cppyy's own, which was registered before
@@ -186,13 +202,13 @@ class Linear:
 
     def __init__(self, layout: PanelLayout, stream: npt.NDArray[np.uint32], pool: Pool) -> None:
         bridge = runtime().bridge
-        numbers = (layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes)
-        numbers += (int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks)
-        numbers += (layout.scales_each, layout.zeros_each)
+        shape = [layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes]
+        shape += [int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks]
+        numbers = np.array([*shape, layout.scales_each, layout.zeros_each], np.int64)
         starts = layout.starts
         self._kept = (stream, starts, pool)
         addresses = stream.ctypes.data, starts.ctypes.data, pool.handle
-        self.handle: int = bridge.create_linear(np.array(numbers, np.int64), *addresses)
+        self.handle: int = bridge.create_linear(numbers, *addresses)
         weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
 
 

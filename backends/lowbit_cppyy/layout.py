@@ -22,6 +22,8 @@ block's panels follow each other. With one block a panel the layout is *column p
 A layout is a value: it says where everything lies, applies itself to a matrix, and can be inverted.
 """
 
+import ctypes
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -301,7 +303,7 @@ def aligned(elements: int) -> Words:
     """Room for so many uint32 elements from an address that is a multiple of `ALIGNMENT`.
 
     Of a huge page where there is room for several: a stream is read from front to back, and with pages of 4 KiB the
-    processor looks up a new one every sixty lines. The system gives them if it may (``madvise``); nothing depends on it.
+    processor looks up a new one every sixty lines. The system gives them if it may (``madvise``).
     """
     size = 4 * elements
     boundary = HUGE_PAGE if size >= 2 * HUGE_PAGE else ALIGNMENT
@@ -314,9 +316,6 @@ def aligned(elements: int) -> Words:
 
 def advise_huge_pages(address: int, size: int) -> None:
     """Ask for huge pages for memory that has not been written yet; silent where the system has none."""
-    import ctypes
-    import mmap
-
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)

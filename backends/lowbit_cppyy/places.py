@@ -51,7 +51,7 @@ class Field:
     @property
     def mask(self) -> int:
         """Ones where the bits lie."""
-        return (2**self.width - 1) << self.position
+        return ((1 << self.width) - 1) << self.position
 
 
 def fields(bits: int, code: int) -> tuple[Field, ...]:

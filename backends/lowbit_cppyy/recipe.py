@@ -89,7 +89,9 @@ class Recipe:
     def name(self) -> str:
         """The middle of a kernel's name; `lowbit_cppyy.kernels` tells the grammar."""
         activations = "bfp16" if self.integer else "f32"
-        scales = {"float32": "s32", "float16": "s16"}[self.scales] + {"minimum": "m", "zero_point": "z"}[self.convention]
+        scales = {"float32": "s32", "float16": "s16"}[self.scales] + {"minimum": "m", "zero_point": "z"}[
+            self.convention
+        ]
         tile = f"{self.rows}x{self.registers}c{self.chains}t{self.turn}"
         return f"{activations}_u{self.bits}_{scales}_{self.method}_{tile}_p{self.panel}a{self.ahead}"
 

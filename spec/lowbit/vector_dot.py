@@ -60,7 +60,7 @@ def permute(table: Reals, index: Ints) -> Reals:
     >>> permute(np.array([10, 11, 12, 13], np.float32), np.array([3, 0, 0, 6], np.uint32))
     array([13., 10., 10., 12.], dtype=float32)
     """
-    return table[index % np.uint32(len(table))]
+    return np.asarray(table[index % np.uint32(len(table))])
 
 
 def as_float(a: Ints) -> Reals:
@@ -93,7 +93,7 @@ def dot4_pairs(a: Ints, b: Ints) -> Ints:
     """
     products = _bytes(a, np.uint8) * _bytes(b, np.int8)
     sums = products.reshape(-1, 2, 2).sum(axis=-1)
-    return np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)[:, 0]
+    return np.asarray(np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)[:, 0])
 
 
 def add_pairs(a: Ints, b: Ints) -> Ints:

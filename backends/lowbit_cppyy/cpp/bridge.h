@@ -1,4 +1,7 @@
 // What Python calls: plain functions over addresses, because these are the cheapest to call through cppyy.
+//
+// cppyy compiles a function's wrapper in its first call. So each of those that let go of the GIL does nothing where
+// there are no rows, whatever the addresses, for a first call that another thread's fork cannot fall into.
 #pragma once
 
 #include "linear.h"
@@ -56,16 +59,19 @@ inline std::uintptr_t create_route(std::uintptr_t kernel, const std::int64_t* nu
 inline void destroy_route(std::uintptr_t route) { delete at<OwnRoute>(route); }
 
 inline int multiply(std::uintptr_t linear, std::uintptr_t route, const float* x, float* out, std::int64_t rows) {
+  if (rows == 0) return OK;
   return lowbit::multiply(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
 }
 
 inline int multiply_cast(std::uintptr_t linear, std::uintptr_t route, const float* x, float* out, std::int64_t rows) {
+  if (rows == 0) return OK;
   return lowbit::multiply_cast(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
 }
 
 // Mantissas come as unsigned bytes because cppyy takes no array of signed ones.
 inline int multiply_blocks(std::uintptr_t linear, std::uintptr_t route, const std::uint8_t* mantissas,
                            const std::int16_t* exponents, float* out, std::int64_t rows) {
+  if (rows == 0) return OK;
   return lowbit::multiply_blocks(*at<Linear>(linear), at<OwnRoute>(route)->route,
                                  reinterpret_cast<const std::int8_t*>(mantissas), exponents, out, rows);
 }
