@@ -270,6 +270,14 @@ class WatchedLinear:
         given = (x, self._matrix)
         return self._watch.ask([key for key in calls if key], given, lambda: self._prepared.qgemm(x, out))
 
+    def guarded_blocks(self, x: Any) -> Any:
+        """As `guarded`."""
+        return self.qgemm_bfp(x)
+
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        key = key_of("linear.qgemm_bfp", x, self._matrix)
+        return self._watch.ask([key] if key else [], (x, self._matrix), lambda: self._prepared.qgemm_bfp(x, out))
+
 
 # **Running a check.**
 
