@@ -69,10 +69,10 @@ class Runtime:
         with as_file(files(__package__) / "cpp") as folder:
             self._define(f'#include "{folder}/bridge.h"')
         bridge = cppyy.gbl.lowbit.bridge
-        _call_once(bridge)
         for call in (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool):
             call.__release_gil__ = True
         bridge.destroy_pool.__release_gil__ = True
+        _call_once(bridge)
         self.multiply: Multiply = bridge.multiply
         self.multiply_cast: Multiply = bridge.multiply_cast
         self.multiply_blocks: MultiplyBlocks = bridge.multiply_blocks
@@ -106,7 +106,7 @@ class Runtime:
 
 
 def _call_once(bridge: Any) -> None:
-    """Have cppyy compile what is called without the GIL: a fork at that moment would leave its lock held for ever."""
+    """Have cppyy compile what is called without the GIL: where a fork meets that, the child finds its lock held."""
     floats, bytes_, shorts = np.zeros(1, np.float32), np.zeros(1, np.uint8), np.zeros(1, np.int16)
     bridge.multiply(0, 0, floats, floats, 0)
     bridge.multiply_cast(0, 0, floats, floats, 0)
