@@ -108,15 +108,18 @@ def test_any_leading_dimensions_and_strides() -> None:
     assert torch.equal(layer(torch.stack([x, x], dim=-1)[..., 1]), whole)
 
 
-def test_the_result_is_written_where_torch_allocated_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend without wishes is given the memory of x and of the result, and nothing is copied."""
-    addresses = []
-    monkeypatch.setattr(
-        torch_backends.Dense, "_qgemm", lambda self, x, out: addresses.append((x.ctypes.data, out.ctypes.data))
-    )
-    x = x_of(3)
-    y = QuantLinear.from_matrix(matrix_of(), backend="torch_backends:Plain")(x)
-    assert addresses == [(x.data_ptr(), y.data_ptr())]
+def test_one_row_is_a_vector_and_the_result_is_written_where_torch_allocated_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A backend without wishes is given the memory of x and of the result; one row goes to qgemv, several to qgemm."""
+    met = []
+    for hook in ("_qgemv", "_qgemm"):
+        note = lambda self, x, out, hook=hook: met.append((hook, x.ctypes.data, out.ctypes.data))  # noqa: E731 - a hook
+        monkeypatch.setattr(torch_backends.Dense, hook, note)
+    layer = QuantLinear.from_matrix(matrix_of(), backend="torch_backends:Plain")
+    for x, hook in ((x_of(3), "_qgemm"), (x_of(1), "_qgemv"), (x_of(), "_qgemv")):
+        y = layer(x)
+        assert met.pop() == (hook, x.data_ptr(), y.data_ptr())
 
 
 def test_a_backend_that_wants_its_arrays_placed_gets_them_so() -> None:
@@ -131,7 +134,10 @@ def test_a_backend_that_wants_its_arrays_placed_gets_them_so() -> None:
 
 @pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
 def test_compiled_in_one_graph_with_a_batch_of_any_size(compiler: str) -> None:
-    """fullgraph allows no break; three batches of different sizes are one compilation and give the same bits."""
+    """fullgraph allows no break; three batches of different sizes are one compilation and give the same bits.
+
+    Inductor compiles C++, which takes seconds the first time.
+    """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = torch.nn.Sequential(layer_of(), torch.nn.ReLU())
@@ -166,6 +172,7 @@ def test_exported_with_a_batch_of_any_size_saved_and_loaded(tmp_path: Any) -> No
         assert torch.equal(loaded(x), layer(x))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # opcheck of torch 2.15 looks at one by itself
 @pytest.mark.parametrize("contract", ["float32", "integer"])
 def test_torch_finds_nothing_wrong_with_the_operators(contract: str) -> None:
     """torch.library.opcheck: schema, registration of autograd, fake against real, and tracing with dynamic shapes."""

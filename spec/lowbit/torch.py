@@ -46,7 +46,7 @@ from lowbit.check import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.packing import BITS, WORD_BITS
 from lowbit.torch_linears import WIDENED, check_sizes, dependence, linears_named, peculiarity
-from lowbit.torch_op import CONTRACTS, engine, forget, matrix_of, torch
+from lowbit.torch_op import CONTRACTS, PRODUCT, engine, forget, matrix_of, torch
 
 LAYOUT = 1
 """Version of what a state dict holds."""
@@ -215,7 +215,7 @@ class QuantLinear(torch.nn.Module):
         if self.cast and given in WIDENED:
             x = x.float()
         weights = (self.words, self.scales, self.zeros, self.bits, self.group_size, self.convention)
-        y = torch.ops.lowbit.qlinear.default(x, *weights, self.backend, self.contract)
+        y = PRODUCT(x, *weights, self.backend, self.contract)
         if self.bias is not None:
             y = y + self.bias
         return y if given == torch.float32 else y.to(given)

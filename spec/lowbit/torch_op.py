@@ -389,3 +389,4 @@ LIBRARY.impl("dequantize", dequantized, "CompositeExplicitAutograd")
 torch.library.register_fake("lowbit::qlinear", fake_qlinear, lib=LIBRARY)
 torch.library.register_fake("lowbit::dequantize", fake_dequantized, lib=LIBRARY)
 torch.library.register_autograd("lowbit::qlinear", gradient, setup_context=note_weights, lib=LIBRARY)
+PRODUCT = torch.ops.lowbit.qlinear.default
