@@ -8,7 +8,8 @@ kills          every defect of the bank against the suite, until the suite finds
 soak           a thousand seeds of every backend and the whole kill matrix: hours; goes on where it was stopped
 adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
-bench          compare the speed of the backends
+bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
+               llama.cpp on a whole model, both in the environment of bench-peers
 docs           build the documentation into docs/_build/html
 types, lint    mypy --strict; ruff
 =============  ===========================================================================================
@@ -19,7 +20,9 @@ installed again until pyproject.toml or a source file changes.
 
 import argparse
 import hashlib
+import json
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -38,6 +41,12 @@ nox.options.error_on_missing_interpreters = True
 HERE = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
 SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance"]
+PEERS = {
+    "ONNX Runtime": ("onnx", "onnxruntime"),
+    "llama.cpp": ("llama-cpp-python",),
+    "PyTorch": ("torch",),
+    "OpenVINO": ("openvino",),
+}
 TYPED = ["spec", "backends", "conformance", "bench", "docs/_ext"]
 
 
@@ -122,7 +131,13 @@ def torch(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Compare the speed of the backends, as a table and a picture in bench/results; arguments go to pytest."""
+    """Compare the speed of the backends, as a table and a picture in bench/results; arguments go to pytest.
+
+    With ``--peers`` or ``--decode`` other projects take part, and the session bench-peers does it.
+    """
+    if {"--peers", "--decode"} & set(session.posargs):
+        session.notify("bench-peers", session.posargs)
+        return
     install(session, extras=["cppyy", "conformance", "bench"])
     results = HERE / "bench/results"
     results.mkdir(exist_ok=True)
@@ -131,6 +146,18 @@ def bench(session: nox.Session) -> None:
         "pytest", "bench", f"--benchmark-json={figures}", "--benchmark-columns=median,iqr,rounds", *session.posargs
     )
     session.run("python", "bench/report.py", str(figures), str(results / "bench.svg"))
+
+
+@nox.session(name="bench-peers")
+def bench_peers(session: nox.Session) -> None:
+    """Compare with the kernels of other projects, in an environment that holds them all; run it as ``bench``.
+
+    A project that cannot be installed is listed as absent with the reason, and the others are measured.
+    """
+    install(session, extras=["cppyy", "conformance", "bench"])
+    absent = json.dumps(install_peers(session))
+    program = "bench/decode.py" if "--decode" in session.posargs else "bench/compare.py"
+    session.run("python", program, "--not-installed", absent, *session.posargs)
 
 
 @nox.session
@@ -190,6 +217,23 @@ def install(
             session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
             session.install("--no-deps", "--force-reinstall", *map(str, Path(folder).glob("*.whl")))
         mark(session, "wheel", sources)
+
+
+def install_peers(session: nox.Session) -> dict[str, str]:
+    """Install the extra ``peers`` one project at a time; those that fail, each with what pip said last."""
+    extras, failed = PROJECT["project"]["optional-dependencies"], dict[str, str]()
+    for project, packages in PEERS.items():
+        wanted = [line for line in (*extras["adapters"], *extras["peers"]) if re.split(r"[<>=]", line)[0] in packages]
+        if marked(session, project, digest(line.encode() for line in wanted)):
+            continue
+        answer = session.run("python", "-m", "pip", "install", *wanted, silent=True, success_codes=range(256))
+        check = session.run("python", "-m", "pip", "show", *packages, silent=True, success_codes=range(256))
+        if check and all(f"Name: {name}" in check.replace("_", "-") for name in packages):
+            mark(session, project, digest(line.encode() for line in wanted))
+            continue
+        failed[project] = ([line for line in str(answer).splitlines() if line.strip()] or ["pip failed"])[-1][:300]
+        session.warn(f"{project} could not be installed: {failed[project]}")
+    return failed
 
 
 def cppyy_wheels(session: nox.Session) -> list[str]:

@@ -24,6 +24,7 @@ from select import select
 from typing import IO, Any
 
 from contests import BATCHES, QUICK_ROTATION, ROTATION, Contest, contests
+from goals import goals
 from machine import described, description
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -64,6 +65,7 @@ class Run:
             },
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
             "conformance": self.verdicts,
+            "goals": [asdict(goal) for goal in goals(self.problems)],
             "problems": self.problems,
             "failures": [f"{id or 'a process'}: {reason}" for id, reason in self.failed.items()],
         }

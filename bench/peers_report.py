@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from accuracy import CLASSES
 from contests import HEADLINE
-from goals import goals
 from matplotlib.axes import Axes
 from rich.console import Console
 from rich.markup import escape
@@ -90,7 +88,7 @@ def show_problem(problem: Problem, console: Console) -> None:
 
 def show_goals(report: dict[str, Any], console: Console) -> None:
     """Each goal at its place; of those that are met everywhere only how many places there are."""
-    judged = [asdict(goal) for goal in goals(report["problems"])]
+    judged = report["goals"]
     table = Table("goal", "where", "by", "value", "", box=None, pad_edge=False, title="Goals", title_justify="left")
     for goal in judged:
         style = "green" if goal["met"] else "red"

@@ -27,6 +27,7 @@ from quiet import Watch
 from lowbit.affine import Floats
 
 Say = Callable[..., None]
+SLOW = 1.0  # seconds; thirty pairs of a slower product would take as long as everything else
 SUSPECT = 4  # rows of activations whose error is looked at; those of more rows are alike
 
 
@@ -56,9 +57,30 @@ def hold(contest: Contest, given: dict[str, Any], reader: MemoryReader, say: Say
     entries = [entry for entry in contest.entries() if wanted(entry, given["peers"])]
     missing: dict[str, str] = {}
     with built(contest, entries, given, missing, say) as present:
+        known: list[dict[str, Any]] = []
         for batch in contest.batches:
             if f"{contest.id} {batch}" not in given["done"]:
-                say("problem", **problem(contest, batch, present, missing, given, reader, say))
+                slow = too_slow(known, batch)
+                able = [(entry, contestant) for entry, contestant in present if entry.id not in slow]
+                known.append(problem(contest, batch, able, missing | slow, given, reader, say))
+                say("problem", **known[-1])
+
+
+def too_slow(known: Sequence[dict[str, Any]], batch: int) -> dict[str, str]:
+    """Who would take more than a second for one product, by what smaller batches took; and that reason.
+
+    >>> too_slow([{"batch": 4, "contestants": [{"id": "a", "ms": [300, 0, 0]}, {"id": "b", "ms": [1, 0, 0]}]}], 16)
+    {'a': 'a product would take about 1.2 s, as one of 4 rows takes 300 ms'}
+    """
+    found = {}
+    for problem in known:
+        for row in problem["contestants"]:
+            seconds = row["ms"][0] / 1e3 * batch / problem["batch"]
+            if seconds > SLOW:
+                rows = "one row" if problem["batch"] == 1 else f"{problem['batch']} rows"
+                taken = f"as one of {rows} takes {row['ms'][0]:.0f} ms"
+                found[row["id"]] = f"a product would take about {seconds:.1f} s, {taken}"
+    return found
 
 
 def wanted(entry: Entry, parts: list[str]) -> bool:

@@ -86,6 +86,7 @@ class OpenVinoContestant(Contestant):
 
         for request in self._requests:
             request.set_input_tensor(ov.Tensor(x, shared_memory=True))
+            request.infer()  # the first one with a new shape makes kernels and lays out weights
         self._x, self._rotation = x, Rotation(self._requests)
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
 from lowbit_docs.adapters import AdapterReport
+from lowbit_docs.benchmarks import Benchmarks
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
 from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.operations import Operations
@@ -25,6 +26,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("traceability", Traceability)
     app.add_directive("kill-matrix", KillMatrix)
     app.add_directive("soak", Soak)
+    app.add_directive("benchmarks", Benchmarks)
     app.add_directive("errata", Errata)
     app.add_directive("adapter-report", AdapterReport)
     app.add_directive("data-table", Data)
