@@ -34,7 +34,7 @@ is read for the last time, as processors allow.
 Source: QIGen §3, equation 4 (what it counts by formula); errata Q8.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -160,7 +160,7 @@ class Program:
                 yield step
 
 
-def live_registers(program: Program) -> int:
+def live_registers(program: Program, without: Collection[str] = ()) -> int:
     """The most registers that are live at once, at any point of the program.
 
     >>> product = Program(8, (
@@ -172,23 +172,27 @@ def live_registers(program: Program) -> int:
     >>> live_registers(product)
     2
 
+    Args:
+        program: any.
+        without: registers that are not counted, such as constants where a processor takes them from memory.
+
     Source: errata Q8.
     """
-    return _before(program.body, frozenset())[1]
+    return _before(program.body, frozenset(), frozenset(without))[1]
 
 
-def _before(steps: tuple[Step, ...], live: frozenset[str]) -> tuple[frozenset[str], int]:
+def _before(steps: tuple[Step, ...], live: frozenset[str], without: frozenset[str]) -> tuple[frozenset[str], int]:
     """What is live before these steps when `live` is live after them, and the most that is live on the way."""
-    most = len(live)
+    most = len(live - without)
     for step in reversed(steps):
         if isinstance(step, Instruction):
             after = live | {step.target} if step.target else live
             live = (live - {step.target}) | frozenset(step.reads())
-            most = max(most, len(after), len(live))
+            most = max(most, len(after - without), len(live - without))
         elif isinstance(step, Loop):
-            following, inside = _before(step.body, live)
+            following, inside = _before(step.body, live, without)
             while not following <= live:  # the body is followed by itself too
                 live |= following
-                following, inside = _before(step.body, live)
+                following, inside = _before(step.body, live, without)
             most = max(most, inside)
     return live, most
