@@ -59,6 +59,12 @@ def test_the_line_protocol_example_passes_the_suite() -> None:
     conform("--command", f"'{sys.executable}' -I -S '{EXAMPLES / 'command/mine.py'}'", "--quick")
 
 
+def test_blocks_cross_the_border() -> None:
+    """A program gets blocks of integers with their matrix, and passes a few cases of each clause of their product."""
+    program = SOURCES / "blocks.py"
+    conform("--command", f"'{sys.executable}' '{program}'", "--quick", declared=("linear.qgemm_bfp",))
+
+
 def test_the_c_example_keeps_to_its_memory(tmp_path: Path) -> None:
     """Under the address and undefined-behaviour sanitizers, on arrays of exactly their size, and without a leak."""
     program, sanitizers = tmp_path / "driver", "-fsanitize=address,undefined"

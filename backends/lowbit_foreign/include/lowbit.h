@@ -161,9 +161,9 @@ LOWBIT_EXPORT int32_t lowbit_run(lowbit_call *call);
 /* ---- For weights that are laid out anew before they are used. ---- */
 
 /*
- * Makes the argument `matrix` ready. lowbit_run is then called for linear.qgemv and linear.qgemm with this handle and
- * with `x` alone. A library that exports no lowbit_prepare gets `x` and `matrix` in each call. It may ask for the
- * result "nbytes", an integer: the bytes of weights that one product reads.
+ * Makes the argument `matrix` ready. lowbit_run is then called for linear.qgemv, linear.qgemm and linear.qgemm_bfp with
+ * this handle and with `x` alone. A library that exports no lowbit_prepare gets `x` and `matrix` in each call. It may
+ * ask for the result "nbytes", an integer: the bytes of weights that one product reads.
  */
 LOWBIT_EXPORT int32_t lowbit_prepare(lowbit_call *call, void **handle);
 LOWBIT_EXPORT void lowbit_release(void *handle);
