@@ -23,8 +23,8 @@ constexpr std::int64_t max_rows = 16;         // of Route::rows
 constexpr std::int64_t max_panel = 128;       // of Linear::panel
 constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together: bounds the memory that a call takes
 constexpr std::int64_t chunk_work = 1 << 16;  // multiply-adds that are worth a chunk of their own
-constexpr std::int64_t wake_work = 1 << 19;   // and worth waking threads that sleep
-constexpr std::int64_t chunks_per_thread = 4;
+constexpr std::int64_t wake_work = 1 << 21;   // and worth waking threads that sleep; measured, less is slower for it
+constexpr std::int64_t chunks_per_thread = 16;
 
 // What the threads share during one call.
 struct Job {
