@@ -80,8 +80,12 @@ inline void lay_head(const Route& route, float* to) {
 // zeros for rows that do not exist.
 inline void lay_values(const Groups& shape, const Route& route, const float* x, std::int64_t count, float* to) {
   const std::int64_t block = route.rows;
+  float* const begin = to;
   for (std::int64_t g = 0; g < shape.groups; ++g) {
-    if (g % shape.block_groups == 0) lay_head(route, to), to += route.head;
+    if (g % shape.block_groups == 0) {
+      to = begin + route.x_starts[g / shape.block_groups] * block;
+      lay_head(route, to), to += route.head;
+    }
     const std::int64_t start = g * shape.group_size, held = shape.held(g);
     const std::int64_t codes = shape.units(g) * shape.unit_codes;
     for (std::int64_t r = 0; r < block; ++r) {
