@@ -52,24 +52,29 @@ def check_array(
     `None` in `shape` stands for any size of at least 1: an operation on nothing is a mistake of the caller's.
     A read-only array is welcome unless `writeable` is asked for.
     """
-    expected = np.dtype(dtype)
-    sizes = " x ".join("any" if size is None else str(size) for size in shape)
     if type(array) not in (np.ndarray, np.memmap):  # a matrix or a masked array computes otherwise
-        raise ArgumentError(argument, f"a {type(array).__name__}", f"a numpy array of {expected}, {sizes}")
+        allowed = f"a numpy array of {np.dtype(dtype)}, {_spoken_shape(shape)}"
+        raise ArgumentError(argument, f"a {type(array).__name__}", allowed)
     assert isinstance(array, np.ndarray)
-    if array.dtype != expected:
-        raise ArgumentError(f"dtype of {argument}", array.dtype, str(expected))
+    if array.dtype != dtype:
+        raise ArgumentError(f"dtype of {argument}", array.dtype, str(np.dtype(dtype)))
     if array.ndim != len(shape):
-        raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {sizes}")
+        raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {_spoken_shape(shape)}")
     for given, wanted in zip(array.shape, shape, strict=True):
         if given < 1 or (wanted is not None and given != wanted):
-            raise ArgumentError(f"shape of {argument}", array.shape, f"{sizes}, each at least 1")
-    if not array.flags.c_contiguous:
+            raise ArgumentError(f"shape of {argument}", array.shape, f"{_spoken_shape(shape)}, each at least 1")
+    flags = array.flags
+    if not flags.c_contiguous:
         raise ArgumentError(argument, "not contiguous", "a C-contiguous array (numpy.ascontiguousarray)")
-    if not array.flags.aligned:
+    if not flags.aligned:
         raise ArgumentError(argument, "not aligned to its dtype", "an aligned array (numpy.require)")
-    if writeable and not array.flags.writeable:
+    if writeable and not flags.writeable:
         raise ArgumentError(argument, "read-only", "a writeable array")
+
+
+def _spoken_shape(shape: Sequence[int | None]) -> str:
+    """A shape in words; only made where something is refused, because every product checks its arrays."""
+    return " x ".join("any" if size is None else str(size) for size in shape)
 
 
 def check_finite(argument: str, array: npt.NDArray[Any]) -> None:
