@@ -69,6 +69,12 @@ AVX2 = InstructionSet(
         "fmadd": "return _mm256_fmadd_ps(a, b, c);",
         "add": "return _mm256_add_ps(a, b);",
         "multiply": "return _mm256_mul_ps(a, b);",
+        "divide": "return _mm256_div_ps(a, b);",
+        "maximum": "return _mm256_max_ps(a, b);",
+        "minimum": "return _mm256_min_ps(a, b);",
+        # Neighbours are added within halves of a register; the middle two pairs then change places.
+        "add_neighbours": "const __m256d pairs = _mm256_castps_pd(_mm256_hadd_ps(a, b)); "
+        "return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xD8));",
         "permute": "return _mm256_permutevar8x32_ps(a, b);",
         "srli": "return _mm256_srli_epi32(a, i);",
         "slli": "return _mm256_slli_epi32(a, i);",
@@ -76,6 +82,8 @@ AVX2 = InstructionSet(
         "or": "return _mm256_or_si256(a, b);",
         "and_or": "return _mm256_or_si256(_mm256_and_si256(a, b), c);",
         "add_int": "return _mm256_add_epi32(a, b);",
+        "subtract_int": "return _mm256_sub_epi32(a, b);",
+        "add_neighbours_int": "return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);",
         # Even bytes and odd bytes apart, as 16-bit numbers, so that nothing saturates.
         "dot4": "const vint even = _mm256_madd_epi16(_mm256_and_si256(b, _mm256_set1_epi16(255)), "
         "_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8)); "
@@ -84,12 +92,17 @@ AVX2 = InstructionSet(
         "dot4_pairs": "return _mm256_maddubs_epi16(a, b);",
         "add_pairs": "return _mm256_add_epi16(a, b);",
         "dot2": "return _mm256_add_epi32(a, _mm256_madd_epi16(b, c));",
+        "as_int": "return _mm256_castps_si256(a);",
         "as_float": "return _mm256_castsi256_ps(a);",
         "cvt_int_float": "return _mm256_cvtepi32_ps(a);",
         "cvt_signed_float": "return _mm256_cvtepi32_ps(a);",
         "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
     },
 )
+
+_EVEN = "_mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0)"
+_ODD = "_mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1)"
+"""Lanes of two registers one behind the other."""
 
 AVX512 = InstructionSet(
     name="avx512",
@@ -112,6 +125,11 @@ AVX512 = InstructionSet(
         "fmadd": "return _mm512_fmadd_ps(a, b, c);",
         "add": "return _mm512_add_ps(a, b);",
         "multiply": "return _mm512_mul_ps(a, b);",
+        "divide": "return _mm512_div_ps(a, b);",
+        "maximum": "return _mm512_max_ps(a, b);",
+        "minimum": "return _mm512_min_ps(a, b);",
+        "add_neighbours": f"return _mm512_add_ps(_mm512_permutex2var_ps(a, {_EVEN}, b), "
+        f"_mm512_permutex2var_ps(a, {_ODD}, b));",
         "permute": "return _mm512_permutexvar_ps(b, a);",
         "srli": "return _mm512_srli_epi32(a, static_cast<unsigned>(i));",
         "slli": "return _mm512_slli_epi32(a, static_cast<unsigned>(i));",
@@ -119,6 +137,9 @@ AVX512 = InstructionSet(
         "or": "return _mm512_or_si512(a, b);",
         "and_or": "return _mm512_ternarylogic_epi32(a, b, c, 0xEA);",
         "add_int": "return _mm512_add_epi32(a, b);",
+        "subtract_int": "return _mm512_sub_epi32(a, b);",
+        "add_neighbours_int": f"return _mm512_add_epi32(_mm512_permutex2var_epi32(a, {_EVEN}, b), "
+        f"_mm512_permutex2var_epi32(a, {_ODD}, b));",
         "dot4": "const vint even = _mm512_madd_epi16(_mm512_and_si512(b, _mm512_set1_epi16(255)), "
         "_mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8)); "
         "const vint odd = _mm512_madd_epi16(_mm512_srli_epi16(b, 8), _mm512_srai_epi16(c, 8)); "
@@ -126,6 +147,7 @@ AVX512 = InstructionSet(
         "dot4_pairs": "return _mm512_maddubs_epi16(a, b);",
         "add_pairs": "return _mm512_add_epi16(a, b);",
         "dot2": "return _mm512_add_epi32(a, _mm512_madd_epi16(b, c));",
+        "as_int": "return _mm512_castps_si512(a);",
         "as_float": "return _mm512_castsi512_ps(a);",
         "cvt_int_float": "return _mm512_cvtepi32_ps(a);",
         "cvt_signed_float": "return _mm512_cvtepi32_ps(a);",

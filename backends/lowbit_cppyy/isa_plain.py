@@ -23,6 +23,9 @@ def _byte_products(a: str, b: str, numbers: tuple[int, ...]) -> str:
     return " + ".join(f"({a} >> {8 * n} & 255u) * {_SIGNED_BYTE.format(b, 24 - 8 * n)}" for n in numbers)
 
 
+_EVEN, _ODD = "0, 2, 4, 6, 8, 10, 12, 14", "1, 3, 5, 7, 9, 11, 13, 15"
+_NEIGHBOURS = f"__builtin_shufflevector(a, b, {_EVEN}) + __builtin_shufflevector(a, b, {_ODD})"
+
 PLAIN_WORDS = {
     "load_int": "vint d; std::memcpy(&d, a, sizeof d); return d;",
     "load_float": "vfloat d; std::memcpy(&d, a, sizeof d); return d;",
@@ -40,6 +43,10 @@ PLAIN_WORDS = {
     "fmadd": "LOWBIT_ROUND_TWICE return a * b + c;",
     "add": "return a + b;",
     "multiply": "return a * b;",
+    "divide": "return a / b;",
+    "maximum": "return a > b ? a : b;",
+    "minimum": "return a < b ? a : b;",
+    "add_neighbours": f"return {_NEIGHBOURS};",
     "permute": "vfloat d; for (int n = 0; n < 8; ++n) d[n] = a[b[n] & 7u]; return d;",
     "srli": "return a >> i;",
     "slli": "return a << i;",
@@ -47,6 +54,8 @@ PLAIN_WORDS = {
     "or": "return a | b;",
     "and_or": "return (a & b) | c;",
     "add_int": "return a + b;",
+    "subtract_int": "return a - b;",
+    "add_neighbours_int": f"return {_NEIGHBOURS};",
     "dot4": f"return a + {_byte_products('b', 'c', (0, 1, 2, 3))};",
     "dot4_pairs": f"vsigned low = (vsigned)({_byte_products('a', 'b', (0, 1))}); "
     f"vsigned high = (vsigned)({_byte_products('a', 'b', (2, 3))}); "
@@ -56,6 +65,7 @@ PLAIN_WORDS = {
     "add_pairs": "return (vint)((vpairs)a + (vpairs)b);",
     "dot2": f"return a + {_SIGNED_HALF.format('b', 16)} * {_SIGNED_HALF.format('c', 16)}"
     " + (vint)((vsigned)b >> 16) * (vint)((vsigned)c >> 16);",
+    "as_int": "return (vint)a;",
     "as_float": "return (vfloat)a;",
     "cvt_int_float": "return __builtin_convertvector((vsigned)a, vfloat);",
     "cvt_signed_float": "return __builtin_convertvector((vsigned)a, vfloat);",

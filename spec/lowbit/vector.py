@@ -22,7 +22,8 @@ cvt_int_float(a)      `cvt_int_float`              the integer as float32
 The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
 words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
 `add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch``, which changes no value; and those of the
-chapter `vector_dot`, for several small numbers in a lane and for tables.
+chapters `vector_dot`, for several small numbers in a lane and for tables, and `vector_more`, for what stands between
+two linear layers.
 
 Source: QIGen §2, table 1; errata Q5.
 """
@@ -47,6 +48,7 @@ from lowbit.vector_dot import (
     load_half,
     permute,
 )
+from lowbit.vector_more import add_neighbours, add_neighbours_int, as_int, divide, maximum, minimum, subtract_int
 
 Ints = npt.NDArray[np.uint32]
 Reals = npt.NDArray[np.float32]
@@ -250,6 +252,12 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "fmadd": Word("float", ("float", "float", "float"), "a * b + c", fmadd),
         "add": Word("float", ("float", "float"), "a + b", add),
         "multiply": Word("float", ("float", "float"), "a * b", multiply),
+        "divide": Word("float", ("float", "float"), "a / b", divide),
+        "maximum": Word("float", ("float", "float"), "a where it is greater, else b", maximum),
+        "minimum": Word("float", ("float", "float"), "a where it is less, else b", minimum),
+        "add_neighbours": Word(
+            "float", ("float", "float"), "sums of neighbouring lanes, of a and then b", add_neighbours
+        ),
         "permute": Word("float", ("float", "int"), "element b mod L of the table a", permute),
         "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", srli),
         "slli": Word("int", ("int", "count"), "a << i, zeros moved in", slli),
@@ -257,10 +265,13 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "or": Word("int", ("int", "int"), "bitwise or", bitwise_or),
         "and_or": Word("int", ("int", "int", "int"), "a & b | c", and_or),
         "add_int": Word("int", ("int", "int"), "a + b", add_int),
+        "subtract_int": Word("int", ("int", "int"), "a - b", subtract_int),
+        "add_neighbours_int": Word("int", ("int", "int"), "the same of integers", add_neighbours_int),
         "dot4": Word("int", ("int", "int", "int"), "a + four products of bytes of b, unsigned, and c, signed", dot4),
         "dot4_pairs": Word("int", ("int", "int"), "pairs of products of bytes, saturated to 16 bits", dot4_pairs),
         "add_pairs": Word("int", ("int", "int"), "a + b in halves of 16 bits", add_pairs),
         "dot2": Word("int", ("int", "int", "int"), "a + two products of 16-bit numbers of b and c", dot2),
+        "as_int": Word("int", ("float",), "the same bits", as_int),
         "as_float": Word("float", ("int",), "the same bits", as_float),
         "cvt_int_float": Word("float", ("int",), "the integer, below 2**31, as float32", cvt_int_float),
         "cvt_signed_float": Word("float", ("int",), "the signed integer as float32", cvt_signed_float),

@@ -1,0 +1,83 @@
+r"""Vector registers, continued: what the steps between two linear layers want.
+
+A decode step is more than products with weights. Between them stand norms, exponentials, shares that sum to 1, and
+dot products whose sum runs *along* a register and not across many of them. Seven words more say all of that; the
+chapter `vector` puts them into the vocabulary.
+
+===================== =====================================================================
+word                  meaning
+===================== =====================================================================
+`divide`              :math:`a / b`
+`maximum`             :math:`a` where it is greater, else :math:`b`
+`minimum`             :math:`a` where it is less, else :math:`b`
+`as_int`              the 32 bits of a float taken as an integer
+`subtract_int`        :math:`a - b`
+`add_neighbours`      the sums of neighbouring lanes, those of a and then those of b
+`add_neighbours_int`  the same of integers
+===================== =====================================================================
+
+**Not a number.** `maximum` and `minimum` compare as processors do: a comparison with NaN is false, so that the second
+operand is taken. Which operand comes second is therefore a choice that a program makes.
+
+**Sums along a register.** Let :math:`L` registers hold :math:`L` numbers each whose sums are wanted. `add_neighbours`
+of the first and the second is a register with both of them half as long, and so on: after :math:`\log_2 L` levels,
+:math:`L - 1` words in all, one register holds the :math:`L` sums in order. That is as many additions as there are
+registers, where summing one register alone takes :math:`\log_2 L` of them and leaves a register with one sum in it.
+
+Source: lowbit's own; the instructions are those of x86 (DIVPS, MAXPS, MINPS, PSUBD, HADDPS, VPERMT2PS).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.uint32]
+Reals = npt.NDArray[np.float32]
+
+
+def divide(a: Reals, b: Reals) -> Reals:
+    """``a / b`` rounded to float32."""
+    return np.asarray(a / b)
+
+
+def maximum(a: Reals, b: Reals) -> Reals:
+    """``a`` where it is greater than ``b``, else ``b``, also where one of them is not a number.
+
+    >>> maximum(np.array([1, 5, np.nan], np.float32), np.array([2, 4, 6], np.float32))
+    array([2., 5., 6.], dtype=float32)
+    """
+    return np.where(a > b, a, b)
+
+
+def minimum(a: Reals, b: Reals) -> Reals:
+    """``a`` where it is less than ``b``, else ``b``, also where one of them is not a number."""
+    return np.where(a < b, a, b)
+
+
+def as_int(a: Reals) -> Ints:
+    """The bits of each lane, taken as an integer.
+
+    >>> as_int(np.array([1.0, -0.0], np.float32)).tolist()
+    [1065353216, 2147483648]
+    """
+    return a.view(np.uint32).copy()
+
+
+def subtract_int(a: Ints, b: Ints) -> Ints:
+    """The difference of two integers; wraps at 32 bits."""
+    return np.asarray(a - b)
+
+
+def add_neighbours(a: Reals, b: Reals) -> Reals:
+    """The sums of lanes 0 and 1, 2 and 3, … of `a`, and behind them those of `b`; their number is even.
+
+    >>> add_neighbours(np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32))
+    array([ 3.,  7., 30., 70.], dtype=float32)
+    """
+    both = np.concatenate([a, b])
+    return np.asarray(both[::2] + both[1::2])
+
+
+def add_neighbours_int(a: Ints, b: Ints) -> Ints:
+    """The same of integers; each sum wraps at 32 bits."""
+    both = np.concatenate([a, b])
+    return np.asarray(both[::2] + both[1::2])
