@@ -24,7 +24,7 @@ CHANGES = {
     "leaves silently": ("fetch_sub(1, std::memory_order_acq_rel)", "fetch_sub(1, std::memory_order_relaxed)"),
     "enters when it is too late": ("while (state & is_open)", "for (;;)"),
     "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
-    "watches for 300 µs": ("worker_patience{5}", "worker_patience{300}"),
+    "watches for 300 µs": ("worker_patience{10}", "worker_patience{300}"),
 }
 Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
 

@@ -78,8 +78,8 @@ class Pool {
 
   // Covers 0 .. count in chunks of `grain`. Several threads may call this at once, and a body may: the first has the
   // workers, the others compute alone. Workers that watch for work always take part. Those that sleep are woken where
-  // the caller says that this call alone is worth it, because waking them takes time before it saves any; and once
-  // for every row of calls close enough together for the workers to stay awake from one to the next.
+  // the caller says that this call alone is worth it, because waking them takes time before it saves any; and now and
+  // then in a row of calls close enough together for the workers to stay awake from one to the next.
   Status run(std::int64_t count, std::int64_t grain, bool wake, Body body, const void* context) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
@@ -92,7 +92,7 @@ class Pool {
     job_ = {body, context, count, grain_for(count, grain), processor()};
     const auto now = std::chrono::steady_clock::now();
     in_a_row_ = now - ended_ < worker_patience ? in_a_row_ + 1 : 0;
-    open(wake || in_a_row_ == 2);
+    open(wake || in_a_row_ % 16 == 2);
     take_chunks(0);
     close();
     ended_ = std::chrono::steady_clock::now();
@@ -119,9 +119,9 @@ class Pool {
 
  private:
   // How long a worker watches for the next call before it sleeps: a little longer than Python takes from one call to
-  // the next (4 µs where measured). Where it sleeps, waking it costs the caller 5 to 15 µs, and it comes after 20 to
-  // 45 µs (virtual machine, 2 processors).
-  static constexpr std::chrono::microseconds worker_patience{5};
+  // the next (5 to 7 µs; nine in ten less than 9). Where it sleeps, waking it costs the caller 5 to 15 µs, and it comes
+  // after 20 to 45 µs (virtual machine, 2 processors).
+  static constexpr std::chrono::microseconds worker_patience{10};
   // How long the caller, whose own chunks are done, watches workers that still compute one: about what sleeping and
   // being woken would cost, so it loses at most as much again.
   static constexpr std::chrono::microseconds caller_patience{20};
