@@ -89,12 +89,17 @@ class Pool {
       body(context, 0, count);
       return OK;
     }
-    job_ = {body, context, count, grain_for(count, grain), processor()};
     const auto now = std::chrono::steady_clock::now();
     in_a_row_ = now - ended_ < worker_patience ? in_a_row_ + 1 : 0;
-    open(wake || in_a_row_ % 16 == 2);
-    take_chunks(0);
-    close();
+    wake = wake || in_a_row_ % 16 == 2;
+    if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
+      body(context, 0, count);  // nobody will come, so there is nothing to cut up
+    } else {
+      job_ = {body, context, count, grain_for(count, grain), processor()};
+      open(wake);
+      take_chunks(0);
+      close();
+    }
     ended_ = std::chrono::steady_clock::now();
     busy_.store(false, std::memory_order_release);
     return OK;
