@@ -1,6 +1,7 @@
 """``lowbit generate``, ``logits`` and ``perplexity`` on a tiny model: answers, their JSON, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,15 @@ from tiny_gguf import CONFIG, write
 from typer.testing import CliRunner, Result
 
 from lowbit import data
-from lowbit.backend import load
+from lowbit.backend import Capabilities, load
 from lowbit.cli import app
 from lowbit.cli.loading import load_model
 from lowbit.decoder import generate, next_logits
-from lowbit.engine import build
-from lowbit.errors import ArgumentError, FormatError, LowbitError
+from lowbit.engine import backend_linear, build
+from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
 from lowbit.perplexity import perplexity
 from lowbit.weights import requantize
+from lowbit_numpy import NumpyBackend
 
 TEXT = "hello hello\r\nhall 12 of the hill, he said; hello.\r\n" * 3
 
@@ -77,6 +79,36 @@ def test_generate_on_another_backend_requantized(model: Path) -> None:
     assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
     assert found["requantized"] == {"bits": 2, "group_size": 32, "convention": "minimum"}
     assert found["backend"] == "reference"
+
+
+def test_generate_by_the_integer_contract(model: Path) -> None:
+    """`--contract` casts the activations of linear layers, says so, and refuses what a backend does not declare."""
+    found = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 3, "--contract", "integer")
+    loaded = load_model(model)
+    decoder, linears = build(loaded.weights, load("numpy"), contract="integer")
+    assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
+    assert (found["contract"], linears.contract) == ("integer", "integer")
+    plain, _ = build(loaded.weights, load("numpy"))
+    ids = found["prompt_tokens"]
+    assert (next_logits(decoder, ids) != next_logits(plain, ids)).any()
+    assert "integer contract" in run("generate", "--model", model, "--prompt", "h", "--contract", "integer").stderr
+    wrong = run("generate", "--model", model, "--prompt", "hello", "--contract", "int8").exception
+    assert isinstance(wrong, ArgumentError) and "allowed: float32 or integer" in str(wrong)
+
+
+def test_the_integer_contract_is_never_another_one_in_silence() -> None:
+    """A backend that does not declare it is refused when the model is put on it."""
+
+    class WithoutIntegers(NumpyBackend):
+        name = "without"
+
+        def capabilities(self) -> Capabilities:
+            claimed = super().capabilities()
+            kept = {name: what for name, what in claimed.operations.items() if name != "linear.qgemm_bfp"}
+            return replace(claimed, operations=kept)
+
+    with pytest.raises(NotDeclaredError, match=r"linear\.qgemm_bfp"):
+        backend_linear(WithoutIntegers(), "integer")
 
 
 def test_generate_ends_where_the_model_ends(model: Path) -> None:

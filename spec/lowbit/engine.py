@@ -4,32 +4,54 @@ A backend that does not declare 8 bits cannot multiply by an 8-bit head. Answeri
 would make its numbers mean something else, so nothing is silent here: such a matrix is dequantised exactly, numpy
 multiplies by it in float32, and `BackendLinears.float_matrices` says how many matrices went that way and why.
 
+**The contract** is the caller's choice too: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
+`linear.qgemm_bfp` of activations that are cast to Block Floating Point first (the chapter `integer` says what that
+loses).
+
 Source: lowbit's own.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from lowbit.backend import Backend
 from lowbit.blocks import Linear, plain_linear
+from lowbit.check import check_choice
 from lowbit.decoder import Decoder
 from lowbit.errors import NotDeclaredError
 from lowbit.weights import Floats, LlamaWeights, Matrix, Progress, matrices, to_float
 
+Contract = Literal["float32", "integer"]
+CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
+
 
 class BackendLinears:
-    """Makes linear layers that run on one backend; give it to a `lowbit.decoder.Decoder` as its `linear`."""
+    """Makes linear layers that run on one backend; give it to a `lowbit.decoder.Decoder` as its `linear`.
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    Args:
+        backend: one that is usable.
+        contract: ``float32`` or ``integer``.
+
+    Raises:
+        ArgumentError: another contract.
+        NotDeclaredError: the integer contract of a backend that does not declare `linear.qgemm_bfp`.
+    """
+
+    def __init__(self, backend: Backend, contract: Contract = "float32") -> None:
+        check_choice("contract", contract, CONTRACTS)
+        if contract == "integer" and "linear.qgemm_bfp" not in backend.capabilities().operations:
+            raise NotDeclaredError(backend.name, "linear.qgemm_bfp")
+        self.backend, self.contract = backend, contract
         self._prepared = self._bytes = 0
         self._float: Counter[str] = Counter()
 
     def __call__(self, matrix: Matrix) -> Linear:
-        """The function that multiplies by this matrix: `linear.qgemv` for one token, `linear.qgemm` for more.
+        """The function that multiplies by this matrix: in float32, `linear.qgemv` for one token and `linear.qgemm` for
+        more; in integers, `linear.qgemm_bfp` for any number.
 
         Raises:
             UnavailableError: the backend's own, where preparing fails.
@@ -42,6 +64,9 @@ class BackendLinears:
             return self._plain(to_float(matrix), str(error))
         self._prepared += 1
         self._bytes += prepared.nbytes
+
+        if self.contract == "integer":
+            return prepared.qgemm_cast
 
         def linear(x: Floats) -> Floats:
             return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
@@ -72,7 +97,7 @@ class BackendLinears:
         return plain_linear(matrix)
 
 
-def backend_linear(backend: Backend) -> BackendLinears:
+def backend_linear(backend: Backend, contract: Contract = "float32") -> BackendLinears:
     """The factory of linear layers on this backend.
 
     >>> from lowbit.backend import load
@@ -82,18 +107,24 @@ def backend_linear(backend: Backend) -> BackendLinears:
     >>> factory.prepared, dict(factory.float_matrices)
     (0, {'stored in a format that is not an affine grouping': 1})
     """
-    return BackendLinears(backend)
+    return BackendLinears(backend, contract)
 
 
-def build(weights: LlamaWeights, backend: Backend, progress: Progress | None = None) -> tuple[Decoder, BackendLinears]:
+def build(
+    weights: LlamaWeights, backend: Backend, progress: Progress | None = None, contract: Contract = "float32"
+) -> tuple[Decoder, BackendLinears]:
     """A decoder on a backend, and the account of which matrices the backend took.
 
     Args:
         weights: the model.
         backend: one that is usable, see `lowbit.backend.load`.
         progress: called after each matrix; preparing may lay weights out anew or compile.
+        contract: by which linear layers are multiplied.
+
+    Raises:
+        NotDeclaredError: the integer contract of a backend that does not declare it.
     """
-    factory = backend_linear(backend)
+    factory = backend_linear(backend, contract)
     total, done = sum(1 for _ in matrices(weights)), 0
 
     def linear(matrix: Matrix) -> Linear:

@@ -6,11 +6,11 @@ from typing import Any
 
 from lowbit.affine import Convention
 from lowbit.backend import Backend
-from lowbit.check import check_choice, check_integer
+from lowbit.check import check_choice, check_integer, spoken
 from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.data import fetch
 from lowbit.decoder import Decoder
-from lowbit.engine import BackendLinears, build
+from lowbit.engine import CONTRACTS, BackendLinears, Contract, backend_linear, build
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf import check_architecture, open_gguf, read_llama
 from lowbit.formats.gguf_tokenizer import Tokenizer, read_tokenizer
@@ -85,6 +85,18 @@ def chosen(bits: int | None, group_size: int | None) -> Quantization | None:
     return Quantization(bits, group_size)
 
 
+def contract_of(given: str) -> Contract:
+    """What ``--contract`` asks for.
+
+    Raises:
+        ArgumentError: there is no such contract.
+    """
+    for contract in CONTRACTS:
+        if given == contract:
+            return contract
+    raise ArgumentError("--contract", repr(given), spoken(CONTRACTS))
+
+
 @dataclass(frozen=True, eq=False)
 class Ready:
     """A model on a backend.
@@ -109,6 +121,7 @@ class Ready:
         return {
             "model": self.model.file,
             "backend": self.linears.backend.name,
+            "contract": self.linears.contract,
             "requantized": None if self.quantization is None else vars(self.quantization),
             "weight_bytes": {"blocks": size.blocks, "head": size.head, "read_per_token": self.linears.read_bytes},
             "matrices": {"by_backend": self.linears.prepared, "by_numpy_float32": dict(self.linears.float_matrices)},
@@ -119,21 +132,26 @@ class Ready:
         chosen, size = self.quantization, weight_bytes(self.weights).total
         how = "as stored" if chosen is None else f"re-quantised to {chosen.bits} bits, groups of {chosen.group_size}"
         parts = [f"{self.model.file} {how}, {size / 1e6:.1f} MB"]
-        parts += [f"{self.linears.prepared} matrices on {self.linears.backend.name}"]
+        contract = ", integer contract" if self.linears.contract == "integer" else ""
+        parts += [f"{self.linears.prepared} matrices on {self.linears.backend.name}{contract}"]
         parts += [f"{count} in float32 by numpy: {reason}" for reason, count in self.linears.float_matrices.items()]
         return "; ".join(parts)
 
 
-def on_backend(model: LoadedModel, backend: Backend, quantization: Quantization | None) -> Ready:
+def on_backend(
+    model: LoadedModel, backend: Backend, quantization: Quantization | None, contract: Contract = "float32"
+) -> Ready:
     """Put a model on a backend, re-quantised first if that is asked for.
 
     Raises:
-        LowbitError: weights that cannot be quantised so, or a backend that cannot be prepared.
+        LowbitError: weights that cannot be quantised so, a backend that cannot be prepared, or one that does not
+            declare the contract.
     """
+    backend_linear(backend, contract)  # refuses what is not declared before anything is re-quantised
     weights = model.weights
     if quantization is not None:
         with progress_bar(f"re-quantising to {quantization.bits} bits") as progress:
             weights = requantize(weights, **vars(quantization), progress=progress)
     with progress_bar(f"preparing {backend.name}") as progress:
-        decoder, linears = build(weights, backend, progress)
+        decoder, linears = build(weights, backend, progress, contract)
     return Ready(model, weights, quantization, decoder, linears)

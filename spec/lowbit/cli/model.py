@@ -17,7 +17,7 @@ from rich.text import Text
 from lowbit import backend as registry
 from lowbit.attention import softmax
 from lowbit.check import check_integer, spoken
-from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, file_of, load_model, on_backend
+from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, contract_of, file_of, load_model, on_backend
 from lowbit.cli.progress import progress_bar
 from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.decoder import Step, next_logits
@@ -43,6 +43,13 @@ BitsOption = Annotated[
 GroupOption = Annotated[
     int | None, typer.Option("--group-size", help=f"With --bits: weights a group; without it {DEFAULT_GROUP_SIZE}.")
 ]
+ContractOption = Annotated[
+    str,
+    typer.Option(
+        "--contract",
+        help="float32, or integer: activations of linear layers cast to BFP16, faster and less exact.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -53,6 +60,7 @@ def generate(
     backend: BackendOption = "numpy",
     bits: BitsOption = None,
     group_size: GroupOption = None,
+    contract: ContractOption = "float32",
     as_json: JsonOption = False,
 ) -> None:
     """Continue a prompt: always the likeliest token, until N tokens or the end of the text."""
@@ -62,7 +70,7 @@ def generate(
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = _encoded(tokenizer, prompt)
-        ready = on_backend(loaded, engine, quantization)
+        ready = on_backend(loaded, engine, quantization, contract_of(contract))
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
             steps = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
@@ -138,6 +146,7 @@ def perplexity(
     backend: BackendOption = "numpy",
     bits: BitsOption = None,
     group_size: GroupOption = None,
+    contract: ContractOption = "float32",
     as_json: JsonOption = False,
 ) -> None:
     """The perplexity of a text, over windows that do not overlap."""
@@ -150,7 +159,7 @@ def perplexity(
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
-        ready = on_backend(loaded, engine, quantization)
+        ready = on_backend(loaded, engine, quantization, contract_of(contract))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
             result = measure(ready.decoder, ids, window, bos=tokenizer.bos, progress=progress)
