@@ -13,9 +13,10 @@ from lowbit.check import check_choice, check_integer
 from lowbit.errors import UnavailableError
 from lowbit.integer_bounds import integer_loop
 from lowbit.prepared import PreparedLinear
-from lowbit_cppyy import processor
-from lowbit_cppyy.choices import PANEL, Purpose, default_recipe
+from lowbit_cppyy import outcomes, processor
+from lowbit_cppyy.choices import Purpose, layout_for, recipe_for
 from lowbit_cppyy.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
+from lowbit_cppyy.decode import DecodeOperations
 from lowbit_cppyy.isa import TABLES, InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
@@ -93,7 +94,7 @@ class CppyyLinear(PreparedLinear):
         """The kernel for a purpose, with the stream that it reads; made when it is first asked for."""
         route = self._routes.get((purpose, exact))
         if route is None:
-            recipe = default_recipe(purpose, self._layout, self._table)
+            recipe = recipe_for(purpose, self._layout, self._table)
             if exact:
                 recipe = replace(recipe, method="shift")
             with preparing:
@@ -103,7 +104,7 @@ class CppyyLinear(PreparedLinear):
         return route
 
 
-class CppyyBackend(Backend):
+class CppyyBackend(DecodeOperations, Backend):
     """Kernels generated as C++ and compiled at run time for this processor.
 
     Several threads may call it at once: the first has the threads of the pool, the others compute alone. Results
@@ -134,6 +135,7 @@ class CppyyBackend(Backend):
             check_toolchain()
             processor.choose_table(self._isa)
             processor.choose_threads(self._threads)
+            outcomes.active()
         except UnavailableError as error:
             return Availability(False, error.reason, error.remedy)
         return Availability(True)
@@ -144,6 +146,7 @@ class CppyyBackend(Backend):
         integer = Arithmetic("integer", "float32", integer_roundings)
         form = {"block": (SEGMENT,), "mantissa": (8,), "exponent": (8,)}
         operations["linear.qgemm_bfp"] = Declaration(form, integer)
+        operations |= DecodeOperations.declared
         return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.0/qgemv-4",))
 
     def _details(self) -> dict[str, str]:
@@ -151,13 +154,19 @@ class CppyyBackend(Backend):
         try:
             table = processor.choose_table(self._isa)
             threads = processor.choose_threads(self._threads)
-            return {"instruction set": table.name, "threads": str(threads), "cppyy": version("cppyy")}
+            kernels = outcomes.described(table)
+            return {
+                "instruction set": table.name,
+                "threads": str(threads),
+                "cppyy": version("cppyy"),
+                "kernels": kernels,
+            }
         except (UnavailableError, PackageNotFoundError, ImportError):
             return {}
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         table = processor.choose_table(self._isa)  # before anything is compiled
-        return CppyyLinear(matrix, PanelLayout.of(matrix, PANEL), table, self._threads_of_this())
+        return CppyyLinear(matrix, layout_for(matrix, table), table, self._threads_of_this())
 
     def _threads_of_this(self) -> Pool:
         """The pool of this backend, made when first needed."""

@@ -1,7 +1,7 @@
-"""Which recipe a matrix gets, where nothing was measured on this machine.
+"""Which recipe a matrix gets: what a search on this machine found, or else the default.
 
-These are the outcomes of the search (`lowbit tune`) on the machine that `docs/benchmarks` describes, written down as
-rules; a search on another machine, kept on disk, takes their place.
+The defaults are the outcomes of the search (`lowbit tune`) on the machine that `docs/benchmarks` describes, written
+down as rules; a search on another machine, kept on disk (`lowbit_cppyy.outcomes`), takes their place.
 
 - **One row of x, float32.** A kernel needs enough sums side by side that no multiply-add waits for the one before:
   eight registers where one takes four cycles and two are begun in each. With registers of sixteen lanes that is four
@@ -15,18 +15,46 @@ rules; a search on another machine, kept on disk, takes their place.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
 
+from lowbit.affine import QuantizedMatrix
+from lowbit_cppyy import outcomes
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
-from lowbit_cppyy.recipe import Method, Recipe
+from lowbit_cppyy.recipe import PURPOSES, Method, Purpose, Recipe
 from lowbit_cppyy.streams import Stream
 
-Purpose = Literal["vector", "rows", "many rows", "integer vector", "integer rows"]
-PURPOSES: tuple[Purpose, ...] = ("vector", "rows", "many rows", "integer vector", "integer rows")
+__all__ = ["PANEL", "PURPOSES", "Purpose", "default_recipe", "layout_for", "recipe_for", "usable", "widest_turn"]
 
 PANEL = 64
 """Columns of a panel: the least of which scales, zeros and words of every kind are whole lines of the cache."""
+
+
+def layout_for(matrix: QuantizedMatrix, table: InstructionSet) -> PanelLayout:
+    """The layout for a matrix: that of the search for one row of x, or else column panels of `PANEL`."""
+    layout = PanelLayout.of(matrix, PANEL)
+    found = outcomes.tuned("vector", layout, table)
+    if found is None:
+        return layout
+    panel, down, across = found.recipe.panel, found.block_groups, found.block_panels
+    other = PanelLayout.of(matrix, panel, block_groups=down, block_panels=across)
+    return other if usable(found.recipe, other, table) else layout
+
+
+def recipe_for(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> Recipe:
+    """The recipe for a matrix: what a search found, if it can be used with this layout, or else the default.
+
+    Args: as `default_recipe`.
+    """
+    found = outcomes.tuned(purpose, layout, table)
+    if found is not None and usable(found.recipe, layout, table):
+        return found.recipe
+    return default_recipe(purpose, layout, table)
+
+
+def usable(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> bool:
+    """Whether a recipe can be made for a matrix: its panel, registers of this length, and whole turns."""
+    fits = recipe.panel == layout.panel and not recipe.fits(table.lanes)
+    return fits and Stream(recipe, layout).whole
 
 
 def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> Recipe:

@@ -28,7 +28,9 @@ method      what it does                                             equal to `s
 registers of sixteen lanes. `chains` sums of a group side by side keep multiply-adds from waiting for each other.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from lowbit.affine import Convention, ScaleDtype
@@ -37,6 +39,25 @@ from lowbit.packing import CODES_PER_UNIT, WORDS_PER_UNIT
 Method = Literal["shift", "fold", "mantissa", "table", "sums", "dot4", "pairs"]
 METHODS: tuple[Method, ...] = ("shift", "fold", "mantissa", "table", "sums", "dot4", "pairs")
 INTEGER: tuple[Method, ...] = ("dot4", "pairs")
+
+Purpose = Literal["vector", "rows", "many rows", "integer vector", "integer rows"]
+PURPOSES: tuple[Purpose, ...] = ("vector", "rows", "many rows", "integer vector", "integer rows")
+"""What a kernel is for: one row of x or several, in float32 or in integers."""
+
+METHODS_FOR: Mapping[Purpose, tuple[Method, ...]] = MappingProxyType(
+    {
+        "vector": ("shift", "fold", "table", "sums"),
+        "rows": ("shift", "fold", "table"),
+        "many rows": ("shift", "fold", "table"),
+        "integer vector": INTEGER,
+        "integer rows": INTEGER,
+    }
+)
+"""The methods that keep what the backend promises of a purpose.
+
+`mantissa` is for none: its error is not within the bound that the backend declares. Results for a row must not depend
+on how many rows there are, so for several rows there are only methods that are equal to `shift` to the bit.
+"""
 
 SEGMENT = 32
 """Elements of a block of activations, by `lowbit.integer.ACTIVATIONS`."""
