@@ -221,7 +221,8 @@ def interpreted(
     """``Y = X W`` for at most as many rows of x as the kernel takes at once, by the interpreter alone."""
     layout = PanelLayout.of(matrix, recipe.panel, block_groups=block_groups, block_panels=block_panels)
     program, stream = micro_kernel(recipe, lanes), layout.apply(matrix)
-    blocks = list(laid_out(recipe, layout, filled(recipe, x)))
+    with np.errstate(all="ignore"):  # C++ has no traps either
+        blocks = list(laid_out(recipe, layout, filled(recipe, x)))
     columns = recipe.registers * lanes
     y = np.zeros((layout.panels, recipe.rows, recipe.panel), np.float32)
     for panel, tile in enumerate(y):
