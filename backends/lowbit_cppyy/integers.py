@@ -43,7 +43,7 @@ def _turn(recipe: Recipe, lanes: int) -> Iterator[Step]:
     """Some units: every four codes are taken out once and multiplied by the mantissas of each row."""
     quarters = recipe.unit_codes // 4
     for number in range(recipe.turn):
-        yield from prefetch(recipe, lanes, number * recipe.unit_words)
+        yield from prefetch(recipe, number * recipe.unit_words)
         yield from load_words(recipe, lanes, number)
         for quarter in range(quarters):
             yield Comment(f"codes {4 * (number * quarters + quarter)} to {4 * (number * quarters + quarter) + 3}")

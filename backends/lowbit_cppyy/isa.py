@@ -97,6 +97,7 @@ AVX2 = InstructionSet(
         "cvt_int_float": "return _mm256_cvtepi32_ps(a);",
         "cvt_signed_float": "return _mm256_cvtepi32_ps(a);",
         "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
+        "prefetch_once": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_NTA);",
     },
 )
 
@@ -152,6 +153,7 @@ AVX512 = InstructionSet(
         "cvt_int_float": "return _mm512_cvtepi32_ps(a);",
         "cvt_signed_float": "return _mm512_cvtepi32_ps(a);",
         "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
+        "prefetch_once": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_NTA);",
     },
 )
 

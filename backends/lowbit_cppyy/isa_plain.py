@@ -70,4 +70,5 @@ PLAIN_WORDS = {
     "cvt_int_float": "return __builtin_convertvector((vsigned)a, vfloat);",
     "cvt_signed_float": "return __builtin_convertvector((vsigned)a, vfloat);",
     "prefetch": "__builtin_prefetch(a);",
+    "prefetch_once": "__builtin_prefetch(a, 0, 0);",
 }

@@ -86,7 +86,7 @@ def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
         yield zero(f"acc_{r}_{j}_{c}")
     body: list[Step] = []
     for number in range(recipe.turn):
-        body += prefetch(recipe, lanes, number * recipe.unit_words)
+        body += prefetch(recipe, number * recipe.unit_words)
         body += _looked_up(recipe, lanes, number) if recipe.method == "sums" else _multiplied(recipe, lanes, number)
     step = x_elements(recipe) * recipe.turn * recipe.rows
     body += [*advance(recipe.turn * recipe.unit_words * recipe.panel), Advance("x", step)]
@@ -210,9 +210,14 @@ def _scale_and_offset(recipe: Recipe, j: int, column: int) -> Iterator[Step]:
     yield Instruction("multiply", f"o_{j}", (f"s_{j}", f"o_{j}"))  # s·z; X is negative, so no sign is needed
 
 
-def prefetch(recipe: Recipe, lanes: int, row: int) -> Iterator[Step]:
-    """Ask for the lines that lie so far behind the rows of a unit: the processor's own prefetch ends with a page."""
+def prefetch(recipe: Recipe, row: int) -> Iterator[Step]:
+    """Ask for the lines that lie so far behind the rows of a unit: the processor's own prefetch ends with a page.
+
+    Whole rows of the panel, also where the tile is narrower, because the tiles beside it are next. With one row of x
+    each word is used once, and had better not take the place of the activations in the caches; with several, a panel
+    is gone through for each few of them.
+    """
+    word = "prefetch_once" if recipe.rows == 1 else "prefetch"
     if recipe.ahead:
-        for word in range(row, row + recipe.unit_words):
-            for place in range(0, recipe.registers * lanes, LINE):
-                yield Instruction("prefetch", "", (Address("w", word * recipe.panel + place + recipe.ahead),))
+        for place in range(row * recipe.panel, (row + recipe.unit_words) * recipe.panel, LINE):
+            yield Instruction(word, "", (Address("w", place + recipe.ahead),))

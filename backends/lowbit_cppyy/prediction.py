@@ -37,7 +37,8 @@ from lowbit_cppyy.streams import Stream
 LOADS = ("load_int", "load_float", "load_half", "load_byte", "broadcast_int", "broadcast_float")
 """Words that only fetch a value."""
 
-FREE = ("prefetch", "store", "as_float")
+PREFETCHES = ("prefetch", "prefetch_once")
+FREE = (*PREFETCHES, "store", "as_float")
 PER_CYCLE = 2
 LATENCY = 4
 
@@ -75,7 +76,7 @@ def predict(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> Predi
     """
     program = micro_kernel(recipe, table.lanes)
     words = words_of_a_group(recipe, layout, program)
-    instructions = {word: count * spelled(table, word) for word, count in words.items() if word != "prefetch"}
+    instructions = {word: count * spelled(table, word) for word, count in words.items() if word not in PREFETCHES}
     loads = sum(count for word, count in instructions.items() if word in LOADS)
     arithmetic = sum(count for word, count in instructions.items() if word not in LOADS + FREE)
     group = min(layout.group_size, layout.rows)

@@ -89,7 +89,7 @@ class Recipe:
     chains: int = 1
     turn: int = 1
     panel: int = 64
-    ahead: int = 1024
+    ahead: int = 2048
 
     @property
     def integer(self) -> bool:
@@ -122,6 +122,8 @@ class Recipe:
             return f"{self.registers} registers of {lanes} lanes do not divide a panel of {self.panel} columns"
         if self.method == "sums" and lanes != 16:
             return "sums are looked up in registers of 16 lanes"
+        if self.method == "sums" and self.bits == 8:
+            return "an 8-bit code would be looked up in two sums, and be rounded more often than is declared"
         if self.method == "table" and (lanes != 16 or self.bits != 4):
             return "the table is for 4-bit codes in registers of 16 lanes"
         if self.method == "mantissa" and self.bits == 3:

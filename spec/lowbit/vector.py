@@ -21,7 +21,7 @@ cvt_int_float(a)      `cvt_int_float`              the integer as float32
 
 The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
 words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
-`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch``, which changes no value; and those of the
+`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value; and those of the
 chapters `vector_dot`, for several small numbers in a lane and for tables, and `vector_more`, for what stands between
 two linear layers.
 
@@ -277,6 +277,7 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "cvt_signed_float": Word("float", ("int",), "the signed integer as float32", cvt_signed_float),
         "reduce_add": Word("float", ("float",), "the sum of the lanes, in every lane", reduce_add),
         "prefetch": Word("none", ("address",), "asks for this address; no effect on any value", None),
+        "prefetch_once": Word("none", ("address",), "the same for what is used once, and need not be kept", None),
     }
 )
 
