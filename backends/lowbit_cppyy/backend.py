@@ -29,14 +29,14 @@ def roundings(rows: int, group_size: int) -> int:
     """The most roundings that a term meets, with G groups of n codes at most; fused or not, whichever is more.
 
     A product x·q: itself 1, then at most n − 1 additions to the group's sums and of these, the first being to 0. In
-    sums that are looked up, a table has at most 2 and tables are added instead of products; of 3-bit codes each has two
-    tables, of which a group of n codes has at most min(n, 16) and min(n, 8) for each unit of 32. A term of X: ⌈n/8⌉ − 1
-    additions to a running sum and 3 between the eight; where the offset is −scale·zero, 1 for it. Then each is
-    multiplied, 1, and added to y, which is 0 at first, at most 2·G − 1 times.
+    sums that are looked up, a table has at most 2 and tables are added instead of products: at most one for each 2-bit
+    or 4-bit code; of 3-bit codes each has two, of which a unit of n codes has at most min(n, 16) and min(n, 8). A term
+    of X: ⌈n/8⌉ − 1 additions to a running sum and 3 between the eight; where the offset is −scale·zero, 1 for it. Then
+    each is multiplied, 1, and added to y, which is 0 at first, at most 2·G − 1 times.
     """
     groups, n = -(-rows // group_size), min(rows, group_size)
-    looked_up = 1 + n if n >= 32 else 1 + min(n, 16) + min(n, 8)
-    return max(n, looked_up, -(-n // 8) + 4) + 2 * groups
+    looked_up = 1 + max(n, min(n, 16) + min(n, 8))
+    return max(looked_up, -(-n // 8) + 4) + 2 * groups
 
 
 def integer_roundings(rows: int, group_size: int) -> int:

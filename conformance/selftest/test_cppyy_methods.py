@@ -145,7 +145,7 @@ def test_products_of_eight_bits_are_kept_out_of_sixteen() -> None:
 # **mantissa and sums**: exactly on the lattice, else within bounds that are derived.
 
 
-LATTICE: list[tuple[int, Method]] = [(bits, "sums") for bits in BITS] + [(bits, "mantissa") for bits in (2, 4, 8)]
+LATTICE: list[tuple[int, Method]] = [(bits, "sums") for bits in (2, 3, 4)] + [(bits, "mantissa") for bits in (2, 4, 8)]
 
 
 @pytest.mark.parametrize(("bits", "method"), LATTICE)
@@ -170,7 +170,7 @@ def test_mantissa_errs_by_what_is_added_and_taken_away(bits: int) -> None:
     assert (np.abs(run(matrix, x, "mantissa")[0] - exact) <= limit).all()
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", (2, 3, 4))
 def test_sums_keep_the_declared_bound(bits: int) -> None:
     """Also where activations cancel: one large pair of opposite ones in every four."""
     matrix = case(bits)

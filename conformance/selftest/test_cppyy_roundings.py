@@ -7,7 +7,6 @@ programs whose multiply-add rounds once and for those where it rounds twice.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import reduce
 from itertools import pairwise, product
 from typing import Any
@@ -19,11 +18,8 @@ from lowbit.affine import CONVENTIONS
 from lowbit.packing import BITS
 from lowbit.program import Address, Advance, Element, Instruction, Loop, Program, Step
 from lowbit_cppyy.backend import integer_roundings, roundings
-from lowbit_cppyy.choices import PANEL, PURPOSES, default_recipe
-from lowbit_cppyy.isa import TABLES
-from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.microkernel import TABLE, micro_kernel
-from lowbit_cppyy.recipe import Recipe
+from lowbit_cppyy.recipe import METHODS_FOR, PURPOSES, Recipe
 
 Count = dict[Any, int]
 """For each term, its roundings so far; under `None`, those of a number that is no term but a factor of some."""
@@ -143,7 +139,7 @@ def segment_stream(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[list
 
 def most_roundings(recipe: Recipe, rows: int, group_size: int, *, fused: bool) -> int:
     """The most that any term meets, in a matrix of so many rows."""
-    x, turns, back, ends = list[Count](), list[int](), list[int](), list[int]()
+    x, turns, back, ends = [EXACT] * (TABLE if recipe.method == "table" else 0), list[int](), list[int](), list[int]()
     for first in range(0, rows, group_size):
         stop = min(first + group_size, rows)
         if recipe.integer:
@@ -166,18 +162,17 @@ def most_roundings(recipe: Recipe, rows: int, group_size: int, *, fused: bool) -
 
 
 def kinds(bits: int, *, integer: bool) -> list[Recipe]:
-    """What `choices` makes of a width, one register wide and for one row, for which the roundings are the same."""
+    """What the backend may use for a width, one register wide and for one row, for which the roundings are the same."""
     found = set()
-    for table, purpose in product(TABLES.values(), PURPOSES):
-        for convention in CONVENTIONS:
-            layout = PanelLayout(bits, 96, 64, 96, "float32", convention, PANEL, 1, 1)
-            recipe = default_recipe(purpose, layout, table)
-            if recipe.integer == integer:
-                found.add(replace(recipe, rows=1, registers=1, panel=16, turn=1, ahead=0))
+    for purpose, convention, chains in product(PURPOSES, CONVENTIONS, (1, 2, 3, 8)):
+        for method in METHODS_FOR[purpose]:
+            recipe = Recipe(bits, "float32", convention, method, registers=1, chains=chains, panel=16, ahead=0)
+            if recipe.integer == integer and not recipe.fits(16) and (purpose == "vector" or chains == 1):
+                found.add(recipe)
     return sorted(found, key=lambda recipe: recipe.name)
 
 
-SIZES = (*range(1, 10), 12, 15, 16, 17, 18, 23, 24, 25, 31, 32, 33, 36, 40)
+SIZES = (*range(1, 7), 8, 9, 16, 17, 31, 32, 33, 36)
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -187,7 +182,7 @@ def test_no_term_meets_more_roundings_than_are_declared(bits: int) -> None:
     for recipe, n, fused in product(kinds(bits, integer=False), SIZES, (True, False)):
         for rows in (n, 2 * n + n // 2):
             spare.append(roundings(rows, n) - most_roundings(recipe, rows, n, fused=fused))
-    assert min(spare) == 0  # not one too few, and not one too many where it matters most
+    assert min(spare) == (0 if bits == 4 else 1)  # one function is declared for all widths
 
 
 @pytest.mark.parametrize("bits", BITS)
