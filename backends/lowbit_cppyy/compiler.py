@@ -19,12 +19,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import UnavailableError
+from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.lowering import prelude
@@ -56,6 +57,19 @@ def raise_failure(code: int) -> None:
     raise UnavailableError("backend cppyy", *FAILURES[code])
 
 
+class Compilable(Protocol):
+    """A kernel as it is compiled: a function of this name in the namespace of its table."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table(self) -> InstructionSet: ...
+
+    @property
+    def source(self) -> str: ...
+
+
 class Runtime:
     """cppyy with the C++ of `cpp/` compiled, and the kernels compiled so far."""
 
@@ -66,8 +80,8 @@ class Runtime:
         self._cppyy: Any = cppyy
         self._kernels: dict[str, int] = {}
         self._preludes: set[str] = set()
-        with as_file(files(__package__) / "cpp") as folder:
-            self._define(f'#include "{folder}/bridge.h"')
+        self._included: set[str] = set()
+        self.include("bridge.h")
         bridge = cppyy.gbl.lowbit.bridge
         for call in (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool):
             call.__release_gil__ = True
@@ -78,7 +92,14 @@ class Runtime:
         self.multiply_blocks: MultiplyBlocks = bridge.multiply_blocks
         self.bridge: Any = bridge
 
-    def kernel(self, kernel: Kernel) -> int:
+    def include(self, header: str) -> None:
+        """Compile a header of `cpp/`; once, however often it is asked for."""
+        with preparing, as_file(files(__package__) / "cpp") as folder:
+            if header not in self._included:
+                self._define(f'#include "{folder}/{header}"')
+                self._included.add(header)
+
+    def kernel(self, kernel: Compilable) -> int:
         """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first asked for."""
         with preparing:
             if kernel.name not in self._kernels:
