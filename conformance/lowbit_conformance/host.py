@@ -298,7 +298,9 @@ class Watch:
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             if reaped != self._reaped and not preparing and not self._has_programs:
-                return "a child process ran and ended; only `prepare` may start programs, such as a compiler"
+                return (
+                    "a child process ran and ended; only `prepare` and `warm_up` may start programs, such as a compiler"
+                )
             return ""
         strangers = [child for parent in (os.getpid(), *own) for child in children(parent) if child not in own]
         for child in strangers:
@@ -380,6 +382,7 @@ class Host:
         self.number = 0
         self.given: list[tuple[Any, bytes]] = []
         self.broken: list[Breach] = []
+        self.warm: set[str] = set()
 
     # Loading.
 
@@ -443,7 +446,7 @@ class Host:
     def call(self, what: str, attempts: list[Message], operation: str = "") -> Message:
         """Perform the attempts one by one: `run`, `prepare`, `open`, or a method of a handle: a product or `step`."""
         outcomes: list[Message] = []
-        breaches: list[Breach] = []
+        breaches = self.warm_up(operation) if what in ("run", "open") else []
         for attempt in attempts:
             outcomes.append(self.attempt(what, operation, attempt))
             breaches += self.broken
@@ -452,6 +455,15 @@ class Host:
         breaches += self.watch.breaches(what == "prepare") + self.others.breaches() + _asked
         _asked.clear()
         return {"outcomes": outcomes, "breaches": breaches}
+
+    def warm_up(self, operation: str) -> list[Breach]:
+        """Let the backend make ready what the first call of an operation needs, which may take programs."""
+        if operation in self.warm:
+            return []
+        self.warm.add(operation)
+        with suppress(Exception):  # what is wrong shows in the call
+            self.backend.warm_up(operation)
+        return self.watch.breaches(preparing=True)
 
     def attempt(self, what: str, operation: str, attempt: Message) -> Message:
         segments, held = attempt["segments"], what in ("prepare", "open")

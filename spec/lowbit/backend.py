@@ -155,6 +155,19 @@ class Backend(ABC):
     def close(self) -> None:  # noqa: B027 - most backends own nothing that must be given back
         """Give back threads and memory; the backend is not used afterwards. Closing twice is harmless."""
 
+    def warm_up(self, operation: str) -> None:  # noqa: B027 - most backends have nothing to make ready
+        """Make ready what an operation needs before its first call; by default nothing.
+
+        A call does that itself where it was not done. But a compiler, or any other program, may be started only here
+        and in `prepare`: the conformance suite takes programs in a call for a breach of H6.
+
+        Args:
+            operation: one that the backend declares; others are ignored.
+
+        Raises:
+            UnavailableError: something that it needs is missing.
+        """
+
     def __enter__(self) -> Self:
         return self
 
