@@ -12,22 +12,30 @@ from typing import Any
 import numpy as np
 
 from lowbit import interpreter
-from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit.bfp import Blocks
 from lowbit.integer import ACTIVATIONS
+from lowbit.packing import BITS
 from lowbit_cppyy import processor
 from lowbit_cppyy.compiler import Linear, Pool, Route, runtime
 from lowbit_cppyy.isa import TABLES, InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.microkernel import micro_kernel
-from lowbit_cppyy.recipe import METHODS, Recipe
+from lowbit_cppyy.recipe import METHODS, PURPOSES, Purpose, Recipe
 from lowbit_cppyy.streams import Stream
 
 HERE = [table for table in TABLES.values() if all(map(processor.has, table.requires))]
 """The instruction sets of this processor."""
 
 Activations = Floats | Blocks
+Kind = tuple[ScaleDtype, Convention]
+KINDS: list[Kind] = [(scales, convention) for scales in SCALE_DTYPES for convention in CONVENTIONS]
+
+
+def kind_of(purpose: Purpose, bits: int) -> Kind:
+    """The kinds of scales and zeros go round, so that no test needs a kernel for each of them."""
+    return KINDS[(PURPOSES.index(purpose) + BITS.index(bits)) % len(KINDS)]
 
 
 # Matrices and activations.

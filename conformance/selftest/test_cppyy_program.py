@@ -5,19 +5,29 @@ from functools import cache
 
 import numpy as np
 import pytest
-from kernel_runs import HERE, Compiled, activations, assert_same_bits, interpreted, recipes, some_blocks, some_matrix
+from kernel_runs import (
+    HERE,
+    KINDS,
+    Compiled,
+    activations,
+    assert_same_bits,
+    interpreted,
+    kind_of,
+    recipes,
+    some_blocks,
+    some_matrix,
+)
 
 from lowbit import integer, linear
-from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit.bfp import Blocks
 from lowbit.packing import BITS, CODES_PER_UNIT
-from lowbit_cppyy.choices import PANEL, PURPOSES, default_recipe
+from lowbit_cppyy.choices import PANEL, default_recipe
 from lowbit_cppyy.isa import AVX2, PLAIN, TABLES, InstructionSet
 from lowbit_cppyy.layout import PanelLayout
-from lowbit_cppyy.recipe import INTEGER, Method, Recipe
+from lowbit_cppyy.recipe import INTEGER, PURPOSES, Method, Recipe
 
 LANES = sorted({table.lanes for table in TABLES.values()})
-KINDS = [(scales, convention) for scales in SCALE_DTYPES for convention in CONVENTIONS]
 
 
 def reference(x: Floats | Blocks, matrix: QuantizedMatrix) -> Floats:
@@ -112,8 +122,8 @@ def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, ta
 @pytest.mark.parametrize("bits", BITS)
 def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
     """Those of `choices`, for one row of x less than they take; the kinds of scales go round."""
-    for number, purpose in enumerate(PURPOSES):
-        scales, convention = KINDS[(number + BITS.index(bits)) % len(KINDS)]
+    for purpose in PURPOSES:
+        scales, convention = kind_of(purpose, bits)
         layout = PanelLayout.of(some_matrix(bits, 32, 21, 23, convention, scales), PANEL)
         recipe = default_recipe(purpose, layout, table)
         matrix, x, bits_expected = expected(recipe, max(1, recipe.rows - 1), table.lanes, table.fused)
