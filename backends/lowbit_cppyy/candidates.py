@@ -56,16 +56,16 @@ class Candidate:
     Attributes:
         recipe: of the kernel; its panel is the layout's.
         block_groups: groups down a block of the Z-curve; ``None`` for column panels.
-        block_panels: panels across it.
+        block_panels: panels across it; 0 for column panels.
     """
 
     recipe: Recipe
     block_groups: int | None = None
-    block_panels: int = 1
+    block_panels: int = 0
 
     def layout(self, layout: PanelLayout) -> PanelLayout:
-        """The layout of a matrix for this candidate, from any layout of it."""
-        down = min(self.block_groups or layout.groups, layout.groups)
+        """The layout of a matrix for this candidate, from one in column panels."""
+        down = min(self.block_groups or layout.block_groups, layout.groups)
         return replace(layout, panel=self.recipe.panel, block_groups=down, block_panels=self.block_panels)
 
     def __str__(self) -> str:

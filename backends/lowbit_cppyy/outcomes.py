@@ -127,7 +127,7 @@ class Outcome:
     Attributes:
         recipe: the fastest.
         block_groups: groups down a block of the Z-curve; ``None`` for column panels. It counts for ``vector``.
-        block_panels: panels across it.
+        block_panels: panels across it; 0 for column panels.
         evidence: what was measured and when, for whoever reads the file.
     """
 
@@ -230,7 +230,7 @@ def _checked(key: Key, document: Any) -> Outcome | None:
         raise ArgumentError("block or evidence", "missing", "JSON objects")
     if block.get("groups") is not None:
         check_integer("block groups", block.get("groups"), 1, 1 << 20)
-    check_integer("block panels", block.get("panels"), 1, 1 << 20)
+    check_integer("block panels", block.get("panels"), 0, 1 << 20)
     return Outcome(checked_recipe(document.get("recipe"), key), block.get("groups"), block["panels"], evidence)
 
 
