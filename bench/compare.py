@@ -169,7 +169,7 @@ def compare(run: Run, console: Console) -> None:
     chosen = run.options
     held = contests(chosen.quick, tuple(chosen.problem), tuple(chosen.batch))
     shapes = list(dict.fromkeys((contest.rows, contest.columns) for contest in held))
-    total = len(chosen.threads) * sum(len(contest.batches) for contest in held)
+    total = sum(len(contest.batches) for threads in chosen.threads for contest in on(threads, held, chosen))
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(
         *columns, TextColumn("{task.fields[detail]}"), console=console, transient=True, refresh_per_second=2
@@ -177,10 +177,18 @@ def compare(run: Run, console: Console) -> None:
         task = progress.add_task("", total=total, detail="")
         for threads in chosen.threads:
             for shape in shapes:
-                group = [contest for contest in held if (contest.rows, contest.columns) == shape]
+                group = [c for c in on(threads, held, chosen) if (c.rows, c.columns) == shape]
+                if not group:
+                    continue
                 progress.update(task, description=f"{shape[0]}x{shape[1]}, {threads} threads", detail="starting")
                 while ended_by := run_worker(run, threads, group, progress, task):
                     console.print(f"[yellow]{ended_by}: {run.failed[ended_by]}; on without it[/]")
+
+
+def on(threads: int, held: list[Contest], chosen: argparse.Namespace) -> list[Contest]:
+    """The contests on so many threads: widths and groups are compared on the most, at the headline on all."""
+    everything = threads == max(chosen.threads)
+    return [contest for contest in held if everything or contest.family == "4 bits" or contest.headline]
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -192,6 +200,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, action="append", default=[], help="by default 1 and all processors")
     parser.add_argument("--batch", type=int, action="append", default=[], help="rows of activations, 1 4 16 128")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="rounds with free cores that are wanted")
+    parser.add_argument("--resume", action="store_true", help="go on with what bench/results/peers.json lacks")
     parser.add_argument("--rotation", type=int, default=0, help="MiB of weights for each contestant, 1024 by default")
     parser.add_argument("--no-verdicts", action="store_true", help="do not ask the conformance suite")
     parser.add_argument("--keep", action="store_true", help="copy the results into docs/data")
@@ -209,9 +218,13 @@ def main() -> None:
 
     console, run = Console(), Run(options(sys.argv[1:]))
     started = time.perf_counter()
+    if run.options.resume and (RESULTS / FILES[0]).is_file():
+        kept = json.loads((RESULTS / FILES[0]).read_text())
+        run.problems, run.seconds, run.verdicts = kept["problems"], kept["seconds"], kept["conformance"]
+        run.ceilings = kept["machine"]["ceilings"]
     try:
         run.projects = described(run.options.not_installed)
-        if not (run.options.no_verdicts or run.options.quick):
+        if not (run.options.no_verdicts or run.options.quick or run.verdicts):
             certify(run, console)
         compare(run, console)
     except KeyboardInterrupt:

@@ -43,6 +43,11 @@ class Contest:
         return self.rows * self.columns >= LARGE
 
     @property
+    def headline(self) -> bool:
+        """Whether it is at the headline, groups apart, which are compared on most threads only."""
+        return (self.rows, self.columns) == HEADLINE and not self.family.startswith("groups")
+
+    @property
     def group_size(self) -> int:
         """128, or 64 where 128 does not divide the rows."""
         return 128 if self.rows % 128 == 0 else 64
@@ -53,17 +58,16 @@ class Contest:
 
     def entries(self) -> list[Entry]:
         """Who takes part."""
+        brief = (self.rows, self.columns) != HEADLINE
         if self.family == "4 bits":
-            return [*registry.ours_of(4), *registry.PEERS]
+            return [*registry.ours_of(4, brief), *registry.PEERS]
         if self.family == "other widths":
-            return [*(entry for bits in (2, 3, 8) for entry in registry.ours_of(bits)), *registry.OTHER_WIDTHS]
-        bits = int(self.family.split()[2])
+            return [*(entry for bits in (2, 3, 8) for entry in registry.ours_of(bits, brief)), *registry.OTHER_WIDTHS]
+        bits, isas = int(self.family.split()[2]), ours.instruction_sets()
         return [
             registry.our(isa, contract, bits, size)
             for size in (*GROUPS, self.rows)
-            for isa in ours.instruction_sets()
-            for contract in ours.contracts(isa)
-            if isa != "plain" or size == self.group_size
+            for isa, contract in ours.ways(isas, brief=size != self.group_size)
         ]
 
     def rotation(self, available: int, entries: Sequence[Entry], most: int = ROTATION) -> int:
@@ -84,6 +88,8 @@ def contests(quick: bool, problems: tuple[str, ...], batches: tuple[int, ...]) -
         quick: one shape, one family.
         problems: parts of ids, of which each contest must have one; all where none is given.
         batches: those wanted.
+
+    Contests that compare widths and groups are of one vector.
     """
     if quick:
         found = [Contest(*QUICK, "4 bits", batches[:1])]

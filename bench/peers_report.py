@@ -62,7 +62,7 @@ def heading(problem: Problem) -> str:
 
 
 def show_problem(problem: Problem, console: Console) -> None:
-    """One table: the fastest first."""
+    """One table, the fastest first; names of lowbit's own are those of instruction sets, and bold."""
     busy = "" if problem["free_rounds"] == problem["rounds"] else f"{problem['free_rounds']} free of "
     spins = f"spin {problem['spin_before']:.2f} and {problem['spin_after']:.2f} of {problem['threads']}"
     console.print(f"\n[bold]{heading(problem)}[/]", highlight=False)
@@ -73,7 +73,7 @@ def show_problem(problem: Problem, console: Console) -> None:
     for row in sorted(problem["contestants"], key=lambda row: row["ms"][0]):
         ms, low, high = row["ms"]
         table.add_row(
-            f"[bold]{row['id']}[/]" if row["project"] == "lowbit" else row["id"],
+            f"[bold]{row['id'].removeprefix('lowbit-')}[/]" if row["project"] == "lowbit" else row["id"],
             f"{ms:.4g}",
             f"{low:.3g}-{high:.3g}",
             f"{row['share'][0]:.2f}",

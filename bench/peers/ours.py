@@ -1,6 +1,7 @@
 """lowbit's own kernels: the backend cppyy, by instruction set and contract."""
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from lowbit_cppyy.isa import TABLES
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 
 INTEGER = "linear.qgemm_bfp"
+ONLY_DOTS = {"avxvnni": "avx2", "avx512vnni": "avx512"}
+"""Instruction sets that add products of bytes to another; with float32 activations they are that other."""
+KINDS = 5
+"""Rows of activations from which on the backend has no other kernels."""
 
 
 def instruction_sets() -> list[str]:
@@ -22,7 +27,22 @@ def instruction_sets() -> list[str]:
 
 def contracts(isa: str) -> tuple[str, ...]:
     """By which contracts an instruction set is measured: one that only adds products of bytes, by integers alone."""
-    return ("integer",) if getattr(TABLES[isa], "byte_dots", False) else ("float32", "integer")
+    return ("integer",) if isa in ONLY_DOTS else ("float32", "integer")
+
+
+def ways(isas: Sequence[str], brief: bool) -> list[tuple[str, str]]:
+    """Instruction set and contract of each of lowbit's contestants.
+
+    >>> ways(["avxvnni", "avx2", "plain"], brief=True)
+    [('avxvnni', 'integer'), ('avx2', 'float32')]
+
+    Args:
+        isas: those of this processor.
+        brief: leave out plain C++, and integers where another instruction set adds products of bytes to the same.
+    """
+    found = [(isa, contract) for isa in isas for contract in contracts(isa)]
+    beaten = {(ONLY_DOTS[isa], "integer") for isa in isas if isa in ONLY_DOTS}
+    return [way for way in found if not brief or (way[0] != "plain" and way not in beaten)]
 
 
 class Store:
@@ -58,12 +78,16 @@ class OurContestant(Contestant):
         return self._store
 
     def prepare(self, x: Floats) -> None:
-        self._x = x
-        self._out = np.empty((len(x), self._columns), np.float32)
         try:
-            self.run()
+            self._use(x[:KINDS])
+            for _ in range(self.bursts):  # every matrix gets its kernels when it first sees so many rows
+                self.run()
         except LowbitError as error:
             raise AbsentError(str(error)) from error
+        self._use(x)
+
+    def _use(self, x: Floats) -> None:
+        self._x, self._out = x, np.empty((len(x), self._columns), np.float32)
 
     def run(self) -> None:
         rotation, x, out = self._rotation, self._x, self._out

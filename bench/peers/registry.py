@@ -104,9 +104,9 @@ def our(isa: str, contract: str, bits: int = 4, group_size: int | None = None) -
     return Entry(f"lowbit-{isa}-{contract}-{bits}{size}", LOWBIT, f"{isa}, {contract}", bits, build)
 
 
-def ours_of(bits: int, isas: list[str] | None = None) -> list[Entry]:
-    """Every instruction set of this processor, by both contracts."""
-    return [our(isa, contract, bits) for isa in isas or ours.instruction_sets() for contract in ours.contracts(isa)]
+def ours_of(bits: int, brief: bool = False) -> list[Entry]:
+    """Every instruction set of this processor by both contracts; `brief` leaves out those that others make needless."""
+    return [our(isa, contract, bits) for isa, contract in ours.ways(ours.instruction_sets(), brief)]
 
 
 def named(id: str) -> Entry:
