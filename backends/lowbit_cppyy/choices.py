@@ -38,7 +38,10 @@ def layout_for(matrix: QuantizedMatrix, table: InstructionSet) -> PanelLayout:
     if found is None:
         return layout
     panel, down, across = found.recipe.panel, found.block_groups, found.block_panels
-    other = PanelLayout.of(matrix, panel, block_groups=down, block_panels=across)
+    if down is None or down >= layout.groups:  # one block a panel: column panels
+        other = PanelLayout.of(matrix, panel)
+    else:
+        other = PanelLayout.of(matrix, panel, block_groups=down, block_panels=across)
     return other if usable(found.recipe, other, table) else layout
 
 
@@ -70,7 +73,7 @@ def default_recipe(purpose: Purpose, layout: PanelLayout, table: InstructionSet)
     recipe = Recipe(layout.bits, layout.scales, layout.convention, "fold", panel=layout.panel)
     if purpose.startswith("integer"):
         method: Method = "dot4" if table.byte_dots or layout.bits == 8 else "pairs"
-        recipe = replace(recipe, method=method, rows=4, registers=2)
+        recipe = replace(recipe, method=method, rows=4, registers=4 if table.registers >= 32 else 2)
         if purpose == "integer vector":
             recipe = replace(recipe, rows=1, registers=layout.panel // table.lanes)
         return widest_turn(recipe, layout)

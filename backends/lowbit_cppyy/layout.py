@@ -15,9 +15,10 @@ Scales and zeros stand right behind the codes that they are for, as the matrix h
 begins on a line of the cache. The table is filled up to whole panels with zeros; so is the last unit of a group whose
 size is not whole units. Where in a unit a code lies is told in `lowbit_cppyy.places`.
 
-**Blocks.** A panel may be cut into blocks of whole groups, m_b rows high, and blocks of several panels lie along the
-Z-curve (`lowbit.layouts.ZCurve`), as the paper has them; then the stream is that of the blocks in that order, and a
-block's panels follow each other. With one block a panel the layout is *column panels*.
+**Blocks.** A panel is gone through in blocks of whole groups, m_b rows high, so that with many rows of x the block's
+part of them stays in a cache. Where nothing else is said the blocks of a panel follow each other, and the layout is
+*column panels*. Or blocks of several panels lie along the Z-curve (`lowbit.layouts.ZCurve`), as the paper has them;
+then the stream is that of the blocks in that order, and a block's panels follow each other.
 
 A layout is a value: it says where everything lies, applies itself to a matrix, and can be inverted.
 """
@@ -40,6 +41,7 @@ from lowbit_cppyy.places import Field, fields, place, unplace
 ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector register
 LINE = ALIGNMENT // 4  # elements
 HUGE_PAGE = 2**21  # bytes
+BLOCK_ROWS = 1024  # of a block of column panels: 64 rows of x then take 256 KiB, a part of the second cache
 
 Words = npt.NDArray[np.uint32]
 Scales = npt.NDArray[np.floating[Any]]
@@ -64,7 +66,7 @@ class PanelLayout:
         convention: whether zeros are minima or zero-points.
         panel: P, columns of a panel, whole lines.
         block_groups: groups down a block, at most all; m_b in groups.
-        block_panels: panels across a block of the Z-curve; t_b in panels.
+        block_panels: panels across a block of the Z-curve, t_b in panels; 0 for column panels.
     """
 
     bits: int
@@ -79,10 +81,10 @@ class PanelLayout:
 
     @classmethod
     def of(
-        cls, matrix: QuantizedMatrix, panel: int, *, block_groups: int | None = None, block_panels: int = 1
+        cls, matrix: QuantizedMatrix, panel: int, *, block_groups: int | None = None, block_panels: int = 0
     ) -> "PanelLayout":
         """The layout for a matrix: column panels, or blocks of so many groups and panels along the Z-curve."""
-        down = min(block_groups or matrix.groups, matrix.groups)
+        down = min(block_groups or max(1, BLOCK_ROWS // matrix.group_size), matrix.groups)
         scales: ScaleDtype = "float16" if matrix.scales.dtype == np.float16 else "float32"
         sizes = matrix.bits, matrix.rows, matrix.columns, matrix.group_size
         return cls(*sizes, scales, matrix.convention, panel, down, block_panels)
@@ -160,6 +162,9 @@ class PanelLayout:
     @cached_property
     def starts(self) -> Starts:
         """Where each block begins in the stream: panels × blocks."""
+        if self.block_panels == 0:
+            panels = np.arange(self.panels)[:, None] * self.panel_elements
+            return panels + np.array(self.group_starts[: self.groups : self.block_groups], np.int64)
         starts, place = np.empty((self.panels, self.blocks), np.int64), 0
         curve = ZCurve(self.blocks, self.panels, 1, self.block_panels)
         for down, across in curve.starts:
@@ -203,7 +208,7 @@ class PanelLayout:
             uint32, of one dimension.
         """
         stream = aligned(self.nbytes // 4)
-        table = stream if self.blocks == 1 else np.empty_like(stream)
+        table = np.empty_like(stream) if self.block_panels else stream
         panels = table.reshape(self.panels, self.panel_elements)
         words = self._whole_units(matrix.words)
         for group in range(self.groups):
@@ -213,7 +218,7 @@ class PanelLayout:
             self._write(of_codes, place(rows, self.bits))
             self._write(of_scales, matrix.scales[group : group + 1])
             self._write(of_zeros, matrix.zeros[group : group + 1])
-        if self.blocks > 1:
+        if self.block_panels:
             for cell, run in self._cells(stream, panels):
                 cell[:] = run
         return stream
@@ -225,7 +230,7 @@ class PanelLayout:
             uint32, ``K * bits // 32`` × N; scales, G × N; zeros, G × N.
         """
         panels = stream.reshape(self.panels, self.panel_elements)
-        if self.blocks > 1:
+        if self.block_panels:
             panels = np.empty_like(panels)
             for cell, run in self._cells(stream, panels):
                 run[:] = cell
