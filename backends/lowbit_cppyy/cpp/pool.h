@@ -27,7 +27,7 @@
 
 namespace lowbit {
 
-enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, TINY = 4 };
+enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, TINY = 4, STRANGE = 5 };
 
 // While it lives, this thread takes no signal but those of its own mistakes, and neither do threads that it starts:
 // signals from outside are for the threads of the program that uses this, whose handlers may not expect ours.
