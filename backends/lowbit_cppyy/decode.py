@@ -3,10 +3,9 @@
 Their kernels are compiled when an operation is first called. Nothing is split between threads but what is large.
 """
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,17 +14,12 @@ from lowbit.backend import Declaration
 from lowbit.bounds import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation
-from lowbit_cppyy import processor
-from lowbit_cppyy.compiler import Pool, preparing, raise_failure, runtime
+from lowbit_cppyy.blocks_of_integers import BlockOperations
+from lowbit_cppyy.compiler import Pool, preparing
 from lowbit_cppyy.heads import mixed, scores, tile_channels
 from lowbit_cppyy.isa import InstructionSet
-from lowbit_cppyy.pieces import TURN, Piece, piece
-
-STRANGE = 5
-"""What a call answers where an argument is wrong that no check of the specification looks at."""
-
-# For a call with nothing to do.
-FLOATS, DOUBLES, NUMBERS = np.zeros(1, np.float32), np.zeros(1, np.float64), np.zeros(1, np.int64)
+from lowbit_cppyy.passes import DOUBLES, FLOATS, NUMBERS, Calls, Passes, done
+from lowbit_cppyy.pieces import TURN, piece
 
 _HALVINGS = 6  # log2 of TURN
 
@@ -51,27 +45,12 @@ TURNS = Declaration(arithmetic=Arithmetic("direct", "float32", lambda length, _:
 """A cosine is rounded when it is stored, multiplied and added."""
 
 
-class Passes:
-    """The kernels of one operation as C++ sees them; keeps alive what it points to."""
-
-    def __init__(self, pieces: Sequence[Piece], pool: Pool, channels: int = 0) -> None:
-        compiled = runtime()
-        self._kept = pool
-        kernels = np.array([compiled.kernel(one) for one in pieces], np.uint64)
-        sizes = len(kernels), pieces[0].table.lanes, channels
-        self.handle: int = compiled.bridge.create_passes(pool.handle, kernels, *sizes)
-        weakref.finalize(self, compiled.bridge.destroy_passes, self.handle).atexit = False
-
-
-class DecodeKernels:
-    """For one instruction set and one pool of threads: functions that answer with 0 or a code of `FAILURES`."""
+class DecodeKernels(Calls):
+    """The functions of ``cpp/decode.h``."""
 
     def __init__(self, table: InstructionSet, pool: Pool) -> None:
-        self._table, self._pool = table, pool
+        super().__init__("decode.h", table, pool)
         self._heads: dict[int, Passes] = {}
-        with preparing:
-            runtime().include("decode.h")
-        self._bridge: Any = runtime().bridge
 
     @cached_property
     def rms_norm(self) -> Callable[..., int]:
@@ -107,25 +86,9 @@ class DecodeKernels:
                 made = self._heads[head_dim]
         return made.handle
 
-    def _call(self, name: str, passes: tuple[str, ...], *nothing: object) -> Callable[..., int]:
-        """A function of `lowbit::bridge` with the kernels that it takes first."""
-        with preparing:
-            made = Passes([piece(one, self._table) for one in passes], self._pool)
-            function = self._function(name, made.handle, *nothing)
-        return lambda *arguments: function(made.handle, *arguments)
 
-    def _function(self, name: str, *nothing: object) -> Callable[..., int]:
-        """A function of `lowbit::bridge`, called once with nothing to do: so cppyy compiles here what it needs for the
-        call, and not where a fork may meet it."""
-        with preparing:
-            function: Callable[..., int] = getattr(self._bridge, name)
-            function.__release_gil__ = True  # type: ignore[attr-defined]  # cppyy's
-            function(*nothing)
-        return function
-
-
-class DecodeOperations:
-    """The hooks of the chapters `lowbit.blocks`, `lowbit.attention` and `lowbit.rope`."""
+class DecodeOperations(BlockOperations):
+    """The hooks of the chapters `lowbit.blocks`, `lowbit.attention`, `lowbit.rope` and those of its base."""
 
     declared: ClassVar[dict[str, Declaration]] = {
         "blocks.rms_norm": SUMS,
@@ -133,30 +96,30 @@ class DecodeOperations:
         "attention.softmax": SUMS,
         "attention.attend": HEADS,
         "rope.rotate": TURNS,
+        **BlockOperations.declared,
     }
-    _isa: str | None
-    _threads_of_this: Callable[[], Pool]
 
     @cached_property
     def _decode(self) -> DecodeKernels:
-        return DecodeKernels(processor.choose_table(self._isa), self._threads_of_this())
+        return DecodeKernels(self._table_of_this, self._threads_of_this())
 
     def warm_up(self, operation: str) -> None:
         """Compile the kernels of an operation; see `lowbit.backend.Backend.warm_up`."""
         if operation in self.declared:
-            getattr(self._decode, operation.partition(".")[2])
+            chapter, _, name = operation.partition(".")
+            getattr(self._blocks if chapter == "bfp" else self._decode, name)
 
     def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
         out = np.empty_like(x)
-        return _done(self._decode.rms_norm(x, gain, float(epsilon), *x.shape, out), out)
+        return done(self._decode.rms_norm(x, gain, float(epsilon), *x.shape, out), out)
 
     def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
         out = np.empty_like(gate)
-        return _done(self._decode.swiglu(gate, up, gate.size, out), out)
+        return done(self._decode.swiglu(gate, up, gate.size, out), out)
 
     def _attention_softmax(self, scores: Floats) -> Floats:
         out = np.empty_like(scores)
-        return _done(self._decode.softmax(scores, *scores.shape, out), out)
+        return done(self._decode.softmax(scores, *scores.shape, out), out)
 
     def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
         out = np.empty_like(x)
@@ -164,7 +127,7 @@ class DecodeOperations:
         partners = np.ascontiguousarray(turn.layout.partner, np.int64)
         if sines.shape != cosines.shape or partners.shape != cosines.shape[1:]:
             raise ArgumentError("turn", f"sines {sines.shape} and {partners.size} partners", f"{cosines.shape}, both")
-        return _done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
+        return done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
 
     def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
         out = np.empty_like(queries)
@@ -181,13 +144,4 @@ class DecodeOperations:
             length * head_dim,
         )
         kernels = self._decode.heads(head_dim)
-        return _done(self._decode.attend(kernels, queries, keys, values, *sizes, out), out)
-
-
-def _done(status: int, out: Floats) -> Floats:
-    """The result, if there is one."""
-    if status == STRANGE:
-        raise ArgumentError("turn", "a partner outside the head", "channels of the head")
-    if status:
-        raise_failure(status)
-    return out
+        return done(self._decode.attend(kernels, queries, keys, values, *sizes, out), out)

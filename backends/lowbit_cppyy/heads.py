@@ -115,7 +115,7 @@ def weighted(stride: int, columns: int, table: InstructionSet) -> Piece:
         for place in places:
             turn.append(load("v", "w", token * stride + place))
             turn.append(Instruction("fmadd", sums[place][token], ("v", f"p{token}", sums[place][token])))
-    body = (
+    body: tuple[Step, ...] = (
         *(load(sums[place][0], "y", place) for place in places),
         *(constant(sums[place][1], 0.0) for place in places),
         Loop("i", "groups", (*turn, Advance("w", 2 * stride), Advance("x", 2))),

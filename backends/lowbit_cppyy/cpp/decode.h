@@ -8,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "linear.h"
+#include "bridge.h"
 
 namespace lowbit {
 

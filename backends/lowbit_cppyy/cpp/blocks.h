@@ -1,0 +1,248 @@
+// Block Floating Point: cast, decode, dot products in integers and their sums in float32 (lowbit.bfp, lowbit.bfp_dot).
+//
+// Dot products of 8-bit mantissas, where blocks fit registers, are a generated kernel (blocks_of_integers.py). The rest
+// is written by hand, because blocks have any length: what is done with an element depends on its whole block, so that
+// there is no loop over whole registers. Every result is exact, or one rounding, so none depends on the compiler.
+#pragma once
+
+#include <cmath>
+#include <cstdlib>
+
+#include "decode.h"
+
+namespace lowbit {
+
+struct Format {
+  std::int64_t block, mantissa, reach;  // elements, bits of a mantissa, largest exponent
+
+  std::int64_t top() const { return (std::int64_t{1} << (mantissa - 1)) - 1; }
+  std::int64_t blocks(std::int64_t n) const { return (n + block - 1) / block; }
+};
+
+// 2^e of float64, for -1022 <= e <= 1023.
+inline double wide_power_of_two(std::int64_t e) {
+  const std::uint64_t a = static_cast<std::uint64_t>(e + 1023) << 52;
+  double d;
+  std::memcpy(&d, &a, sizeof d);
+  return d;
+}
+
+// The exponent of a block: from the bits of the largest magnitude, which are in the order of the magnitudes.
+inline std::int64_t exponent_of(const float* x, std::int64_t n, const Format& format) {
+  std::uint32_t largest = 0;
+  for (std::int64_t k = 0; k < n; ++k) {
+    std::uint32_t a;
+    std::memcpy(&a, x + k, sizeof a);
+    largest = std::max(largest, a & 0x7FFFFFFFu);
+  }
+  if (largest == 0) return -format.reach;
+  float magnitude;
+  std::memcpy(&magnitude, &largest, sizeof largest);
+  int power;
+  std::frexp(magnitude, &power);
+  return std::min(std::max(power - 1 - (format.mantissa - 2), -format.reach), format.reach);
+}
+
+// rint(x * inverse) saturated at the top. Adding `integers` rounds to nearest, ties to even; its low bits are the result.
+template <class Real, class Bits, class Mantissa>
+inline void round_block(const float* x, std::int64_t n, Real inverse, Real top, Real integers, Mantissa* mantissas) {
+  for (std::int64_t k = 0; k < n; ++k) {
+    const Real scaled = static_cast<Real>(x[k]) * inverse;  // exact, or far below a half
+    const Real below = scaled < top ? scaled : top;
+    const Real shifted = (below > -top ? below : -top) + integers;
+    Bits a;
+    std::memcpy(&a, &shifted, sizeof a);
+    mantissas[k] = static_cast<Mantissa>(a);
+  }
+}
+
+// Powers of two from 2^-127 to 2^127 are float32, so narrow mantissas with an 8-bit exponent need no more.
+template <class Mantissa>
+inline void cast_row(const float* x, std::int64_t n, const Format& format, Mantissa* mantissas,
+                     std::int16_t* exponents) {
+  for (std::int64_t start = 0; start < n; start += format.block) {
+    const std::int64_t length = std::min(format.block, n - start), e = exponent_of(x + start, length, format);
+    if (sizeof(Mantissa) == 1 && e >= -127 && e <= 127)
+      round_block<float, std::uint32_t>(x + start, length, power_of_two(-e), static_cast<float>(format.top()),
+                                        12582912.0f, mantissas + start);
+    else
+      round_block<double, std::uint64_t>(x + start, length, wide_power_of_two(-e), static_cast<double>(format.top()),
+                                         6755399441055744.0, mantissas + start);
+    exponents[start / format.block] = static_cast<std::int16_t>(e);
+  }
+}
+
+template <class Mantissa>
+inline Status cast(Pool& pool, const float* x, std::int64_t rows, std::int64_t n, const Format& format,
+                   Mantissa* mantissas, std::int16_t* exponents) {
+  return spread(pool, rows, 4 * n, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t r = first; r < last; ++r)
+      cast_row(x + r * n, n, format, mantissas + r * n, exponents + r * format.blocks(n));
+  });
+}
+
+template <class Mantissa>
+inline Status decode(Pool& pool, const Mantissa* mantissas, const std::int16_t* exponents, std::int64_t rows,
+                     std::int64_t n, const Format& format, float* out) {
+  return spread(pool, rows, 2 * n, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t r = first; r < last; ++r)
+      for (std::int64_t start = 0; start < n; start += format.block) {
+        const double step = wide_power_of_two(exponents[r * format.blocks(n) + start / format.block]);
+        const std::int64_t stop = std::min(start + format.block, n);
+        for (std::int64_t k = r * n + start; k < r * n + stop; ++k)
+          out[k] = static_cast<float>(static_cast<double>(mantissas[k]) * step);  // exact in float64
+      }
+  });
+}
+
+// **Dot products** of R rows with S rows of n elements: sums, R x S x P for P blocks, and the sums of their exponents.
+struct Operand {
+  const void* mantissas;
+  const std::int16_t* exponents;
+  std::int64_t rows;
+};
+
+inline void add_exponents(const Operand& a, const Operand& b, std::int64_t blocks, std::int64_t first,
+                          std::int64_t last, std::int32_t* exponents) {
+  for (std::int64_t r = 0; r < a.rows; ++r)
+    for (std::int64_t s = first; s < last; ++s)
+      for (std::int64_t j = 0; j < blocks; ++j)
+        exponents[(r * b.rows + s) * blocks + j] = a.exponents[r * blocks + j] + b.exponents[s * blocks + j];
+}
+
+// Mantissas of any width, as 32-bit integers.
+inline Status dot(Pool& pool, const Operand& a, const Operand& b, std::int64_t n, std::int64_t block,
+                  std::int64_t* sums, std::int32_t* exponents) {
+  const std::int64_t blocks = (n + block - 1) / block;
+  return spread(pool, b.rows, 2 * a.rows * n, [&](std::int64_t first, std::int64_t last) {
+    const auto row = [n](const Operand& x, std::int64_t r) { return static_cast<const std::int32_t*>(x.mantissas) + r * n; };
+    for (std::int64_t r = 0; r < a.rows; ++r)
+      for (std::int64_t s = first; s < last; ++s)
+        for (std::int64_t j = 0; j < blocks; ++j) {
+          std::int64_t sum = 0;
+          for (std::int64_t k = j * block; k < std::min((j + 1) * block, n); ++k)
+            sum += static_cast<std::int64_t>(row(a, r)[k]) * row(b, s)[k];
+          sums[(r * b.rows + s) * blocks + j] = sum;
+        }
+    add_exponents(a, b, blocks, first, last, exponents);
+  });
+}
+
+// 8-bit mantissas, in blocks that a kernel was made for: it takes `passes.lanes` blocks of b a turn.
+inline Status dot_bytes(const Passes& passes, const Operand& a, const Operand& b, std::int64_t n, std::int64_t blocks,
+                        std::int64_t* sums, std::int32_t* exponents) {
+  constexpr std::int64_t most = 512;  // sums at once
+  const std::int64_t lanes = passes.lanes, rows_a_turn = lanes / blocks, turns = (b.rows + rows_a_turn - 1) / rows_a_turn;
+  std::atomic<bool> failed{false};
+  const Status status = spread(*passes.pool, turns, a.rows * n * rows_a_turn / 4, [&](std::int64_t first, std::int64_t last) {
+    const Scratch room = scratch((a.rows + rows_a_turn) * n);
+    if (!room) return failed.store(true);
+    std::uint8_t *const plus_128 = static_cast<std::uint8_t*>(room.get()), *const copy = plus_128 + a.rows * n;
+    const std::uint8_t* const from_a = static_cast<const std::uint8_t*>(a.mantissas);
+    const std::uint8_t* const from_b = static_cast<const std::uint8_t*>(b.mantissas);
+    for (std::int64_t k = 0; k < a.rows * n; ++k) plus_128[k] = from_a[k] ^ 0x80;
+    alignas(64) float found[most];
+    const auto take = [&](const std::uint8_t* rows, std::int64_t s, std::int64_t count) {
+      for (std::int64_t r = 0; r < a.rows; ++r) {
+        const std::int64_t wanted = std::min(count * rows_a_turn, b.rows - s) * blocks;
+        passes.call[0](reinterpret_cast<const std::uint32_t*>(rows),
+                       reinterpret_cast<const std::uint32_t*>(plus_128 + r * n), nullptr, nullptr, found,
+                       Sizes{count, 0, nullptr, nullptr, nullptr});
+        for (std::int64_t i = 0; i < wanted; ++i) {
+          std::int32_t one;
+          std::memcpy(&one, found + i, sizeof one);
+          sums[(r * b.rows + s) * blocks + i] = one;
+        }
+      }
+    };
+    const std::int64_t whole = std::min(last, b.rows / rows_a_turn);
+    for (std::int64_t turn = first; turn < whole; turn += most / lanes)
+      take(from_b + turn * rows_a_turn * n, turn * rows_a_turn, std::min(most / lanes, whole - turn));
+    if (whole < last) {
+      const std::int64_t s = whole * rows_a_turn;
+      std::memset(copy, 0, rows_a_turn * n);
+      std::memcpy(copy, from_b + s * n, (b.rows - s) * n);
+      take(copy, s, 1);
+    }
+    add_exponents(a, b, blocks, first * rows_a_turn, std::min(last * rows_a_turn, b.rows), exponents);
+  });
+  return failed ? NO_MEMORY : status;
+}
+
+// y + s * 2^e rounded once: the sum in float64 is rounded to odd, so that rounding it to float32 is as good as rounding
+// the exact sum (lowbit.bfp_dot.add_rounded_once). What the first rounding lost is found exactly by Knuth's sum.
+inline float add_rounded_once(float y, std::int64_t s, std::int32_t e) {
+  const double integer = static_cast<double>(s), wide = y;
+  const double term = e > -900 && e < 900 ? integer * wide_power_of_two(e) : std::ldexp(integer, e);
+  double sum = wide + term;
+  const double part = sum - wide;
+  const double lost = (wide - (sum - part)) + (term - part);
+  std::uint64_t a;
+  std::memcpy(&a, &sum, sizeof a);
+  if (lost != 0 && (a & 1) == 0 && std::isfinite(sum)) {
+    a += (lost > 0) == (sum > 0) ? 1 : -1;
+    std::memcpy(&sum, &a, sizeof a);
+  }
+  return static_cast<float>(sum);
+}
+
+inline Status total(Pool& pool, const std::int64_t* sums, const std::int32_t* exponents, std::int64_t count,
+                    std::int64_t blocks, float* out) {
+  return spread(pool, count, 16 * blocks, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first; i < last; ++i) {
+      float y = 0;
+      for (std::int64_t j = i * blocks; j < (i + 1) * blocks; ++j) y = add_rounded_once(y, sums[j], exponents[j]);
+      out[i] = y;
+    }
+  });
+}
+
+namespace bridge {
+
+// Mantissas of `bytes` bytes each. Nothing is done where there are no rows, whatever the addresses.
+
+inline int cast(std::uintptr_t pool, const float* x, std::int64_t rows, std::int64_t n, std::int64_t block,
+                std::int64_t mantissa, std::int64_t reach, int bytes, void* mantissas, std::int16_t* exponents) {
+  if (rows == 0) return OK;
+  Pool& threads = *reinterpret_cast<Pool*>(pool);
+  const Format format{block, mantissa, reach};
+  if (bytes == 1) return lowbit::cast(threads, x, rows, n, format, static_cast<std::int8_t*>(mantissas), exponents);
+  if (bytes == 2) return lowbit::cast(threads, x, rows, n, format, static_cast<std::int16_t*>(mantissas), exponents);
+  return lowbit::cast(threads, x, rows, n, format, static_cast<std::int32_t*>(mantissas), exponents);
+}
+
+inline int decode(std::uintptr_t pool, const void* mantissas, const std::int16_t* exponents, std::int64_t rows,
+                  std::int64_t n, std::int64_t block, int bytes, float* out) {
+  if (rows == 0) return OK;
+  Pool& threads = *reinterpret_cast<Pool*>(pool);
+  const Format format{block, 0, 0};
+  if (bytes == 1)
+    return lowbit::decode(threads, static_cast<const std::int8_t*>(mantissas), exponents, rows, n, format, out);
+  if (bytes == 2)
+    return lowbit::decode(threads, static_cast<const std::int16_t*>(mantissas), exponents, rows, n, format, out);
+  return lowbit::decode(threads, static_cast<const std::int32_t*>(mantissas), exponents, rows, n, format, out);
+}
+
+inline int dot(std::uintptr_t pool, const void* a, const std::int16_t* a_exponents, std::int64_t a_rows, const void* b,
+               const std::int16_t* b_exponents, std::int64_t b_rows, std::int64_t n, std::int64_t block,
+               std::int64_t* sums, std::int32_t* exponents) {
+  if (a_rows == 0) return OK;
+  return lowbit::dot(*reinterpret_cast<Pool*>(pool), {a, a_exponents, a_rows}, {b, b_exponents, b_rows}, n, block, sums,
+                     exponents);
+}
+
+inline int dot_bytes(std::uintptr_t passes, const void* a, const std::int16_t* a_exponents, std::int64_t a_rows,
+                     const void* b, const std::int16_t* b_exponents, std::int64_t b_rows, std::int64_t n,
+                     std::int64_t blocks, std::int64_t* sums, std::int32_t* exponents) {
+  if (a_rows == 0) return OK;
+  return lowbit::dot_bytes(*at<Passes>(passes), {a, a_exponents, a_rows}, {b, b_exponents, b_rows}, n, blocks, sums,
+                           exponents);
+}
+
+inline int total(std::uintptr_t pool, const std::int64_t* sums, const std::int32_t* exponents, std::int64_t count,
+                 std::int64_t blocks, float* out) {
+  return count == 0 ? OK : lowbit::total(*reinterpret_cast<Pool*>(pool), sums, exponents, count, blocks, out);
+}
+
+}  // namespace bridge
+}  // namespace lowbit
