@@ -7,8 +7,9 @@ which they depend on each other, and each step begins with the best of the one b
 1. *tile*: the method, registers side by side (t_u), chains of sums, rows of x at once. Out of all that fit, those that
    `lowbit_cppyy.prediction` holds for fastest, some of each method, since the model may be wrong about a method;
 2. *turn*: units in a turn of the loop, m_u in units;
-3. *stream*: how far ahead lines are asked for, and how wide a panel is; only memory can tell;
-4. *block*: the Z-curve with the block of equation 5, against column panels.
+3. *ahead*: how far ahead lines are asked for; from here on, only memory can tell;
+4. *panel*: how wide a panel is, for one row of x; a matrix is prepared once for all purposes;
+5. *block*: the Z-curve with the block of equation 5, against column panels.
 
 Only what keeps the backend's promises is tried (`lowbit_cppyy.recipe.METHODS_FOR`).
 """
@@ -21,7 +22,7 @@ from lowbit.errors import ArgumentError
 from lowbit_cppyy.choices import default_recipe, usable
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
-from lowbit_cppyy.prediction import Prediction, predict
+from lowbit_cppyy.prediction import Prediction, predict, rank
 from lowbit_cppyy.recipe import METHODS_FOR, PURPOSES, Purpose, Recipe
 
 MOST_OF_A_METHOD = 6
@@ -89,14 +90,14 @@ def tiles(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> dict[
     default = default_recipe(purpose, layout, table)
     found = {default: predict(default, layout, table)}
     for method in METHODS_FOR[purpose]:
-        fitting = {}
+        ranked = []
         for recipe in _of_a_method(replace(default, method=method), purpose):
             if recipe != default and usable(recipe, layout, table):
-                prediction = predict(recipe, layout, table)
-                if prediction.registers <= table.registers:
-                    fitting[recipe] = prediction
-        best = sorted(fitting, key=lambda recipe: (fitting[recipe].cycles, fitting[recipe].registers, recipe.name))
-        found |= {recipe: fitting[recipe] for recipe in best[:MOST_OF_A_METHOD]}
+                cycles, registers = rank(recipe, layout, table)
+                if registers <= table.registers:
+                    ranked.append((cycles, registers, recipe.name, recipe))
+        best = [recipe for *_, recipe in sorted(ranked)[:MOST_OF_A_METHOD]]
+        found |= {recipe: predict(recipe, layout, table) for recipe in best}
     return found
 
 
@@ -115,14 +116,15 @@ def turns(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> list[Re
     return [other for other in others if usable(other, layout, table)]
 
 
-def streams(candidate: Candidate, layout: PanelLayout, table: InstructionSet, *, panels: bool) -> list[Candidate]:
-    """The candidate with other distances ahead and, where the layout is still open, other panels."""
-    recipe = candidate.recipe
-    found = [replace(recipe, ahead=ahead) for ahead in AHEAD if ahead != recipe.ahead]
-    if panels:
-        found += [replace(recipe, panel=panel) for panel in PANELS if panel != recipe.panel]
-    found = [each for each in found if usable(each, replace(layout, panel=each.panel), table)]
-    return [replace(candidate, recipe=each) for each in found]
+def aheads(recipe: Recipe) -> list[Recipe]:
+    """The recipe with other distances ahead."""
+    return [replace(recipe, ahead=ahead) for ahead in AHEAD if ahead != recipe.ahead]
+
+
+def panels(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> list[Recipe]:
+    """The recipe with other panels."""
+    others = [replace(recipe, panel=panel) for panel in PANELS if panel != recipe.panel]
+    return [other for other in others if usable(other, replace(layout, panel=other.panel), table)]
 
 
 def block(candidate: Candidate, layout: PanelLayout, table: InstructionSet, cache_bits: int) -> Candidate | None:

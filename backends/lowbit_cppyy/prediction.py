@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 from lowbit.blocking import equation_4
 from lowbit.program import Element, Instruction, Loop, Program, Step, live_registers
+from lowbit.vector import VOCABULARY
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.microkernel import micro_kernel
@@ -39,6 +40,8 @@ LOADS = ("load_int", "load_float", "load_half", "load_byte", "broadcast_int", "b
 
 PREFETCHES = ("prefetch", "prefetch_once")
 FREE = (*PREFETCHES, "store", "as_float")
+"""Words that are no arithmetic."""
+
 PER_CYCLE = 2
 LATENCY = 4
 
@@ -75,31 +78,63 @@ def predict(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> Predi
         table: the instruction set.
     """
     program = micro_kernel(recipe, table.lanes)
-    words = words_of_a_group(recipe, layout, program)
-    instructions = {word: count * spelled(table, word) for word, count in words.items() if word not in PREFETCHES}
-    loads = sum(count for word, count in instructions.items() if word in LOADS)
-    arithmetic = sum(count for word, count in instructions.items() if word not in LOADS + FREE)
-    group = min(layout.group_size, layout.rows)
-    products = group * recipe.rows * recipe.registers
-    waiting = LATENCY * additions(recipe, group)
+    products, instructions = _instructions(recipe, layout, table, program)
     return Prediction(
         live_registers(program),
         counted_registers(program),
         equation_4(1, recipe.registers),
         sum(instructions.values()) / products,
-        max(arithmetic / PER_CYCLE, loads / PER_CYCLE, waiting) / products,
+        _cycles(recipe, layout, instructions) / products,
         layout.nbytes / (layout.rows * layout.columns),
     )
 
 
+def rank(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> tuple[float, int]:
+    """Cycles and registers alone, as `predict`: what a search orders hundreds of recipes by."""
+    program = micro_kernel(recipe, table.lanes)
+    products, instructions = _instructions(recipe, layout, table, program)
+    return _cycles(recipe, layout, instructions) / products, counted_registers(program)
+
+
+def _instructions(
+    recipe: Recipe, layout: PanelLayout, table: InstructionSet, program: Program
+) -> tuple[int, Mapping[str, int]]:
+    """The products of a group, and for each word the instructions that it comes to."""
+    words = words_of_a_group(recipe, layout, program)
+    group = min(layout.group_size, layout.rows)
+    spelled_out = {word: count * spelled(table, word) for word, count in words.items() if word not in PREFETCHES}
+    return group * recipe.rows * recipe.registers, spelled_out
+
+
+def _cycles(recipe: Recipe, layout: PanelLayout, instructions: Mapping[str, int]) -> float:
+    loads = sum(count for word, count in instructions.items() if word in LOADS)
+    arithmetic = sum(count for word, count in instructions.items() if word not in LOADS + FREE)
+    waiting = LATENCY * additions(recipe, min(layout.group_size, layout.rows))
+    return max(arithmetic / PER_CYCLE, loads / PER_CYCLE, waiting)
+
+
 def counted_registers(program: Program) -> int:
     """The registers that the innermost loop needs at once for what it computes."""
-    computed = {step.target for step in program.instructions() if step.target and step.word not in LOADS}
+    instructions = list(program.instructions())
+    computed = {step.target for step in instructions if step.target and step.word not in LOADS}
     loop = next(_loops_of_turns(program.body))
     inside = [step for step in loop.body if isinstance(step, Instruction)]
     used = {name for step in inside for name in (step.target, *step.reads())}
-    everything = {step.target for step in program.instructions()}
-    return live_registers(program, everything - (computed & used))
+    first = {step.target: step for step in reversed(instructions) if step.target in used}
+    alone = Program(program.lanes, (*_read_first(inside, first), loop))  # the loop with what it needs, and nothing else
+    return live_registers(alone, set(first) - computed)
+
+
+def _read_first(inside: Sequence[Instruction], first: Mapping[str, Instruction]) -> Iterator[Instruction]:
+    """A broadcast for each register that is read before it is written."""
+    written: set[str] = set()
+    for step in inside:
+        for name in step.reads():
+            if name not in written:
+                written.add(name)
+                kind = VOCABULARY[first[name].word].gives
+                yield Instruction("broadcast_int" if kind == "int" else "broadcast_float", name, (0,))
+        written.add(step.target)
 
 
 def _loops_of_turns(steps: Sequence[Step]) -> Iterator[Loop]:

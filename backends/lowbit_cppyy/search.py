@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal, Protocol
 
-from lowbit_cppyy.candidates import Candidate, block, streams, tiles, turns
+from lowbit_cppyy.candidates import Candidate, aheads, block, panels, tiles, turns
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.prediction import Prediction, predict
@@ -119,9 +119,13 @@ def search(
     best = race.run("tile", map(Candidate, predicted), "cache")
     wider = [replace(each, recipe=recipe) for each in best for recipe in turns(each.recipe, layout, table)]
     best = race.run("turn", [*best, *wider], "cache")[:2]
-    others = [other for each in best for other in streams(each, layout, table, panels=purpose == "vector")]
-    best = race.run("stream", [default, *best, *others], "memory")
-    blocked = block(best[0], layout, table, cache_bits) if purpose == "vector" else None
+    others = [replace(each, recipe=recipe) for each in best for recipe in aheads(each.recipe)]
+    best = race.run("ahead", [default, *best, *others], "memory")[:2]
+    blocked = None
+    if purpose == "vector":
+        wide = [replace(each, recipe=recipe) for each in best for recipe in panels(each.recipe, layout, table)]
+        best = race.run("panel", [*best, *wide], "memory")[:2]
+        blocked = block(best[0], layout, table, cache_bits)
     if blocked:
         best = race.run("block", [*best, blocked], "memory")
     return _last(race, default, best[0], blocked)
