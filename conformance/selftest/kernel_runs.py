@@ -18,7 +18,7 @@ from lowbit.integer import ACTIVATIONS
 from lowbit.packing import BITS
 from lowbit_cppyy import processor
 from lowbit_cppyy.compiler import Linear, Pool, Route, runtime
-from lowbit_cppyy.isa import TABLES, InstructionSet
+from lowbit_cppyy.isa import AVX2, AVX512, TABLES, InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.microkernel import micro_kernel
@@ -33,9 +33,19 @@ Kind = tuple[ScaleDtype, Convention]
 KINDS: list[Kind] = [(scales, convention) for scales in SCALE_DTYPES for convention in CONVENTIONS]
 
 
+ADDS_TO = {"avxvnni": AVX2, "avx512vnni": AVX512}
+"""Tables that are another one with an instruction for `dot4`; what does not multiply integers is the same there."""
+
+
 def kind_of(purpose: Purpose, bits: int) -> Kind:
     """The kinds of scales and zeros go round, so that no test needs a kernel for each of them."""
-    return KINDS[(PURPOSES.index(purpose) + BITS.index(bits)) % len(KINDS)]
+    number = ("vector", "rows", "integer vector", "integer rows").index(purpose.removeprefix("many "))
+    return KINDS[(number + BITS.index(bits)) % len(KINDS)]
+
+
+def purposes_of(table: InstructionSet) -> list[Purpose]:
+    """The purposes whose kernels are this table's own."""
+    return [purpose for purpose in PURPOSES if table.name not in ADDS_TO or purpose.startswith("integer")]
 
 
 # Matrices and activations.

@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 from kernel_runs import (
+    ADDS_TO,
     HERE,
     KINDS,
     Compiled,
@@ -13,6 +14,7 @@ from kernel_runs import (
     assert_same_bits,
     interpreted,
     kind_of,
+    purposes_of,
     recipes,
     some_blocks,
     some_matrix,
@@ -25,7 +27,7 @@ from lowbit.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.choices import PANEL, default_recipe
 from lowbit_cppyy.isa import AVX2, PLAIN, TABLES, InstructionSet
 from lowbit_cppyy.layout import PanelLayout
-from lowbit_cppyy.recipe import INTEGER, PURPOSES, Method, Recipe
+from lowbit_cppyy.recipe import INTEGER, Method, Recipe
 
 LANES = sorted({table.lanes for table in TABLES.values()})
 
@@ -114,6 +116,8 @@ def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[Quant
 def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
     """Every method that there is: not one rounding differs."""
     for recipe in recipes(table.lanes, bits, *KINDS[BITS.index(bits)]):
+        if table.name in ADDS_TO and recipe.method != "dot4":
+            continue
         matrix, x, bits_expected = expected(replace(recipe, panel=32), 1, table.lanes, table.fused)
         assert_same_bits(Compiled(matrix, replace(recipe, panel=32), table)(x), bits_expected)
 
@@ -122,7 +126,7 @@ def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, ta
 @pytest.mark.parametrize("bits", BITS)
 def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
     """Those of `choices`, for one row of x less than they take; the kinds of scales go round."""
-    for purpose in PURPOSES:
+    for purpose in purposes_of(table):
         scales, convention = kind_of(purpose, bits)
         layout = PanelLayout.of(some_matrix(bits, 32, 21, 23, convention, scales), PANEL)
         recipe = default_recipe(purpose, layout, table)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from kernel_runs import HERE
+from kernel_runs import ADDS_TO, HERE
 
 from lowbit.vector import UNUSED, VOCABULARY, multiply_then_add
 from lowbit_cppyy.compiler import runtime
@@ -197,3 +197,12 @@ def test_every_table_has_a_function_for_every_word() -> None:
     """All but `reduce_add`, which no kernel uses, because lanes are columns (errata Q5)."""
     for table in TABLES.values():
         assert set(table.words) == set(VOCABULARY) - set(UNUSED), table.name
+
+
+@pytest.mark.parametrize("name", ADDS_TO)
+def test_a_table_that_adds_an_instruction_differs_in_nothing_else(name: str) -> None:
+    """So tests of kernels without `dot4` need not be made for it again."""
+    table, other = TABLES[name], ADDS_TO[name]
+    assert {word for word in table.words if table.words[word] != other.words[word]} == {"dot4"}
+    same = ("lanes", "registers", "fused", "headers", "types")
+    assert all(getattr(table, field) == getattr(other, field) for field in same)
