@@ -164,7 +164,8 @@ class _Race:
             spent = sum(map(sum, samples.values())) if place == "memory" else 0.0
             if done >= FEWEST_ROUNDS and spent > PATIENCE:
                 break
-            for number, each in enumerate(running):
+            first = done % len(running)  # or each would always follow the same one, and read the same copies
+            for number, each in enumerate(running[first:] + running[:first]):
                 self.watch(step, done * len(running) + number, rounds * len(running))
                 samples[each].append(self.stopwatch.sample(each, place))
         for each, seconds in samples.items():

@@ -142,7 +142,7 @@ class Clock:
                 self._linears[layout, place] = [Linear(layout, stream, self._alone)]
             else:
                 copies = -(-TIMES_THE_CACHE * cache_of_level(3).bytes // stream.nbytes)
-                streams = [stream, *(_copy(stream) for _ in range(max(2, copies) - 1))]
+                streams = [stream, *(_copy(stream) for _ in range(max(2, copies) // 2 * 2))]  # an odd number in all
                 self._linears[layout, place] = [Linear(layout, each, self._all) for each in streams]
         return self._linears[layout, place]
 
