@@ -1,6 +1,6 @@
 """The kernels: their names, their programs and their C++.
 
-**The grammar of a name**, the only place where it is written down:
+**The grammar of a name**, the only place where it is written down::
 
     <product>_<activations>_<codes>_<scales>_<method>_<tile>_<stream>_<instruction set>
 

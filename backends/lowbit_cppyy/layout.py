@@ -2,7 +2,7 @@
 
 A kernel computes a *panel* of P columns at a time and walks down its rows. In the specification's layout each step
 down is a step of a whole row of N words, a new page of memory every time. So a panel's words, scales and zeros are
-stored in the order in which the kernel reads them, as one *stream* of 32-bit elements:
+stored in the order in which the kernel reads them, as one *stream* of 32-bit elements::
 
     panel 0: group 0: unit 0: row of P words [, row of P words, row of P words]      (three rows for 3 bits)
                       unit 1: …

@@ -1,9 +1,11 @@
 """`tune`: Algorithm 4 for one purpose of one kind of matrix on this machine, from γ and η to an outcome on disk.
 
-    γ from the system, η from the table        `lowbit_cppyy.hardware`, `lowbit_cppyy.isa`
-    what fits the registers                    `lowbit_cppyy.candidates`, by `lowbit_cppyy.prediction`
-    which of it is fastest                     `lowbit_cppyy.search`, by `lowbit_cppyy.stopwatch`
-    kept for the backend                       `lowbit_cppyy.outcomes`
+=================================== =================================================================
+γ from the system, η from the table `lowbit_cppyy.hardware`, `lowbit_cppyy.isa`
+what fits the registers             `lowbit_cppyy.candidates`, by `lowbit_cppyy.prediction`
+which of it is fastest              `lowbit_cppyy.search`, by `lowbit_cppyy.stopwatch`
+kept for the backend                `lowbit_cppyy.outcomes`
+=================================== =================================================================
 
 Source: QIGen algorithm 4.
 """
