@@ -130,18 +130,13 @@ class DecodeOperations(BlockOperations):
         return done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
 
     def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+        """Heads of keys and of values may lie any distance apart, as those of a cache with room for more tokens do.
+
+        cppyy takes no array with gaps, so it is given the first head, and the distance to the next.
+        """
         out = np.empty_like(queries)
-        tokens, heads, head_dim = queries.shape
-        kv_heads, length, _ = keys.shape
-        sizes = (
-            tokens,
-            heads,
-            kv_heads,
-            length,
-            head_dim,
-            min(window or 0, length),
-            length * head_dim,
-            length * head_dim,
-        )
+        kv_heads, length, head_dim = keys.shape
+        sizes = *queries.shape[:2], kv_heads, length, head_dim, min(window or 0, length)
+        apart = keys.strides[0] // keys.itemsize, values.strides[0] // values.itemsize
         kernels = self._decode.heads(head_dim)
-        return done(self._decode.attend(kernels, queries, keys, values, *sizes, out), out)
+        return done(self._decode.attend(kernels, queries, keys[0], values[0], *sizes, *apart, out), out)
