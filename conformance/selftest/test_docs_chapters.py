@@ -4,10 +4,14 @@ import re
 import sys
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
+from typer.main import get_command
+
+from lowbit.cli import app
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,6 +118,42 @@ def test_every_module_of_the_specification_has_a_page() -> None:
     }
     pages = {path.stem: path.read_text() for path in (ROOT / "docs/chapters").glob("*.rst")}
     assert pages == {module: f".. chapter:: lowbit.{module}\n" for module in modules}
+
+
+def test_every_module_of_the_generator_has_a_page() -> None:
+    """Each file of backends/lowbit_cppyy but the commands is a chapter of its own, and each page has its file."""
+    files = {path.stem for path in (ROOT / "backends/lowbit_cppyy").glob("*.py")}
+    modules = {name for name in files if name != "__init__" and not name.endswith("_command")}
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs/kernels").glob("*.rst")}
+    assert pages == {module: f".. chapter:: lowbit_cppyy.{module}\n" for module in modules}
+
+
+def test_every_documented_option_exists() -> None:
+    """Each `lowbit` command that the README or a page shows is a command, and has the options that are shown."""
+    shown = [
+        line for file in [ROOT / "README.md", *ROOT.glob("docs/*.rst")] for line in command_lines(file.read_text())
+    ]
+    assert any("kernel show" in line for line in shown)
+    for line in shown:
+        words = line.split()
+        command: Any = get_command(app)
+        while words and hasattr(command, "commands"):
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        asked = {word for word in words if word.startswith("--")}
+        assert asked <= options | {"--help"}, line
+
+
+def command_lines(text: str) -> list[str]:
+    """What follows `lowbit` in each command of a text: in backticks, or at the beginning of an indented line.
+
+    >>> command_lines("Say ``lowbit tune --all``:\\n\\n   X=1 lowbit backends  # which\\n")
+    ['tune --all', 'backends']
+    """
+    quoted = re.findall(r"``?lowbit ([a-z][^`]*)`", text)
+    listed = re.findall(r"^ +(?:[A-Z_]+=\S+ )?lowbit ([a-z].*)", text, re.MULTILINE)
+    return [re.split(r"[#;|&(]", line)[0].strip() for line in (*quoted, *listed)]
 
 
 def test_no_page_needs_a_network() -> None:

@@ -6,6 +6,7 @@ from sphinx.util.typing import ExtensionMetadata
 from lowbit_docs.adapters import AdapterReport
 from lowbit_docs.benchmarks import Benchmarks
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
+from lowbit_docs.kernels import KernelCosts, KernelSource, KernelWords
 from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.operations import Operations
 from lowbit_docs.soak import Soak
@@ -24,6 +25,9 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("source-index", SourceIndex)
     app.add_directive("operations", Operations)
     app.add_directive("traceability", Traceability)
+    app.add_directive("kernel-source", KernelSource)
+    app.add_directive("kernel-words", KernelWords)
+    app.add_directive("kernel-costs", KernelCosts)
     app.add_directive("kill-matrix", KillMatrix)
     app.add_directive("soak", Soak)
     app.add_directive("benchmarks", Benchmarks)
