@@ -1,28 +1,74 @@
-"""The verdict of the conformance suite on a backend, which every row of a benchmark carries."""
+"""The verdict of the conformance suite on a backend, which every row of a benchmark carries.
 
+Asking takes minutes, so an answer is kept in bench/results together with what it follows from: the sources of the
+suite, the specification and the backend, the backend's name and instruction set, and the processor. Where all of these
+are as they were, so is the verdict.
+"""
+
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from lowbit.backend import ENTRY_POINTS
+from lowbit_conformance.report.files import write_atomically
+from lowbit_conformance.report.gather import machine, suite
 
 OPERATIONS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
+KNOWN = Path(__file__).parent / "results/verdicts.json"
 
 
 class Verdicts:
-    """The verdict of the suite on a backend's linear layers, asked for once and in the same environment."""
+    """The verdict of the suite on a backend's linear layers, asked for where it is not known."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], str] = {}
+    def __init__(self, file: Path = KNOWN) -> None:
+        self._file = file
+        try:
+            self._known: dict[str, str] = json.loads(file.read_text())
+        except (OSError, ValueError):
+            self._known = {}
 
     def of(self, name: str, isa: str = "") -> str:
-        """``passed`` and the id of the report, or ``unproven`` with what came instead."""
-        # `isa` forces one of cppyy's instruction sets.
-        if (name, isa) not in self._known:
-            command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--seeds", "1", "--json"]
-            command += [word for operation in OPERATIONS for word in ("--op", operation)]
-            chosen = {"LOWBIT_CPPYY_ISA": isa} if isa else {}
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | chosen)
-            report = json.loads(done.stdout) if done.stdout else {"verdict": f"status {done.returncode}", "id": ""}
-            passed = report["verdict"] == "passed"
-            self._known[name, isa] = f"passed {report['id']}" if passed else f"unproven ({report['verdict']})"
-        return self._known[name, isa]
+        """``passed`` and the id of the report, or ``unproven`` with what came instead.
+
+        Args:
+            name: the backend.
+            isa: forces one of cppyy's instruction sets.
+        """
+        key = " ".join(filter(None, [name, isa, state_of(name)]))
+        if key not in self._known:
+            self._known[key] = asked(name, isa)
+            self._file.parent.mkdir(exist_ok=True)
+            write_atomically(self._file, json.dumps(self._known, indent=1).encode())
+        return self._known[key]
+
+
+def asked(name: str, isa: str) -> str:
+    """What ``lowbit conformance`` says."""
+    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--seeds", "1", "--json"]
+    command += [word for operation in OPERATIONS for word in ("--op", operation)]
+    chosen = {"LOWBIT_CPPYY_ISA": isa} if isa else {}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | chosen)
+    report = json.loads(done.stdout) if done.stdout else {"verdict": f"status {done.returncode}", "id": ""}
+    return f"passed {report['id']}" if report["verdict"] == "passed" else f"unproven ({report['verdict']})"
+
+
+def state_of(name: str) -> str:
+    """A sum over all that a verdict follows from."""
+    total = hashlib.sha256(f"{suite().sha256} {machine()}".encode())
+    for entry in entry_points(group=ENTRY_POINTS):
+        if entry.name == name:
+            for path in sources(entry.module.partition(".")[0]):
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()[:16]
+
+
+def sources(package: str) -> list[Path]:
+    """The files of a package, in order."""
+    spec = find_spec(package)
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    return sorted(path for folder in folders for path in Path(folder).rglob("*") if path.suffix in {".py", ".h"})

@@ -1,7 +1,10 @@
 """The benchmarks' own instruments: the readers read every byte, and the spin runs on every thread."""
 
+from pathlib import Path
+
 import limits
 import pytest
+import verdicts
 
 
 def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,3 +18,32 @@ def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
     reader.try_again(2**20)
     assert reader.fastest == reader.ways[0].name
     assert reader.freedom() > 0
+
+
+def test_verdicts_are_asked_for_once_and_again_when_a_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verdict is kept in a file by name, instruction set and sources, and each of them decides."""
+    questions: list[tuple[str, str]] = []
+
+    def answer(name: str, isa: str) -> str:
+        questions.append((name, isa))
+        return f"passed {len(questions)}"
+
+    monkeypatch.setattr(verdicts, "asked", answer)
+    file = tmp_path / "results/verdicts.json"
+    assert [verdicts.Verdicts(file).of("numpy") for _ in range(2)] == ["passed 1", "passed 1"]
+    assert verdicts.Verdicts(file).of("numpy", "avx2") == "passed 2"
+    before = verdicts.state_of("numpy")
+    monkeypatch.setattr(verdicts, "sources", lambda package: [file])
+    assert verdicts.state_of("numpy") != before
+    assert verdicts.Verdicts(file).of("numpy") == "passed 3"
+    assert questions == [("numpy", ""), ("numpy", "avx2"), ("numpy", "")]
+
+
+def test_a_broken_file_of_verdicts_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a file is not believed and not fatal."""
+    monkeypatch.setattr(verdicts, "asked", lambda name, isa: "unproven (failed)")
+    file = tmp_path / "verdicts.json"
+    file.write_text('{"numpy')
+    assert verdicts.Verdicts(file).of("numpy") == "unproven (failed)"
