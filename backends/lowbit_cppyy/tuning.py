@@ -74,10 +74,10 @@ class Tuned:
             "default": self.kernel(found.default),
             "chosen": self.kernel(found.chosen),
             "chosen_block": _block(found.chosen),
-            "times_faster_than_default": found.faster,
+            "times_faster_than_default": _rounded(found.faster),
             "equation_5": _block(found.block) if found.block else None,
             "trials": [self._trial(trial) for trial in found.trials.values()],
-            "seconds": self.seconds,
+            "seconds": _rounded(self.seconds),
         }
 
     def _trial(self, trial: Trial) -> dict[str, Any]:
@@ -87,10 +87,10 @@ class Tuned:
             "kernel": name,
             "block": _block(candidate),
             "step": trial.step,
-            "predicted": vars(trial.prediction),
-            "compile_seconds": self.compile_seconds.get(name),
-            "cache_gb_per_s": self.rate(candidate, "cache"),
-            "memory_gb_per_s": self.rate(candidate, "memory"),
+            "predicted": {name: _rounded(number) for name, number in vars(trial.prediction).items()},
+            "compile_seconds": _rounded(self.compile_seconds.get(name)),
+            "cache_gb_per_s": _rounded(self.rate(candidate, "cache")),
+            "memory_gb_per_s": _rounded(self.rate(candidate, "memory")),
             "samples": {place: len(samples) for place, samples in trial.samples.items()},
         }
 
@@ -117,6 +117,11 @@ class Tuned:
         """
         key = outcomes.Key.of(self.problem.purpose, self.problem.layout, self.problem.table)
         return outcomes.write(key, self.outcome())
+
+
+def _rounded(number: float | None) -> float | None:
+    """Four digits: more would be noise."""
+    return number if number is None or isinstance(number, int) else float(f"{number:.4g}")
 
 
 def _block(candidate: Candidate) -> dict[str, int] | None:
