@@ -2,6 +2,8 @@
 
 Each function gives the steps that leave one code, as a float, in a register, and says by what power of two that float
 is too large, so that its activation is made as much too small.
+
+Source: QIGen §3, algorithm 2; what goes beyond it is told in `lowbit_cppyy.recipe`.
 """
 
 from collections.abc import Iterator, Sequence

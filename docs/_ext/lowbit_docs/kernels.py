@@ -59,7 +59,7 @@ class KernelSource(KernelDirective):
 
 
 class KernelWords(KernelDirective):
-    """``.. kernel-words:: and permute``: the functions that these words are, in each table."""
+    """``.. kernel-words:: and permute``: the functions that these words are, in three tables."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -68,10 +68,9 @@ class KernelWords(KernelDirective):
         self.note_generator()
         rows: list[list[Cell]] = []
         for word in self.arguments[0].split():
-            for name in ("plain", "avx2", "avx512", "avx512vnni"):
-                body = TABLES[name].words[word]
-                if name != "avx512vnni" or body != TABLES["avx512"].words[word]:
-                    rows.append([[nodes.literal(text=word)], name, [nodes.literal(text=shortened(body))]])
+            for name in ("plain", "avx2", "avx512"):
+                body = shortened(TABLES[name].words[word])
+                rows.append([[nodes.literal(text=word)], name, [nodes.literal(text=body)]])
         return [table(["word", "table", "C++"], rows, [14, 14, 72])]
 
 
@@ -107,6 +106,7 @@ class Cost:
         return max(self.together / PIPES, self.sums / 2, self.conversions / 2)
 
 
+HEADS = "bits|method|table|multiply, add|convert|look up|integer|all|cycles ≥|GB/s ≤".split("|")
 PIPES = 4
 GIGAHERTZ = 4.1
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -167,8 +167,7 @@ class KernelCosts(KernelDirective):
         for bits, method, found in costs():
             if (method in INTEGER) == integers:
                 rows += [row(bits, method, each, found_cost) for each, found_cost in found]
-        heads = ["bits", "method", "table", "sums", "convert", "look up", "integer", "all", "cycles ≥", "GB/s ≤"]
-        return [table(heads, rows, [7, 13, 15, 9, 10, 10, 11, 8, 9, 8])]
+        return [table(HEADS, rows, [7, 13, 15, 9, 10, 10, 11, 8, 9, 8])]
 
 
 def row(bits: int, method: str, each: InstructionSet, found: Cost) -> list[Cell]:
@@ -176,4 +175,4 @@ def row(bits: int, method: str, each: InstructionSet, found: Cost) -> list[Cell]
     kinds = (found.sums, found.conversions, found.lookups, found.integers, found.together, found.cycles)
     rate = bits / 8 * each.lanes / found.cycles * GIGAHERTZ
     name: Cell = [nodes.literal(text=method)]
-    return [str(bits), name, each.name, *(f"{number:.2f}" for number in kinds), f"{rate:.0f}"]
+    return [str(bits), name, each.name, *(f"{number:.2f}" if number else "" for number in kinds), f"{rate:.0f}"]
