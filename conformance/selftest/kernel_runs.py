@@ -234,7 +234,7 @@ def interpreted(
     *,
     fused: bool = True,
     block_groups: int | None = None,
-    block_panels: int = 1,
+    block_panels: int = 0,
 ) -> Floats:
     """``Y = X W`` for at most as many rows of x as the kernel takes at once, by the interpreter alone."""
     layout = PanelLayout.of(matrix, recipe.panel, block_groups=block_groups, block_panels=block_panels)
@@ -268,7 +268,7 @@ class Compiled:
         table: InstructionSet,
         *,
         block_groups: int | None = None,
-        block_panels: int = 1,
+        block_panels: int = 0,
         threads: int = 1,
     ) -> None:
         layout = PanelLayout.of(matrix, recipe.panel, block_groups=block_groups, block_panels=block_panels)

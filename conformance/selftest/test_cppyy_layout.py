@@ -41,12 +41,12 @@ def matrices(draw: st.DrawFn) -> QuantizedMatrix:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[QuantizedMatrix, PanelLayout]:
-    """A matrix with one of its layouts: panels of one to four lines, in blocks of groups and panels or whole."""
+    """A matrix with one of its layouts: panels of two to eight lines, whole, cut into blocks, or along the Z-curve."""
     matrix = draw(matrices())
     panel = draw(st.sampled_from((32, 64, 128)))
     if draw(st.booleans()):
         return matrix, PanelLayout.of(matrix, panel)
-    down, across = draw(st.integers(1, matrix.groups)), draw(st.integers(1, 3))
+    down, across = draw(st.integers(1, matrix.groups)), draw(st.integers(0, 3))
     return matrix, PanelLayout.of(matrix, panel, block_groups=down, block_panels=across)
 
 
