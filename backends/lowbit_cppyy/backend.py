@@ -111,7 +111,7 @@ class CppyyBackend(DecodeOperations, Backend):
     depend neither on that nor on the number of threads.
 
     Args:
-        isa: one of `lowbit_cppyy.isa.TABLES`; by default ``LOWBIT_CPPYY_ISA``, or else the best that this processor has.
+        isa: one of `lowbit_cppyy.isa.TABLES`; by default ``LOWBIT_CPPYY_ISA``, or else the best that there is.
         threads: threads that compute, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else as many as
             affinity, quotas and ``OMP_NUM_THREADS`` allow (`lowbit_cppyy.processor.choose_threads`).
 

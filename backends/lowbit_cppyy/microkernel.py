@@ -18,8 +18,8 @@ A group is whole units, filled up with zeros on both sides, so the program has n
 how many turns of the loop each has, are arguments of the call (``groups``, ``turns``): one kernel serves every group
 size.
 
-The parts that all recipes share are here; `unpacking` takes codes out of words, `integers` has the loop of the integer
-contract.
+The parts that all recipes share are here; `lowbit_cppyy.unpacking` takes codes out of words, `lowbit_cppyy.integers`
+has the loop of the integer contract.
 
 Source: QIGen §3, Algorithms 2 and 3, equation 2; errata Q3, Q5, Q7.
 """

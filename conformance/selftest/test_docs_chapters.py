@@ -156,6 +156,20 @@ def command_lines(text: str) -> list[str]:
     return [re.split(r"[#;|&(]", line)[0].strip() for line in (*quoted, *listed)]
 
 
+def test_short_names_are_links_where_they_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chapters and operations become links; an argument that happens to be called like a chapter does not."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
+    from lowbit_docs.names import full_name
+
+    known = {"lowbit.bounds", "lowbit.vector", "lowbit.integer_bounds", "lowbit.linear.qgemv"}
+    assert full_name("bounds", "is derived in the chapter ", known) == "lowbit.bounds"
+    assert full_name("vector", "the chapters bounds and ", known) == "lowbit.vector"
+    assert full_name("linear.qgemv", "", known) == "lowbit.linear.qgemv"
+    assert full_name("integer_bounds", "derived in ", known) == "lowbit.integer_bounds"
+    assert full_name("bounds", "the limits that ", known) is None
+    assert full_name("no_such_chapter", "the chapter ", known) is None
+
+
 def test_no_page_needs_a_network() -> None:
     """No page, style or drawing of ours names another host to load from; links that a reader follows are welcome."""
     sources = [*ROOT.glob("docs/*.rst"), *ROOT.glob("docs/_static/*"), ROOT / "docs/conf.py"]

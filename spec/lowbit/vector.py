@@ -21,9 +21,9 @@ cvt_int_float(a)      `cvt_int_float`              the integer as float32
 
 The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
 words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
-`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value; and those of the
-chapters `vector_dot`, for several small numbers in a lane and for tables, and `vector_more`, for what stands between
-two linear layers.
+`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value;
+and those of two further chapters: `vector_dot`, for several small numbers in a lane and for tables, and `vector_more`,
+for what stands between two linear layers.
 
 Source: QIGen §2, table 1; errata Q5.
 """

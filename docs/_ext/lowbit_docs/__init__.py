@@ -8,6 +8,7 @@ from lowbit_docs.benchmarks import Benchmarks
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
 from lowbit_docs.kernels import KernelCosts, KernelSource, KernelWords
 from lowbit_docs.matrix import KillMatrix
+from lowbit_docs.names import resolve
 from lowbit_docs.operations import Operations
 from lowbit_docs.soak import Soak
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
@@ -38,4 +39,5 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("verdicts", Verdicts)
     app.connect("env-get-outdated", pages_to_refresh)
     app.connect("doctree-resolved", fill)
+    app.connect("missing-reference", resolve)
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

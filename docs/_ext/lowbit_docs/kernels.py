@@ -106,7 +106,7 @@ class Cost:
         return max(self.together / PIPES, self.sums / 2, self.conversions / 2)
 
 
-HEADS = "bits|method|table|multiply, add|convert|look up|integer|all|cycles ≥|GB/s ≤".split("|")
+HEADS = ["bits", "method", "table", "multiply, add", "convert", "look up", "integer", "all", "cycles ≥", "GB/s ≤"]
 PIPES = 4
 GIGAHERTZ = 4.1
 KINDS: Mapping[str, tuple[str, ...]] = {
