@@ -14,8 +14,16 @@ from lowbit.affine import QuantizedMatrix, quantize
 from lowbit.backend import find, load
 from lowbit.bounds import Arithmetic, checked_gamma
 from lowbit.errors import ArgumentError, UnavailableError
-from lowbit_cppyy import CppyyBackend, compiler, processor, toolchain
-from lowbit_cppyy.backend import roundings
+from lowbit.linear import qgemv
+from lowbit_cppyy import CppyyBackend, compiler, outcomes, processor, toolchain
+from lowbit_cppyy.backend import integer_roundings, roundings
+from lowbit_cppyy.isa import TABLES
+
+
+@pytest.fixture(autouse=True)
+def nothing_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels do not depend on what was searched on this machine."""
+    monkeypatch.setenv(outcomes.VARIABLE, "off")
 
 
 def some_matrix(rows: int = 64, columns: int = 1000, bits: int = 4, group_size: int = 32) -> QuantizedMatrix:
@@ -42,26 +50,58 @@ def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 # What it chooses.
 
 
+EVERYTHING = {feature for table in TABLES.values() for feature in table.requires}
+
+
+def processor_with(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
+    """Pretend to be on a processor with these features and no others."""
+    monkeypatch.setattr(processor, "has", lambda feature: feature in features)
+
+
 def test_the_best_instruction_set_of_the_processor_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the tables whose every feature is there."""
     monkeypatch.delenv(processor.ISA_VARIABLE, raising=False)
-    monkeypatch.setattr(processor, "has", lambda feature: True)
-    assert processor.choose_table(None).name == "avx2"
-    monkeypatch.setattr(processor, "has", lambda feature: feature != "fma")
-    assert processor.choose_table(None).name == "plain"
-    assert processor.choose_table("plain").name == "plain"
+    avx2, avx512 = ("avx2", "fma", "f16c"), ("avx512f", "avx512bw", "avx512vl", "avx512vbmi")
+    for features, best in (
+        (EVERYTHING, "avx512vnni"),
+        ((*avx2, *avx512, "avx_vnni"), "avx512"),
+        ((*avx2, *avx512[:-1], "avx512_vnni", "avx_vnni"), "avxvnni"),
+        ((*avx2, *avx512[:-1]), "avx2"),
+        (("avx2", "fma"), "plain"),
+        ((), "plain"),
+    ):
+        processor_with(monkeypatch, *features)
+        assert processor.choose_table(None).name == best
+        assert processor.choose_table("plain").name == "plain"
 
 
+@pytest.mark.parametrize("isa", [table.name for table in TABLES.values() if table.requires])
 def test_a_forced_instruction_set_that_is_missing_is_refused_before_anything_is_compiled(
-    monkeypatch: pytest.MonkeyPatch,
+    isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a processor without AVX2: unavailable in words, and `prepare` refuses without touching the compiler."""
-    monkeypatch.setattr(processor, "has", lambda feature: False)
+    """Each of its features missing alone: unavailable in words, and `prepare` refuses without touching the compiler."""
     monkeypatch.setattr(compiler, "runtime", lambda: pytest.fail("the compiler was asked for"))
-    backend = CppyyBackend("avx2")
-    state = backend.availability()
-    assert not state.usable and "avx2 or fma" in state.reason and "plain" in state.remedy
-    with pytest.raises(UnavailableError, match="this processor lacks"):
-        backend.prepare(some_matrix())
+    for missing in TABLES[isa].requires:
+        processor_with(monkeypatch, *(EVERYTHING - {missing}))
+        backend = CppyyBackend(isa)
+        state = backend.availability()
+        assert not state.usable and f"lacks {missing}, which" in state.reason and "plain" in state.remedy
+        with pytest.raises(UnavailableError, match="this processor lacks"):
+            backend.prepare(some_matrix())
+
+
+@pytest.mark.parametrize("isa", TABLES)
+def test_every_instruction_set_of_this_processor_can_be_forced(isa: str) -> None:
+    """And is then what computes: its own prelude is compiled."""
+    backend = CppyyBackend(isa, threads=1)
+    if not backend.availability().usable:
+        pytest.skip(f"this processor lacks {isa}")
+    details = backend.capabilities().details
+    assert details is not None and details["instruction set"] == isa
+    with backend:
+        matrix, x = some_matrix(columns=9), np.ones(64, np.float32)
+        np.testing.assert_allclose(backend.prepare(matrix).qgemv(x), qgemv(x, matrix), rtol=1e-4, atol=1e-4)
+    assert isa in compiler.runtime()._preludes
 
 
 def test_the_environment_chooses_and_its_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +128,7 @@ def test_a_wrong_number_of_threads_in_the_environment_is_refused(monkeypatch: py
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="isa is 'sse'; allowed: avx2 or plain"):
+    with pytest.raises(ArgumentError, match="isa is 'sse'; allowed: avx512vnni, avx512, avxvnni, avx2 or plain"):
         CppyyBackend("sse")
     with pytest.raises(ArgumentError, match="threads"):
         CppyyBackend(threads=0)
@@ -157,22 +197,11 @@ def test_declared_roundings_mean_something_at_every_size() -> None:
     arithmetic = Arithmetic("factored", "float32", roundings)
     for rows, group_size in ((4096, 128), (11008, 11008), (11008, 1), (8, 8)):
         assert checked_gamma(arithmetic, rows, group_size) < 2e-3
-    assert roundings(4096, 128) == 128 + 2 * 32
+    assert roundings(4096, 128) == 129 + 2 * 32
+    assert integer_roundings(4096, 128) == 7 + 2 * 32
 
 
 # Its threads.
-
-
-def test_the_result_does_not_depend_on_the_number_of_threads() -> None:
-    matrix = some_matrix(rows=512, columns=3000)
-    x = np.random.default_rng(0).standard_normal((9, 512)).astype(np.float32)
-    results = set()
-    for threads in (1, 2, 5):
-        with CppyyBackend(threads=threads) as backend:
-            prepared = backend.prepare(matrix)
-            results.add(prepared.qgemm(x).tobytes())
-            results.add(np.stack([prepared.qgemv(row) for row in x]).tobytes())
-    assert len(results) == 1
 
 
 def test_several_threads_may_call_at_once() -> None:
@@ -276,14 +305,18 @@ def test_the_interpreter_ends_cleanly_with_a_backend_still_open(caller: str) -> 
 
 
 def test_nothing_beyond_x_and_out_is_touched() -> None:
-    """Both arrays end where an inaccessible page begins, and then begin where one ends."""
+    """All arrays end where an inaccessible page begins, and then begin where one ends: in all four products, with
+    every instruction set, each with another width of codes."""
     result = ran("""
         import ctypes, mmap
+        from lowbit.bfp import Blocks, cast
+        from lowbit.integer import ACTIVATIONS
+        from lowbit_cppyy.isa import TABLES
         PAGE = mmap.PAGESIZE
         libc = ctypes.CDLL(None, use_errno=True)
         keep = []
-        def guarded(shape, side):
-            size = 4 * int(np.prod(shape))
+        def guarded(values, side):
+            size = values.nbytes
             pages = -(-size // PAGE)
             memory = mmap.mmap(-1, (pages + 2) * PAGE)
             array = np.frombuffer(memory, np.uint8)
@@ -291,21 +324,28 @@ def test_nothing_beyond_x_and_out_is_touched() -> None:
             for guard in (0, (pages + 1) * PAGE):
                 assert libc.mprotect(ctypes.c_void_p(array.ctypes.data + guard), ctypes.c_size_t(PAGE), 0) == 0
             start = PAGE if side == "left" else (pages + 1) * PAGE - size
-            return array[start : start + size].view(np.float32).reshape(shape)
-        for isa in ("avx2", "plain"):
+            there = array[start : start + size].view(values.dtype).reshape(values.shape)
+            there[:] = values
+            return there
+        shapes = [(4, 40, 33, 7), (3, 32, 1, 32), (2, 48, 64, 16), (8, 36, 31, 1)]
+        for number, isa in enumerate(TABLES):
             backend = CppyyBackend(isa, threads=2)
             if not backend.availability().usable:
                 continue
-            for bits, rows, columns, group_size in ((4, 40, 33, 7), (3, 32, 1, 32), (2, 48, 64, 16), (8, 4, 31, 1)):
-                values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
-                prepared = backend.prepare(quantize(values, bits=bits, group_size=group_size))
-                for side in ("left", "right"):
-                    for count in (1, 3, 6):
-                        x, out = guarded((count, rows), side), guarded((count, columns), side)
-                        x[:] = np.random.default_rng(1).standard_normal(x.shape)
-                        x.flags.writeable = False
-                        assert (prepared.qgemm(x, out) == prepared.qgemm(x.copy())).all()
-                        assert (prepared.qgemv(x[0], out[0]) == prepared.qgemv(x[0].copy())).all()
+            bits, rows, columns, group_size = shapes[number % 4]
+            values = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float32)
+            prepared = backend.prepare(quantize(values, bits=bits, group_size=group_size))
+            for side in ("left", "right"):
+                for count in (1, 3, 6):
+                    x = np.random.default_rng(1).standard_normal((count, rows)).astype(np.float32)
+                    blocks = cast(x, ACTIVATIONS)
+                    there, out = guarded(x, side), guarded(np.empty((count, columns), np.float32), side)
+                    there.flags.writeable = False
+                    parts = guarded(blocks.mantissas, side), guarded(blocks.exponents, side)
+                    assert (prepared.qgemv(there[0], out[0]) == prepared.qgemv(x[0])).all()
+                    assert (prepared.qgemm(there, out) == prepared.qgemm(x)).all()
+                    assert (prepared.qgemm_cast(there, out) == prepared.qgemm_cast(x)).all()
+                    assert (prepared.qgemm_bfp(Blocks(*parts, ACTIVATIONS), out) == prepared.qgemm_bfp(blocks)).all()
         print("untouched")
         """)
     assert (result.returncode, result.stdout) == (0, "untouched\n"), result.stderr
