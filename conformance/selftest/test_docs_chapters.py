@@ -161,10 +161,11 @@ def test_short_names_are_links_where_they_say_what_they_are(monkeypatch: pytest.
     monkeypatch.syspath_prepend(str(ROOT / "docs/_ext"))
     from lowbit_docs.names import full_name
 
-    known = {"lowbit.bounds", "lowbit.vector", "lowbit.integer_bounds", "lowbit.linear.qgemv"}
+    known = {f"lowbit.{name}" for name in ("bounds", "vector", "integer_bounds", "linear.qgemv", "integer.qgemm_bfp")}
     assert full_name("bounds", "is derived in the chapter ", known) == "lowbit.bounds"
     assert full_name("vector", "the chapters bounds and ", known) == "lowbit.vector"
     assert full_name("linear.qgemv", "", known) == "lowbit.linear.qgemv"
+    assert full_name("linear.qgemm_bfp", "", known) == "lowbit.integer.qgemm_bfp"
     assert full_name("integer_bounds", "derived in ", known) == "lowbit.integer_bounds"
     assert full_name("bounds", "the limits that ", known) is None
     assert full_name("no_such_chapter", "the chapter ", known) is None

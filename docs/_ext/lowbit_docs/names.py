@@ -15,6 +15,8 @@ from sphinx.domains.python import PythonDomain
 from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 
+from lowbit.operations import OPERATIONS
+
 PACKAGE = "lowbit"
 _CHAPTER = re.compile(r"\bchapters?(\s+\w+,?)?(\s+and)?\s+$")
 
@@ -28,6 +30,8 @@ def full_name(target: str, before: str, known: Container[str]) -> str | None:
         known: full names that there are pages for.
     """
     name = f"{PACKAGE}.{target}"
+    if operation := OPERATIONS.get(target):
+        name = f"{operation.reference.__module__}.{operation.reference.__name__}"
     says = "." in target or "_" in target or _CHAPTER.search(before)
     return name if says and name in known else None
 
