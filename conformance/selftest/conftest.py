@@ -4,5 +4,23 @@ The environment is set when pytest reads this file, so programs that tests start
 """
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lowbit_cppyy import hardware, outcomes
 
 os.environ["LOWBIT_CPPYY_TUNED"] = "off"
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder, with outcomes in use, on a processor that has a name."""
+    monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
+    monkeypatch.setenv(outcomes.VARIABLE, "on")
+    for module in (outcomes, hardware):
+        monkeypatch.setattr(module, "processor_key", lambda: "Abacus 3000; avx2; L1 49152")
+    outcomes.forget()
+    yield tmp_path
+    outcomes.forget()
