@@ -47,7 +47,7 @@ class Rounds:
 
     Attributes:
         times: of each contestant, in the order given.
-        free: for each round, whether the cores were free before it and after it.
+        free: for each round, whether the cores were free all through it.
         restless: turns before which threads of some library did not go to sleep.
     """
 
@@ -74,19 +74,18 @@ def measure(
     Args:
         contestants: in the order of the result.
         reader: the read limit.
-        watch: says whether a round was free.
+        watch: says whether the cores were free since it was last asked.
         pairs: rounds that are wanted free.
         report: called after each round with the free rounds and those wanted.
         clock: seconds.
     """
     rounds = Rounds([Times(timed(each, clock) < WARM) for each in contestants])
-    free = watch.free()
+    watch.free()
     for number in range(2 * pairs):
         for place in range(len(contestants)):
             index = (place + number) % len(contestants)
             rounds.restless += not turn(contestants[index], rounds.times[index], reader, clock)
-        before, free = free, watch.free()
-        rounds.free.append(before and free)
+        rounds.free.append(watch.free())
         report(sum(rounds.free), pairs)
         if sum(rounds.free) >= pairs:
             break

@@ -181,10 +181,10 @@ def test_long_runs_are_not_warmed() -> None:
 
 
 def test_busy_rounds_are_made_up_for_and_marked() -> None:
-    """A round counts as free if the cores were free before and after; others are added, to twice as many at most."""
-    rounds = measured([], [True, False, True, True, True], pairs=2)
-    assert rounds.free == [False, False, True, True]
-    assert rounds.kept(2) == [2, 3]
+    """For each busy round one is added, to twice as many at most; only the free ones count if they are enough."""
+    rounds = measured([], [True, False, True, True], pairs=2)
+    assert rounds.free == [False, True, True]
+    assert rounds.kept(2) == [1, 2]
     busy = measured([], [False] * 9, pairs=2)
     assert busy.free == [False] * 4 and busy.kept(2) == [0, 1, 2, 3]
 
