@@ -23,7 +23,7 @@ from lowbit_cppyy.choices import default_recipe, usable
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
 from lowbit_cppyy.prediction import Prediction, predict, rank
-from lowbit_cppyy.recipe import METHODS_FOR, PURPOSES, Purpose, Recipe
+from lowbit_cppyy.recipe import METHODS_FOR, PANELS, PURPOSES, Purpose, Recipe
 
 MOST_OF_A_METHOD = 6
 """Tiles of one method that are tried."""
@@ -42,7 +42,6 @@ VECTORS: Mapping[Purpose, int] = {"vector": 1, "rows": 4, "many rows": 16, "inte
 
 REGISTERS = (1, 2, 4, 8)
 CHAINS = (1, 2, 4)
-PANELS = (64, 128)
 AHEAD = (0, 256, 512, 1024, 2048, 4096)
 MOST_PRODUCTS = 512
 """Products written out in a turn of the loop: longer ones take long to compile and leave the cache of instructions."""

@@ -18,7 +18,6 @@ import json
 import os
 import re
 import tempfile
-import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -37,7 +36,7 @@ from lowbit.packing import BITS
 from lowbit_cppyy.hardware import processor_key
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
-from lowbit_cppyy.recipe import METHODS_FOR, PURPOSES, Recipe
+from lowbit_cppyy.recipe import METHODS_FOR, PANELS, PURPOSES, Recipe
 
 VARIABLE = "LOWBIT_CPPYY_TUNED"
 FORMAT, VERSION = "lowbit-tuned-kernel", 1
@@ -201,9 +200,9 @@ def write(key: Key, outcome: Outcome) -> Path:
 def read(key: Key) -> Outcome | None:
     """The outcome for a key, if there is one that counts; a file that should and does not is warned of."""
     path = key.path
+    if not os.path.isfile(path):  # nor where the folder is another user's, as under sudo
+        return None
     try:
-        if not path.is_file():
-            return None
         if path.stat().st_size > MOST_BYTES:
             raise ArgumentError("its size", path.stat().st_size, f"at most {MOST_BYTES} bytes")
         document = json.loads(path.read_text("utf-8"))
@@ -251,6 +250,7 @@ def checked_recipe(stated: Any, key: Key) -> Recipe:
     check_choice("method", stated["method"], METHODS_FOR[purpose])
     for name, least, most in _RANGES:
         check_integer(name, stated[name], least, most)
+    check_choice("panel", stated["panel"], PANELS)  # or the kernels of other purposes would not fit the layout
     recipe = Recipe(**stated)
     if purpose != "vector":
         check_choice("chains", recipe.chains, (1,))  # or bits would depend on how many rows of x there are
@@ -267,7 +267,6 @@ _RANGES = (
     ("registers", 1, 8),
     ("chains", 1, 8),
     ("turn", 1, 64),
-    ("panel", 16, 128),
     ("ahead", 0, 1 << 16),
 )
 
@@ -275,7 +274,8 @@ _RANGES = (
 # **Looking up**, once in a process for each file.
 
 _seen: dict[Path, Outcome | None] = {}
-_lock = threading.Lock()
+"""Filled without a lock, which a forked child would find held for ever. Of threads that read a file at once, the first
+to come back decides."""
 
 
 def active() -> bool:
@@ -292,28 +292,22 @@ def active() -> bool:
 
 def tuned(purpose: str, layout: PanelLayout, table: InstructionSet) -> Outcome | None:
     """The outcome for a matrix as it was when this process first asked; ``None`` where there is none."""
-    if not active() or not (cache_folder() / "tuned").is_dir():
-        return None
-    return _found(Key.of(purpose, layout, table))
+    return _found(Key.of(purpose, layout, table)) if active() else None
 
 
 def _found(key: Key) -> Outcome | None:
     path = key.path
-    with _lock:
-        if path not in _seen:
-            _seen[path] = read(key)
-        return _seen[path]
+    return _seen[path] if path in _seen else _seen.setdefault(path, read(key))
 
 
 def forget() -> None:
     """Read the files anew when they are next asked for; for tests."""
-    with _lock:
-        _seen.clear()
+    _seen.clear()
 
 
 def described(table: InstructionSet) -> str:
     """Which kernels are in use with an instruction set, in words: for reports."""
-    if not active() or not folder(processor_key()).is_dir():
+    if not active() or not os.path.isdir(folder(processor_key())):
         return "default"
     there = set(folder(processor_key()).glob(f"{table.name}_u*.json"))
     found = ((key, _found(key)) for key in every_key(table) if key.path in there)

@@ -59,6 +59,9 @@ METHODS_FOR: Mapping[Purpose, tuple[Method, ...]] = MappingProxyType(
 on how many rows there are, so for several rows there are only methods that are equal to `shift` to the bit.
 """
 
+PANELS = (64, 128)
+"""Columns that a panel may have: what the tile of every default recipe divides, and a tile in C++ has room for."""
+
 SEGMENT = 32
 """Elements of a block of activations, by `lowbit.integer.ACTIVATIONS`."""
 

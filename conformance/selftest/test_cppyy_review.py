@@ -1,0 +1,77 @@
+"""The cppyy backend where it is least expected: forks, Ctrl-C, other users' folders, other modes of arithmetic."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lowbit_cppyy import outcomes
+from lowbit_cppyy.choices import default_recipe
+from lowbit_cppyy.isa import TABLES
+from lowbit_cppyy.layout import PanelLayout
+
+LAYOUT = PanelLayout(4, 64, 100, 32, "float32", "minimum", panel=64, block_groups=2, block_panels=0)
+
+
+def ran(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a Python of its own, where nothing has been compiled yet."""
+    common = """
+        import os, sys, threading, time
+        import numpy as np
+        from lowbit.affine import quantize
+        from lowbit_cppyy import CppyyBackend, compiler, outcomes
+        matrix = quantize(np.ones((64, 100), np.float32), bits=4, group_size=32)
+        x = np.ones((2, 64), np.float32)
+        """
+    source = textwrap.dedent(common) + textwrap.dedent(script)
+    command = [sys.executable, "-c", source]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environment}
+    )
+
+
+# **Outcomes of searches.**
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder for outcomes, in which there is nothing yet, not even the folder for them."""
+    monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
+    monkeypatch.delenv(outcomes.VARIABLE, raising=False)
+    monkeypatch.setattr(outcomes, "_seen", {})
+    return tmp_path
+
+
+def write(panel: int) -> outcomes.Key:
+    table = TABLES["plain"]
+    key = outcomes.Key.of("vector", LAYOUT, table)
+    recipe = replace(default_recipe("vector", LAYOUT, table), panel=panel, registers=1)
+    outcomes.write(key, outcomes.Outcome(recipe, None, 0, {}))
+    return key
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_first_search_changes_nothing_in_a_process_that_found_no_outcomes_before() -> None:
+    """That there is no folder is remembered like everything else that is read: results keep their bits."""
+    assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
+    write(panel=64)
+    assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_outcome_whose_panel_suits_no_other_purpose_is_passed_over() -> None:
+    """With a panel of 16, the kernels for several rows would not fit the layout, and be refused when first called."""
+    with pytest.warns(outcomes.OutcomeWarning, match="panel is 16; allowed: 64 or 128"):
+        assert outcomes.read(write(panel=16)) is None
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_cache_folder_that_cannot_be_looked_into_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a service has it that keeps HOME and gives up root; here the system refuses the name, as it does to root."""
+    monkeypatch.setenv("LOWBIT_CACHE", "/" + 300 * "x")
+    assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
+    assert outcomes.described(TABLES["plain"]) == "default"
