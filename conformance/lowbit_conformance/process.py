@@ -201,13 +201,17 @@ def _in_another_session(process: int) -> bool:
         return False
 
 
+SETTINGS = ("LOWBIT_CACHE", "LOWBIT_NUM_THREADS", "LOWBIT_CPPYY_")
+"""How names begin by which users set backends; no other name of ours is handed on."""
+
+
 def neutral_environment() -> dict[str, str]:
-    """The environment without what says that tests are running."""
-    hidden = ("PYTEST_", "LOWBIT_")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-    if cache := os.environ.get("LOWBIT_CACHE"):
-        kept["LOWBIT_CACHE"] = cache
-    return kept
+    """The environment without what says that tests are running; what a backend is set by stays."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(SETTINGS) or not name.startswith(("PYTEST_", "LOWBIT_"))
+    }
 
 
 def fault_of(arena: Arena) -> dict[str, int] | None:

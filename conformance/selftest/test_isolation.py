@@ -276,9 +276,11 @@ def test_a_broken_channel_ends_in_words(
 
 
 def test_the_environment_says_nothing_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pytest sets is not handed on; what the user set is."""
-    monkeypatch.setenv("MINE", "1")
+    """What pytest sets is not handed on; what the user set is, and by what a backend is set."""
+    mine = ("MINE", "LOWBIT_CPPYY_ISA", "LOWBIT_NUM_THREADS", "LOWBIT_CACHE")
+    for name in (*mine, "LOWBIT_TESTING"):
+        monkeypatch.setenv(name, "1")
     environment = neutral_environment()
-    assert environment["MINE"] == "1"
+    assert all(environment[name] == "1" for name in mine) and "LOWBIT_TESTING" not in environment
     assert not [name for name in environment if name.startswith("PYTEST")]
     assert "conformance" not in BOOT
