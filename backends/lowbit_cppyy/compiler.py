@@ -105,12 +105,13 @@ class Runtime:
             if kernel.name not in self._kernels:
                 table = kernel.table
                 if table.name not in self._preludes:
-                    self._define(prelude(table))
+                    self._define(once(table.name, prelude(table)))
                     self._preludes.add(table.name)
-                self._define(
-                    f"{kernel.source}namespace lowbit::kernels {{ inline std::uintptr_t {kernel.name}()"
+                address_of = (
+                    f"namespace lowbit::kernels {{ inline std::uintptr_t {kernel.name}()"
                     f" {{ return reinterpret_cast<std::uintptr_t>(&{table.name}::{kernel.name}); }} }}"
                 )
+                self._define(once(kernel.name, kernel.source + address_of))
                 address = getattr(self._cppyy.gbl.lowbit.kernels, kernel.name)
                 self._kernels[kernel.name] = int(address())
             return self._kernels[kernel.name]
@@ -122,8 +123,14 @@ class Runtime:
         try:
             self._cppyy.cppdef(f"{quiet}\n#pragma clang diagnostic pop")
         except SyntaxError as error:
-            reason = f"cppyy could not compile a kernel: {str(error).strip().splitlines()[-1]}"
+            lines = str(error).splitlines()
+            reason = f"cppyy could not compile a kernel: {next((x for x in lines if 'error:' in x), lines[-1]).strip()}"
             raise UnavailableError("backend cppyy", reason, "check the C++ compiler, and EXTRA_CLING_ARGS") from error
+
+
+def once(name: str, source: str) -> str:
+    """C++ that may be compiled twice: Ctrl-C may fall between the compiler's answer and our taking note of it."""
+    return f"#ifndef LOWBIT_HAS_{name}\n#define LOWBIT_HAS_{name}\n{source}\n#endif"
 
 
 def _call_once(bridge: Any) -> None:

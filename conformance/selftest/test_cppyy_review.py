@@ -75,3 +75,27 @@ def test_a_cache_folder_that_cannot_be_looked_into_is_none(monkeypatch: pytest.M
     monkeypatch.setenv("LOWBIT_CACHE", "/" + 300 * "x")
     assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
     assert outcomes.described(TABLES["plain"]) == "default"
+
+
+# **Ctrl-C.**
+
+
+def test_a_kernel_can_be_asked_for_again_after_it_was_interrupted() -> None:
+    """Wherever Ctrl-C falls: here right behind each of the first times that the compiler was called."""
+    result = ran("""
+        define, interrupted = compiler.Runtime._define, set()
+        def interrupting(self, source):
+            define(self, source)
+            if source not in interrupted:
+                interrupted.add(source)
+                raise KeyboardInterrupt
+        compiler.Runtime._define = interrupting
+        backend = CppyyBackend("plain", threads=1)
+        for attempt in range(20):
+            try:
+                print(backend.prepare(matrix).qgemm(x)[0, 0], len(interrupted))
+                break
+            except KeyboardInterrupt:
+                pass
+        """)
+    assert (result.stdout, result.stderr) == ("64.0 4\n", "")
