@@ -23,8 +23,6 @@ then the stream is that of the blocks in that order, and a block's panels follow
 A layout is a value: it says where everything lies, applies itself to a matrix, and can be inverted.
 """
 
-import ctypes
-import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,11 +34,10 @@ import numpy.typing as npt
 from lowbit.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.layouts import ZCurve
 from lowbit.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
+from lowbit_cppyy.memory import ALIGNMENT, aligned
 from lowbit_cppyy.places import Field, fields, place, unplace
 
-ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector register
 LINE = ALIGNMENT // 4  # elements
-HUGE_PAGE = 2**21  # bytes
 BLOCK_ROWS = 1024  # of a block of column panels: 64 rows of x then take 256 KiB, a part of the second cache
 
 Words = npt.NDArray[np.uint32]
@@ -302,28 +299,6 @@ class PanelLayout:
 
     def _drop_fill(self, words: Words) -> Words:
         return words if self._whole else _words_of(_codes_of(words, self.bits)[self._places], self.bits)
-
-
-def aligned(elements: int) -> Words:
-    """Room for so many uint32 elements from an address that is a multiple of `ALIGNMENT`.
-
-    Of a huge page where there is room for several: a stream is read from front to back, and with pages of 4 KiB the
-    processor looks up a new one every sixty lines. The system gives them if it may (``madvise``).
-    """
-    size = 4 * elements
-    boundary = HUGE_PAGE if size >= 2 * HUGE_PAGE else ALIGNMENT
-    room = np.empty(size + boundary, np.uint8)
-    start = -room.ctypes.data % boundary
-    if boundary == HUGE_PAGE:
-        advise_huge_pages(room.ctypes.data + start, size // HUGE_PAGE * HUGE_PAGE)
-    return room[start : start + size].view(np.uint32)
-
-
-def advise_huge_pages(address: int, size: int) -> None:
-    """Ask for huge pages for memory that has not been written yet; silent where the system has none."""
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    if advice is not None:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
 
 
 # Codes of whole units and back, all units at once; the specification's own packing goes row by row.

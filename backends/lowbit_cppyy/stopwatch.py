@@ -26,7 +26,8 @@ from lowbit_cppyy.compiler import Linear, Pool, Route, raise_failure, runtime
 from lowbit_cppyy.hardware import cache_of_level
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.kernels import Kernel
-from lowbit_cppyy.layout import PanelLayout, Words, aligned
+from lowbit_cppyy.layout import PanelLayout, Words
+from lowbit_cppyy.memory import aligned
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.search import Place
 from lowbit_cppyy.streams import Stream

@@ -1,5 +1,6 @@
 """Places and layouts: every bit of every code, scale and zero has one place, and everything can be found again."""
 
+from itertools import pairwise
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from lowbit.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.layouts import morton
 from lowbit.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
-from lowbit_cppyy.layout import ALIGNMENT, HUGE_PAGE, LINE, PanelLayout, aligned
+from lowbit_cppyy.layout import LINE, PanelLayout
+from lowbit_cppyy.memory import ALIGNMENT, HUGE_PAGE, SLAB, aligned
 from lowbit_cppyy.places import Field, fields, place, unplace
 
 
@@ -173,7 +175,14 @@ def test_whole_groups_cost_no_filling(bits: int) -> None:
             assert PanelLayout.of(matrix, 64).nbytes == held
 
 
-def test_a_long_stream_lies_in_huge_pages_where_there_are_any() -> None:
-    """It begins at a multiple of one; a short one at a line."""
-    assert aligned(2 * HUGE_PAGE // 4).ctypes.data % HUGE_PAGE == 0
-    assert aligned(17).ctypes.data % ALIGNMENT == 0 and len(aligned(17)) == 17
+def test_streams_lie_on_lines_and_side_by_side_on_huge_pages() -> None:
+    """A long one begins at a huge page; short ones follow each other in a slab, on lines, and never overlap."""
+    assert aligned(SLAB // 4).ctypes.data % HUGE_PAGE == 0
+    rooms = [aligned(elements) for elements in (17, 1, SLAB // 8, SLAB // 16, 100_000, SLAB // 8, 16)]
+    assert [len(room) for room in rooms] == [17, 1, SLAB // 8, SLAB // 16, 100_000, SLAB // 8, 16]
+    spans = sorted((room.ctypes.data, room.ctypes.data + room.nbytes) for room in rooms)
+    assert all(start % ALIGNMENT == 0 for start, _ in spans)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    for number, room in enumerate(rooms):
+        room[:] = number
+    assert [int(room[-1]) for room in rooms] == list(range(7))
