@@ -30,6 +30,8 @@ Everything here is float64. The weights around it are approximations already; at
 Source: GQA §2.2 and figure 2; errata G1, G4.
 """
 
+from typing import Any, ClassVar
+
 import numpy as np
 import numpy.typing as npt
 
@@ -136,6 +138,9 @@ class KeyValueCache:
     (3, (1, 3, 2))
     """
 
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float64)
+    """Of what is kept."""
+
     def __init__(self, kv_heads: int, head_dim: int, capacity: int = 64) -> None:
         """An empty cache with room for `capacity` tokens before it has to grow.
 
@@ -145,8 +150,8 @@ class KeyValueCache:
         check_integer("kv_heads", kv_heads, least=1)
         check_integer("head_dim", head_dim, least=1)
         check_integer("capacity", capacity, least=1)
-        self._keys = np.empty((kv_heads, capacity, head_dim))
-        self._values = np.empty((kv_heads, capacity, head_dim))
+        self._keys = np.empty((kv_heads, capacity, head_dim), self.dtype)
+        self._values = np.empty((kv_heads, capacity, head_dim), self.dtype)
         self._length = 0
 
     def __len__(self) -> int:
@@ -197,7 +202,7 @@ class KeyValueCache:
 
 
 def _grown(array: Reals, capacity: int) -> Reals:
-    larger = np.empty((array.shape[0], capacity, array.shape[2]))
+    larger = np.empty((array.shape[0], capacity, array.shape[2]), array.dtype)
     larger[:, : array.shape[1]] = array
     return larger
 

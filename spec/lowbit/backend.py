@@ -189,6 +189,23 @@ class Backend(ABC):
             check_choice("operation", operation, sorted(name for name in OPERATIONS if not OPERATIONS[name].stateful))
         return self._call(operation, *arguments, **choices)
 
+    def trusted(self, operation: str, *choices: Parameters) -> Callable[..., Any]:
+        """The operation itself, without a check of its arguments at each call.
+
+        For a caller that makes the arguments itself and calls often: a decoder need not have its whole cache looked
+        through for every token. Arguments that `run` would refuse have no defined result.
+
+        Args:
+            operation: as for `run`.
+            choices: the parameters of the calls to come, as the operation names them.
+
+        Raises:
+            NotDeclaredError: the backend does not declare it, or not for these choices.
+        """
+        for parameters in choices or ({},):
+            self._check_declared(operation, parameters)
+        return self._hook(operation)
+
     def open(self, operation: str, *arguments: Any, **choices: Any) -> Session:
         """Open a stateful operation; its hook answers with an object that has `step`, and `close` if it needs one.
 

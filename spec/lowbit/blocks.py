@@ -46,6 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.attention import KeyValueCache, attend, softmax
+from lowbit.between import Between
 from lowbit.check import check_array
 from lowbit.config import Activation, LlamaConfig, Routing
 from lowbit.contract import BOUNDED, operation
@@ -104,6 +105,16 @@ def norm(gain: Floats | None, epsilon: float) -> Callable[[Reals], Reals]:
     return lambda x: rms_norm(x, wide, epsilon)
 
 
+FORMULAS = Between(
+    norm,
+    swiglu=lambda gate, up: silu(gate) * up,
+    rotate=rotate,
+    attend=lambda queries, cache, window: attend(queries, cache.keys, cache.values, window),
+    cache=KeyValueCache,
+)
+"""What lies between linear layers, as this chapter has it."""
+
+
 # **Attention** around its four linear layers.
 
 
@@ -125,20 +136,22 @@ class Projection:
 class Attention:
     """The attention part of one block."""
 
-    def __init__(self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None) -> None:
+    def __init__(
+        self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None, between: Between
+    ) -> None:
         def projection(matrix: Matrix, bias: Floats | None, gain: Floats | None) -> Projection:
-            return Projection(linear(matrix), config.head_dim, bias, norm(gain, config.rms_epsilon))
+            return Projection(linear(matrix), config.head_dim, bias, between.norm(gain, config.rms_epsilon))
 
         self._query = projection(layer.query, layer.query_bias, layer.query_norm)
         self._key = projection(layer.key, layer.key_bias, layer.key_norm)
         self._value = projection(layer.value, layer.value_bias, None)
         self._output = linear(layer.output)
-        self._window = window
+        self._window, self._between = window, between
 
     def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
         """Float64, T × hidden, for the normed stream; the T tokens are added to the cache."""
-        cache.append(rotate(self._key(x), turn), self._value(x))
-        mixed = attend(rotate(self._query(x), turn), cache.keys, cache.values, self._window)
+        cache.append(self._between.rotate(self._key(x), turn), self._value(x))
+        mixed = self._between.attend(self._between.rotate(self._query(x), turn), cache, self._window)
         return through(self._output, mixed.reshape(len(x), -1))
 
 
@@ -160,18 +173,15 @@ def gelu(a: Reals) -> Reals:
     return a * share
 
 
-ACTIVATION_OF: dict[Activation, Callable[[Reals], Reals]] = {"silu": silu, "gelu": gelu}
-
-
 class Gated:
     """A gated linear unit: a dense feed-forward part, or one expert of a sparse one."""
 
-    def __init__(self, activation: Activation, part: GatedWeights, linear: MakeLinear) -> None:
-        self._activation = ACTIVATION_OF[activation]
+    def __init__(self, activation: Activation, part: GatedWeights, linear: MakeLinear, between: Between) -> None:
+        self._joined = between.swiglu if activation == "silu" else lambda gate, up: gelu(gate) * up
         self._gate, self._up, self._down = linear(part.gate), linear(part.up), linear(part.down)
 
     def __call__(self, x: Reals) -> Reals:
-        return through(self._down, self._activation(through(self._gate, x)) * through(self._up, x))
+        return through(self._down, self._joined(through(self._gate, x), through(self._up, x)))
 
 
 class Sparse:
@@ -188,10 +198,11 @@ class Sparse:
         part: SparseWeights,
         linear: MakeLinear,
         observe: Callable[[Reals, Ids], None] | None,
+        between: Between,
     ) -> None:
         self._routing, self._observe = routing, observe
         self._router = linear(part.router)
-        self._experts = [Gated(activation, expert, linear) for expert in part.experts]
+        self._experts = [Gated(activation, expert, linear, between) for expert in part.experts]
 
     def __call__(self, x: Reals) -> Reals:
         chosen, shares = self._route(x)
@@ -219,13 +230,14 @@ def feed_forward(
     part: FeedForwardWeights,
     linear: MakeLinear,
     observe: Callable[[Reals, Ids], None] | None = None,
+    between: Between = FORMULAS,
 ) -> Callable[[Reals], Reals]:
     """The feed-forward part of a block, of the kind that its weights are."""
     if isinstance(part, GatedWeights):
-        return Gated(config.activation, part, linear)
+        return Gated(config.activation, part, linear, between)
     if config.routing is None:
         raise ArgumentError("routing", None, "a routing, where the weights are those of experts")
-    return Sparse(config.routing, config.activation, part, linear, observe)
+    return Sparse(config.routing, config.activation, part, linear, observe, between)
 
 
 # **The block** puts the two around the stream.
@@ -245,15 +257,16 @@ class Block:
         layer: LayerWeights,
         linear: MakeLinear,
         observe: Callable[[Reals, Ids], None] | None = None,
+        between: Between = FORMULAS,
     ) -> None:
         self.rope_base = config.layer_rope_base(number)
-        self._attention = Attention(config, layer, linear, config.layer_window(number))
-        self._feed_forward = feed_forward(config, layer.feed_forward, linear, observe)
-        epsilon = config.rms_epsilon
-        self._before_attention = norm(layer.attention_norm, epsilon)
-        self._after_attention = norm(layer.attention_post_norm, epsilon)
-        self._before_feed_forward = norm(layer.feed_forward_norm, epsilon)
-        self._after_feed_forward = norm(layer.feed_forward_post_norm, epsilon)
+        self._attention = Attention(config, layer, linear, config.layer_window(number), between)
+        self._feed_forward = feed_forward(config, layer.feed_forward, linear, observe, between)
+        norm_of, epsilon = between.norm, config.rms_epsilon
+        self._before_attention = norm_of(layer.attention_norm, epsilon)
+        self._after_attention = norm_of(layer.attention_post_norm, epsilon)
+        self._before_feed_forward = norm_of(layer.feed_forward_norm, epsilon)
+        self._after_feed_forward = norm_of(layer.feed_forward_post_norm, epsilon)
 
     def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
         """The residual stream after this block: float64, T × hidden."""

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.attention import KeyValueCache
-from lowbit.blocks import Block, MakeLinear, Observer, Reals, norm, plain_linear
+from lowbit.between import Between
+from lowbit.blocks import FORMULAS, Block, MakeLinear, Observer, Reals, plain_linear
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation, half_split, rotation
@@ -44,7 +45,11 @@ class Decoder:
     """
 
     def __init__(
-        self, weights: LlamaWeights, linear: MakeLinear = plain_linear, observe: Observer | None = None
+        self,
+        weights: LlamaWeights,
+        linear: MakeLinear = plain_linear,
+        observe: Observer | None = None,
+        between: Between = FORMULAS,
     ) -> None:
         """Make every linear layer ready.
 
@@ -52,21 +57,22 @@ class Decoder:
             weights: the model.
             linear: from a matrix to the function that multiplies by it, called once for each matrix.
             observe: called by every sparse layer with what it was given and what it chose.
+            between: how what lies between linear layers is computed.
         """
-        self.config = weights.config
+        self.config, self._cache = weights.config, between.cache
         self._embedding = weights.embedding
         self._blocks = [
-            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number))
+            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number), between)
             for number, layer in enumerate(weights.layers)
         ]
-        self._norm = norm(weights.norm, weights.config.rms_epsilon)
+        self._norm = between.norm(weights.norm, weights.config.rms_epsilon)
         self._head = linear(weights.head)
         self._layout = half_split(weights.config.head_dim)
 
     def new_state(self, capacity: int = 64) -> list[KeyValueCache]:
         """The state of an empty sequence: one cache for each block, with room for `capacity` tokens at first."""
         config = self.config
-        return [KeyValueCache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
+        return [self._cache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
 
     def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> Reals:
         """Send T tokens through the blocks, after the ones that `state` holds, and add them to it.

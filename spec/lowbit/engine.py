@@ -19,7 +19,8 @@ from typing import Literal
 import numpy as np
 
 from lowbit.backend import Backend
-from lowbit.blocks import Linear, plain_linear
+from lowbit.between import Between
+from lowbit.blocks import FORMULAS, Linear, plain_linear
 from lowbit.check import check_choice
 from lowbit.decoder import Decoder
 from lowbit.errors import NotDeclaredError
@@ -111,7 +112,11 @@ def backend_linear(backend: Backend, contract: Contract = "float32") -> BackendL
 
 
 def build(
-    weights: LlamaWeights, backend: Backend, progress: Progress | None = None, contract: Contract = "float32"
+    weights: LlamaWeights,
+    backend: Backend,
+    progress: Progress | None = None,
+    contract: Contract = "float32",
+    steps: Between = FORMULAS,
 ) -> tuple[Decoder, BackendLinears]:
     """A decoder on a backend, and the account of which matrices the backend took.
 
@@ -120,6 +125,7 @@ def build(
         backend: one that is usable, see `lowbit.backend.load`.
         progress: called after each matrix; preparing may lay weights out anew or compile.
         contract: by which linear layers are multiplied.
+        steps: what lies between them: the formulas, or `lowbit.between.on_backend`.
 
     Raises:
         NotDeclaredError: the integer contract of a backend that does not declare it.
@@ -135,4 +141,4 @@ def build(
             progress(done, total)
         return function
 
-    return Decoder(weights, linear), factory
+    return Decoder(weights, linear, between=steps), factory

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lowbit import between
 from lowbit.affine import Convention
 from lowbit.backend import Backend
+from lowbit.blocks import FORMULAS
 from lowbit.check import check_choice, check_integer, spoken
 from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.data import fetch
@@ -107,6 +109,7 @@ class Ready:
         quantization: how, or None where they are as stored.
         decoder: ready to run.
         linears: which matrices the backend took.
+        steps: the operations between linear layers that the backend computes; the formulas compute the others.
     """
 
     model: LoadedModel
@@ -114,6 +117,7 @@ class Ready:
     quantization: Quantization | None
     decoder: Decoder
     linears: BackendLinears
+    steps: tuple[str, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """What was run, as every JSON answer states it."""
@@ -122,6 +126,7 @@ class Ready:
             "model": self.model.file,
             "backend": self.linears.backend.name,
             "contract": self.linears.contract,
+            "steps_on_backend": list(self.steps),
             "requantized": None if self.quantization is None else vars(self.quantization),
             "weight_bytes": {"blocks": size.blocks, "head": size.head, "read_per_token": self.linears.read_bytes},
             "matrices": {"by_backend": self.linears.prepared, "by_numpy_float32": dict(self.linears.float_matrices)},
@@ -134,14 +139,21 @@ class Ready:
         parts = [f"{self.model.file} {how}, {size / 1e6:.1f} MB"]
         contract = ", integer contract" if self.linears.contract == "integer" else ""
         parts += [f"{self.linears.prepared} matrices on {self.linears.backend.name}{contract}"]
+        parts += [f"between them {', '.join(self.steps)}"] if self.steps else []
         parts += [f"{count} in float32 by numpy: {reason}" for reason, count in self.linears.float_matrices.items()]
         return "; ".join(parts)
 
 
 def on_backend(
-    model: LoadedModel, backend: Backend, quantization: Quantization | None, contract: Contract = "float32"
+    model: LoadedModel,
+    backend: Backend,
+    quantization: Quantization | None,
+    contract: Contract = "float32",
+    *,
+    steps: bool = False,
 ) -> Ready:
-    """Put a model on a backend, re-quantised first if that is asked for.
+    """Put a model on a backend, re-quantised first if that is asked for; with `steps`, what lies between linear layers
+    too, as far as the backend declares it.
 
     Raises:
         LowbitError: weights that cannot be quantised so, a backend that cannot be prepared, or one that does not
@@ -153,5 +165,6 @@ def on_backend(
         with progress_bar(f"re-quantising to {quantization.bits} bits") as progress:
             weights = requantize(weights, **vars(quantization), progress=progress)
     with progress_bar(f"preparing {backend.name}") as progress:
-        decoder, linears = build(weights, backend, progress, contract)
-    return Ready(model, weights, quantization, decoder, linears)
+        taken = between.on_backend(backend, weights.config, FORMULAS) if steps else between.Steps(FORMULAS, ())
+        decoder, linears = build(weights, backend, progress, contract, taken.between)
+    return Ready(model, weights, quantization, decoder, linears, taken.names)

@@ -50,6 +50,13 @@ ContractOption = Annotated[
         help="float32, or integer: activations of linear layers cast to BFP16, faster and less exact.",
     ),
 ]
+StepsOption = Annotated[
+    bool,
+    typer.Option(
+        "--steps",
+        help="What lies between linear layers on the backend too, as far as it is declared: in float32, and faster.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
@@ -61,6 +68,7 @@ def generate(
     bits: BitsOption = None,
     group_size: GroupOption = None,
     contract: ContractOption = "float32",
+    steps: StepsOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a prompt: always the likeliest token, until N tokens or the end of the text."""
@@ -70,14 +78,14 @@ def generate(
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = _encoded(tokenizer, prompt)
-        ready = on_backend(loaded, engine, quantization, contract_of(contract))
+        ready = on_backend(loaded, engine, quantization, contract_of(contract), steps=steps)
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
-            steps = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
-            first = next(steps)
+            answers = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
+            first = next(answers)
         prompted = time.perf_counter()
         collect = _collect if as_json else _print_as_it_comes
-        answer = collect(chain([first], steps), tokenizer, tokens)
+        answer = collect(chain([first], answers), tokenizer, tokens)
         done = time.perf_counter()
     speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
     ended = answer[-1] in tokenizer.stop
