@@ -37,6 +37,9 @@ class PreparedLinear:
     _format_lacks: Callable[[bfp.Format], str] | None = None
     """What of a format of activations is not declared, in words; None where all of them are."""
 
+    _cast_declared = False
+    """Whether `qgemm_cast` has been found to be declared."""
+
     def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
         self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
 
@@ -108,7 +111,9 @@ class PreparedLinear:
         check_array("x", x, np.float32, (None, self.rows))
         check_finite("x", x)
         out = _checked_out(out, (x.shape[0], self.columns), x)
-        self._check_declared("linear.qgemm_bfp", ACTIVATIONS)
+        if not self._cast_declared:
+            self._check_declared("linear.qgemm_bfp", ACTIVATIONS)
+            self._cast_declared = True  # it is the same every time
         self._qgemm_cast(x, out)
         return out
 
