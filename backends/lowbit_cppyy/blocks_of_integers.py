@@ -14,7 +14,6 @@ and these must be whole rows; other shapes are left to a loop written by hand, w
 """
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from lowbit.program import Address, Advance, Instruction, Loop, Program, Step
 from lowbit_cppyy import processor
 from lowbit_cppyy.compiler import Pool, preparing
 from lowbit_cppyy.isa import InstructionSet
+from lowbit_cppyy.lazily import cached_property
 from lowbit_cppyy.passes import BYTES, FLOATS, INTS, NUMBERS, SHORTS, Calls, Passes, done
 from lowbit_cppyy.pieces import Piece
 

@@ -4,7 +4,6 @@ Their kernels are compiled when an operation is first called. Nothing is split b
 """
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from lowbit_cppyy.blocks_of_integers import BlockOperations
 from lowbit_cppyy.compiler import Pool, preparing
 from lowbit_cppyy.heads import mixed, scores, tile_channels
 from lowbit_cppyy.isa import InstructionSet
+from lowbit_cppyy.lazily import cached_property
 from lowbit_cppyy.passes import DOUBLES, FLOATS, NUMBERS, Calls, Passes, done
 from lowbit_cppyy.pieces import TURN, piece
 

@@ -20,13 +20,13 @@ Groups are of any size, given when the kernel is called. Kernels differ in nothi
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.packing import BITS
 from lowbit.program import Program
 from lowbit_cppyy.isa import TABLES, InstructionSet
+from lowbit_cppyy.lazily import cached_property
 from lowbit_cppyy.lowering import function, prelude
 from lowbit_cppyy.microkernel import micro_kernel
 from lowbit_cppyy.recipe import METHODS, Recipe

@@ -25,7 +25,6 @@ A layout is a value: it says where everything lies, applies itself to a matrix, 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,7 @@ import numpy.typing as npt
 from lowbit.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.layouts import ZCurve
 from lowbit.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
+from lowbit_cppyy.lazily import cached_property
 from lowbit_cppyy.memory import ALIGNMENT, aligned
 from lowbit_cppyy.places import Field, fields, place, unplace
 

@@ -46,7 +46,7 @@ NARROW_BELOW = 2048
 
 SHAPING = (
     *("isa", "isa_plain", "recipe", "places", "unpacking", "microkernel", "integers"),
-    *("lowering", "kernels", "layout", "streams"),
+    *("lowering", "kernels", "layout", "streams", "lazily", "memory"),
 )
 """The modules that shape a kernel of a matrix, or what it reads."""
 

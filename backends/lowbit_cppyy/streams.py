@@ -9,7 +9,6 @@ from the layout of the matrix; here it is worked out once, and the loops that wr
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from lowbit.integer import segments
 from lowbit_cppyy.layout import PanelLayout
+from lowbit_cppyy.lazily import cached_property
 from lowbit_cppyy.microkernel import TABLE, x_elements
 from lowbit_cppyy.places import fields
 from lowbit_cppyy.recipe import SEGMENT, Recipe

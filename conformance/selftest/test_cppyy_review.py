@@ -13,6 +13,7 @@ from lowbit_cppyy import outcomes
 from lowbit_cppyy.choices import default_recipe
 from lowbit_cppyy.isa import TABLES
 from lowbit_cppyy.layout import PanelLayout
+from lowbit_cppyy.lazily import cached_property
 
 LAYOUT = PanelLayout(4, 64, 100, 32, "float32", "minimum", panel=64, block_groups=2, block_panels=0)
 
@@ -99,3 +100,60 @@ def test_a_kernel_can_be_asked_for_again_after_it_was_interrupted() -> None:
                 pass
         """)
     assert (result.stdout, result.stderr) == ("64.0 4\n", "")
+
+
+# **Forks.**
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_does_not_wait_for_what_another_thread_was_working_out() -> None:
+    """As it would on Python 3.11 with the property of `functools`, which has a lock for all objects of a class."""
+    result = ran("""
+        import signal
+        from lowbit_cppyy.lazily import cached_property
+        go_on, results = threading.Event(), []
+        def slowly():
+            if threading.current_thread() is not threading.main_thread():
+                reached.set()
+                go_on.wait()
+        class One:
+            @cached_property
+            def answer(self):
+                slowly()
+                return 42
+        class Slow(CppyyBackend):
+            def capabilities(self):
+                slowly()
+                return super().capabilities()
+        for ask in (lambda: One().answer, lambda: 7 * bool(Slow("plain", threads=1).prepare(matrix))):
+            reached = threading.Event()
+            worker = threading.Thread(target=ask)
+            worker.start()
+            reached.wait()
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)  # a child that waits is ended
+                os._exit(ask())
+            results.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            go_on.set()
+            worker.join()
+            go_on.clear()
+        print(results)
+        """)
+    assert (result.stdout, result.stderr) == ("[42, 7]\n", "")
+
+
+def test_a_property_is_worked_out_once() -> None:
+    """And is the object's own, and keeps its documentation."""
+    asked: list[object] = []
+
+    class One:
+        @cached_property
+        def answer(self) -> list[int]:
+            """The answer."""
+            asked.append(self)
+            return [42]
+
+    first, second = One(), One()
+    assert first.answer is first.answer and first.answer is not second.answer
+    assert asked == [first, second] and One.answer.__doc__ == "The answer."

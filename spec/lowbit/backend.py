@@ -42,7 +42,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
 from typing import Any, Self
@@ -279,10 +279,15 @@ class Backend(ABC):
     def _linear_qgemm_bfp(self, x: bfp.Blocks, matrix: QuantizedMatrix) -> Floats:
         return self.prepare(matrix).qgemm_bfp(x)
 
-    @cached_property
+    @property
     def _claimed(self) -> Capabilities:
-        """What it claims, asked once: the answer is the same every time."""
-        return self.capabilities()
+        """What it claims, asked once: the answer is the same every time.
+
+        Kept without a lock such as that of `functools.cached_property`: a child that is forked while another thread
+        holds it would wait for ever.
+        """
+        claimed: Capabilities = self.__dict__.get("_claims") or self.__dict__.setdefault("_claims", self.capabilities())
+        return claimed
 
     def _check_declared(self, operation: str, parameters: Parameters) -> None:
         declaration = self._claimed.operations.get(operation)
