@@ -6,6 +6,7 @@ from functools import cache
 
 from lowbit.check import spoken
 from lowbit.errors import UnavailableError
+from lowbit_cppyy.compiler import preparing
 from lowbit_cppyy.isa import TABLES, InstructionSet
 from lowbit_cppyy.quota import processor_quota
 
@@ -17,8 +18,9 @@ OPENMP_VARIABLE = "OMP_NUM_THREADS"
 @cache
 def has(feature: str) -> bool:
     """Whether this processor has a feature, by archspec's name for it."""
-    import archspec.cpu  # takes 50 ms, so not before it is needed
-    import archspec.cpu.detect
+    with preparing:  # no fork meanwhile, which would leave the child with a module that is being imported for ever
+        import archspec.cpu  # takes 50 ms, so not before it is needed
+        import archspec.cpu.detect
 
     # The features as the system reports them; `host()` answers with a known processor, and may know fewer.
     return feature in archspec.cpu.host() or feature in archspec.cpu.detect.detected_info().features
