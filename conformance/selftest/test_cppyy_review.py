@@ -1,15 +1,22 @@
 """The cppyy backend where it is least expected: forks, Ctrl-C, other users' folders, other modes of arithmetic."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
-from lowbit_cppyy import outcomes
+from lowbit.affine import quantize
+from lowbit_cppyy import CppyyBackend, outcomes
 from lowbit_cppyy.choices import default_recipe
 from lowbit_cppyy.isa import TABLES
 from lowbit_cppyy.layout import PanelLayout
@@ -125,7 +132,7 @@ def test_a_child_does_not_wait_for_what_another_thread_was_working_out() -> None
             def capabilities(self):
                 slowly()
                 return super().capabilities()
-        for ask in (lambda: One().answer, lambda: 7 * bool(Slow("plain", threads=1).prepare(matrix))):
+        for ask in (lambda: One().answer, lambda: 7 * bool(Slow("plain", threads=1)._claimed)):
             reached = threading.Event()
             worker = threading.Thread(target=ask)
             worker.start()
@@ -157,3 +164,34 @@ def test_a_property_is_worked_out_once() -> None:
     first, second = One(), One()
     assert first.answer is first.answer and first.answer is not second.answer
     assert asked == [first, second] and One.answer.__doc__ == "The answer."
+
+
+# **Arithmetic.**
+
+UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}
+"""``FE_UPWARD`` of C's fenv.h."""
+
+
+@pytest.mark.skipif(platform.machine() not in UPWARD or sys.platform != "linux", reason="fenv.h is not known here")
+def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None:
+    """Rounding upward in the thread that calls: a worker does not, and which of them computes a panel is chance."""
+    c = ctypes.CDLL("libm.so.6")
+    random = np.random.default_rng(0)
+    x = random.standard_normal((3, 256)).astype(np.float32)
+    matrix = quantize(random.standard_normal((256, 9000)).astype(np.float32), bits=4, group_size=64)
+    with CppyyBackend(threads=2) as backend:
+        prepared = backend.prepare(matrix)
+        calls: dict[str, Callable[[], npt.NDArray[Any]]] = {
+            "qgemv": lambda: prepared.qgemv(x[0]),
+            "qgemm": lambda: prepared.qgemm(x),
+            "qgemm_cast": lambda: prepared.qgemm_cast(x),
+            "softmax": lambda: backend.run("attention.softmax", x),
+        }
+        expected = {name: call().tobytes() for name, call in calls.items()}
+        c.fesetround(UPWARD[platform.machine()])
+        try:
+            given = {name: call().tobytes() for name, call in calls.items()}
+            assert c.fegetround() == UPWARD[platform.machine()]
+        finally:
+            c.fesetround(0)
+    assert [name for name in calls if given[name] != expected[name]] == []

@@ -60,11 +60,13 @@ inline void destroy_route(std::uintptr_t route) { delete at<OwnRoute>(route); }
 
 inline int multiply(std::uintptr_t linear, std::uintptr_t route, const float* x, float* out, std::int64_t rows) {
   if (rows == 0) return OK;
+  const StandardArithmetic arithmetic;
   return lowbit::multiply(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
 }
 
 inline int multiply_cast(std::uintptr_t linear, std::uintptr_t route, const float* x, float* out, std::int64_t rows) {
   if (rows == 0) return OK;
+  const StandardArithmetic arithmetic;
   return lowbit::multiply_cast(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
 }
 
@@ -72,6 +74,7 @@ inline int multiply_cast(std::uintptr_t linear, std::uintptr_t route, const floa
 inline int multiply_blocks(std::uintptr_t linear, std::uintptr_t route, const std::uint8_t* mantissas,
                            const std::int16_t* exponents, float* out, std::int64_t rows) {
   if (rows == 0) return OK;
+  const StandardArithmetic arithmetic;
   return lowbit::multiply_blocks(*at<Linear>(linear), at<OwnRoute>(route)->route,
                                  reinterpret_cast<const std::int8_t*>(mantissas), exponents, out, rows);
 }

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <csignal>
 #include <cstdint>
@@ -45,6 +46,29 @@ class SignalsBlocked {
 
  private:
   sigset_t before_;
+};
+
+// While it lives, this thread rounds to nearest, keeps subnormal numbers and traps nothing, however the program that
+// uses this has set it; so results do not depend on that, nor on which thread computes them. The program's own mode, and
+// which exceptions have come up in it, are as before afterwards.
+class StandardArithmetic {
+ public:
+#if defined(__SSE__)
+  StandardArithmetic() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(0x1F80); }
+  ~StandardArithmetic() { __builtin_ia32_ldmxcsr(before_); }
+#else
+  StandardArithmetic() { std::fegetenv(&before_), std::fesetenv(FE_DFL_ENV); }
+  ~StandardArithmetic() { std::fesetenv(&before_); }
+#endif
+  StandardArithmetic(const StandardArithmetic&) = delete;
+  StandardArithmetic& operator=(const StandardArithmetic&) = delete;
+
+ private:
+#if defined(__SSE__)
+  unsigned before_;
+#else
+  std::fenv_t before_;
+#endif
 };
 
 class Pool {
@@ -84,6 +108,7 @@ class Pool {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
     const std::shared_lock<std::shared_mutex> call(calls_);
+    const StandardArithmetic arithmetic;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
     if (workers_.empty() || count <= grain || busy_.exchange(true, std::memory_order_acquire)) {
       body(context, 0, count);
@@ -235,6 +260,7 @@ class Pool {
 #if defined(__linux__)
     pthread_setname_np(pthread_self(), "lowbit");
 #endif
+    const StandardArithmetic arithmetic;
     for (std::uint32_t seen = 0;;) {
       const auto news = [&] { return number_.value.load() != seen; };
       const bool awake = watch(worker_patience, news);
