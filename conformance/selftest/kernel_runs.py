@@ -246,7 +246,7 @@ def interpreted(
     for panel, tile in enumerate(y):
         for block, (values, sizes) in enumerate(blocks):
             w = stream[layout.group_start(block * layout.block_groups, panel) :]
-            for j in range(0, recipe.panel, columns):
+            for j in range(0, min(recipe.panel, matrix.columns - panel * recipe.panel), columns):
                 memory: dict[str, Any] = {
                     "w": w[j:],
                     "s": w[j // layout.scales_each :],

@@ -164,7 +164,7 @@ def most_roundings(recipe: Recipe, rows: int, group_size: int, *, fused: bool) -
 def kinds(bits: int, *, integer: bool) -> list[Recipe]:
     """What the backend may use for a width, one register wide and for one row, for which the roundings are the same."""
     found = set()
-    for purpose, convention, chains in product(PURPOSES, CONVENTIONS, (1, 2, 3, 8)):
+    for purpose, convention, chains in product(PURPOSES, CONVENTIONS, (1, 3)):
         for method in METHODS_FOR[purpose]:
             recipe = Recipe(bits, "float32", convention, method, registers=1, chains=chains, panel=16, ahead=0)
             if recipe.integer == integer and not recipe.fits(16) and (purpose == "vector" or chains == 1):
