@@ -32,6 +32,7 @@ from quiet import settle
 from lowbit import data
 from lowbit.cli.loading import LoadedModel, file_of, load_model, on_backend
 from lowbit.decoder import generate
+from lowbit.engine import Contract
 from lowbit_conformance.report.files import write_atomically
 from lowbit_cppyy.backend import CppyyBackend
 
@@ -54,12 +55,14 @@ class Generator(ABC):
 
 
 class Lowbit(Generator):
-    """`lowbit generate` on the backend cppyy."""
+    """`lowbit generate --backend cppyy`, with ``--steps`` or without: what lies between linear layers, natively or by
+    the formulas of the specification; and by one of the contracts of linear layers."""
 
-    def __init__(self, model: LoadedModel, threads: int, isa: str | None) -> None:
+    def __init__(self, model: LoadedModel, threads: int, isa: str | None, contract: Contract, steps: bool) -> None:
         backend = CppyyBackend(isa=isa, threads=threads)
-        self.ready = on_backend(model, backend, None)
-        self.name = f"lowbit {(backend.capabilities().details or {})['instruction set']}"
+        self.ready = on_backend(model, backend, None, contract, steps=steps)
+        best = (backend.capabilities().details or {})["instruction set"]
+        self.name = f"lowbit {best} {contract}{'' if steps else ', formulas between'}"
 
     def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
         return (step.token for step in generate(self.ready.decoder, prompt, count))
@@ -108,7 +111,8 @@ def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     text = data.read_text(file_of(None, data.DEFAULT_TEXT))
     prompt = model.tokenizer.encode(text)[: options.prompt]
     length = -(-(options.prompt + options.tokens) // 256) * 256
-    generators: list[Generator] = [Lowbit(model, threads, isa) for isa in options.isa or [None]]
+    ways: list[tuple[Contract, bool]] = [("float32", True), ("integer", True), ("float32", False)]
+    generators: list[Generator] = [Lowbit(model, threads, isa, *way) for isa in options.isa or [None] for way in ways]
     try:
         generators.append(LlamaCpp(file, threads, length))
     except (ImportError, OSError, AttributeError) as failure:
