@@ -166,6 +166,37 @@ def test_a_property_is_worked_out_once() -> None:
     assert asked == [first, second] and One.answer.__doc__ == "The answer."
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_layers_of_torch_work_in_a_child_that_is_forked_while_another_thread_prepares_one() -> None:
+    """As loaders of data fork; the child prepares its own, with a backend of its own."""
+    pytest.importorskip("torch")
+    result = ran("""
+        import signal, torch
+        from lowbit import torch_op
+        from lowbit.torch import QuantLinear
+        layers = [QuantLinear.from_matrix(matrix, backend="reference") for _ in range(2)]
+        x = torch.ones(64)
+        layers[0](x)
+        engine, reached, go_on = torch_op.engine("reference"), threading.Event(), threading.Event()
+        def slowly(matrix, prepare=engine.backend.prepare):
+            reached.set()
+            go_on.wait()
+            return prepare(matrix)
+        engine.backend.prepare = slowly
+        worker = threading.Thread(target=layers[1], args=(x,))
+        worker.start()
+        reached.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a child that waits is ended
+            os._exit(int(layers[0](x)[0] + layers[1](x)[0]))
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        go_on.set()
+        worker.join()
+        """)
+    assert (result.stdout, result.stderr) == ("128\n", "")
+
+
 # **Arithmetic.**
 
 UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}

@@ -22,6 +22,7 @@ The integer contract rounds x, so it has no gradient either, which is said when 
 Source: lowbit's own.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -238,6 +239,17 @@ def forget(tensors: Tensors, bits: int, group_size: int, convention: Convention)
 
 _engines: dict[str, Engine] = {}
 _loading = threading.Lock()
+
+
+def _begin_anew() -> None:
+    """In a forked child: a lock that another thread held is nobody's there, and backends have left their threads."""
+    global _loading
+    _loading = threading.Lock()
+    _engines.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def engine(name: str) -> Engine:
