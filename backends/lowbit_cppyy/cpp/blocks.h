@@ -43,9 +43,10 @@ inline std::int64_t exponent_of(const float* x, std::int64_t n, const Format& fo
   return std::min(std::max(power - 1 - (format.mantissa - 2), -format.reach), format.reach);
 }
 
-// rint(x * inverse) saturated at the top. Adding `integers` rounds to nearest, ties to even; its low bits are the result.
+// rint(x * inverse) saturated at the top. Adding `integers` rounds to nearest, ties to even; the low bits are the result.
 template <class Real, class Bits, class Mantissa>
-inline void round_block(const float* x, std::int64_t n, Real inverse, Real top, Real integers, Mantissa* mantissas) {
+inline void round_block(const float* __restrict x, std::int64_t n, Real inverse, Real top, Real integers,
+                        Mantissa* __restrict mantissas) {
   for (std::int64_t k = 0; k < n; ++k) {
     const Real scaled = static_cast<Real>(x[k]) * inverse;  // exact, or far below a half
     const Real below = scaled < top ? scaled : top;
@@ -81,17 +82,30 @@ inline Status cast(Pool& pool, const float* x, std::int64_t rows, std::int64_t n
   });
 }
 
+// M * 2^e rounded once: the product of two numbers that are exact.
+template <class Real, class Mantissa>
+inline void scale_block(const Mantissa* __restrict mantissas, std::int64_t n, Real step, float* __restrict out) {
+  for (std::int64_t k = 0; k < n; ++k) out[k] = static_cast<float>(static_cast<Real>(mantissas[k]) * step);
+}
+
+template <class Mantissa>
+inline void decode_row(const Mantissa* mantissas, const std::int16_t* exponents, std::int64_t n, std::int64_t block,
+                       float* out) {
+  for (std::int64_t start = 0; start < n; start += block) {
+    const std::int64_t length = std::min(block, n - start), e = exponents[start / block];
+    if (sizeof(Mantissa) == 1 && e >= -127 && e <= 127)
+      scale_block(mantissas + start, length, power_of_two(e), out + start);
+    else
+      scale_block(mantissas + start, length, wide_power_of_two(e), out + start);
+  }
+}
+
 template <class Mantissa>
 inline Status decode(Pool& pool, const Mantissa* mantissas, const std::int16_t* exponents, std::int64_t rows,
                      std::int64_t n, const Format& format, float* out) {
   return spread(pool, rows, 2 * n, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t r = first; r < last; ++r)
-      for (std::int64_t start = 0; start < n; start += format.block) {
-        const double step = wide_power_of_two(exponents[r * format.blocks(n) + start / format.block]);
-        const std::int64_t stop = std::min(start + format.block, n);
-        for (std::int64_t k = r * n + start; k < r * n + stop; ++k)
-          out[k] = static_cast<float>(static_cast<double>(mantissas[k]) * step);  // exact in float64
-      }
+      decode_row(mantissas + r * n, exponents + r * format.blocks(n), n, format.block, out + r * n);
   });
 }
 
@@ -115,7 +129,9 @@ inline Status dot(Pool& pool, const Operand& a, const Operand& b, std::int64_t n
                   std::int64_t* sums, std::int32_t* exponents) {
   const std::int64_t blocks = (n + block - 1) / block;
   return spread(pool, b.rows, 2 * a.rows * n, [&](std::int64_t first, std::int64_t last) {
-    const auto row = [n](const Operand& x, std::int64_t r) { return static_cast<const std::int32_t*>(x.mantissas) + r * n; };
+    const auto row = [n](const Operand& x, std::int64_t r) {
+      return static_cast<const std::int32_t*>(x.mantissas) + r * n;
+    };
     for (std::int64_t r = 0; r < a.rows; ++r)
       for (std::int64_t s = first; s < last; ++s)
         for (std::int64_t j = 0; j < blocks; ++j) {
@@ -132,9 +148,10 @@ inline Status dot(Pool& pool, const Operand& a, const Operand& b, std::int64_t n
 inline Status dot_bytes(const Passes& passes, const Operand& a, const Operand& b, std::int64_t n, std::int64_t blocks,
                         std::int64_t* sums, std::int32_t* exponents) {
   constexpr std::int64_t most = 512;  // sums at once
-  const std::int64_t lanes = passes.lanes, rows_a_turn = lanes / blocks, turns = (b.rows + rows_a_turn - 1) / rows_a_turn;
+  const std::int64_t lanes = passes.lanes, rows_a_turn = lanes / blocks;
+  const std::int64_t turns = (b.rows + rows_a_turn - 1) / rows_a_turn, work = a.rows * n * rows_a_turn / 4;
   std::atomic<bool> failed{false};
-  const Status status = spread(*passes.pool, turns, a.rows * n * rows_a_turn / 4, [&](std::int64_t first, std::int64_t last) {
+  const Status status = spread(*passes.pool, turns, work, [&](std::int64_t first, std::int64_t last) {
     const Scratch room = scratch((a.rows + rows_a_turn) * n);
     if (!room) return failed.store(true);
     std::uint8_t *const plus_128 = static_cast<std::uint8_t*>(room.get()), *const copy = plus_128 + a.rows * n;

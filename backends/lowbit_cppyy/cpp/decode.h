@@ -124,7 +124,8 @@ inline Status softmax(const Passes& passes, const float* scores, std::int64_t ro
 
 // turned
 inline Status rotate(const Passes& passes, const float* x, const double* cosines, const double* sines,
-                     const std::int64_t* partners, std::int64_t tokens, std::int64_t heads, std::int64_t d, float* out) {
+                     const std::int64_t* partners, std::int64_t tokens, std::int64_t heads, std::int64_t d,
+                     float* out) {
   if (std::any_of(partners, partners + d, [&](std::int64_t c) { return c < 0 || c >= d; })) return STRANGE;
   const std::int64_t padded = (d + turn - 1) / turn * turn;
   std::atomic<bool> failed{false};
@@ -151,8 +152,8 @@ inline Status rotate(const Passes& passes, const float* x, const double* cosines
   return failed ? NO_MEMORY : status;
 }
 
-// **Attention** of the last of some tokens over all of them. Keys and values of a head are rows of d channels, and heads
-// lie `key_stride` and `value_stride` elements apart.
+// **Attention** of the last of some tokens over all of them. Keys and values of a head are rows of d channels, and
+// heads lie `key_stride` and `value_stride` elements apart.
 struct Heads {
   std::int64_t tokens, heads, kv_heads, length, d, window;  // a window of 0 is none
   std::int64_t key_stride, value_stride;
@@ -216,8 +217,8 @@ inline void attend_heads(const Passes& passes, const Heads& shape, const float* 
   }
 }
 
-// scores, largest, exponentials, sums, mixed, scaled. The query heads of a key-value head go together, so that what they
-// read comes from memory once; where that leaves threads without work, they go one by one.
+// scores, largest, exponentials, sums, mixed, scaled. The query heads of a key-value head go together, so that what
+// they read comes from memory once; where that leaves threads without work, they go one by one.
 inline Status attend(const Passes& passes, const Heads& shape, const float* queries, const float* keys,
                      const float* values, float* out) {
   const std::int64_t group = shape.heads / shape.kv_heads, jobs = shape.tokens * shape.kv_heads;
