@@ -43,7 +43,7 @@ inline std::int64_t exponent_of(const float* x, std::int64_t n, const Format& fo
   return std::min(std::max(power - 1 - (format.mantissa - 2), -format.reach), format.reach);
 }
 
-// rint(x * inverse) saturated at the top. Adding `integers` rounds to nearest, ties to even; the low bits are the result.
+// rint(x * inverse), saturated. Adding `integers` rounds to nearest, ties to even; the low bits are the result.
 template <class Real, class Bits, class Mantissa>
 inline void round_block(const float* __restrict x, std::int64_t n, Real inverse, Real top, Real integers,
                         Mantissa* __restrict mantissas) {
