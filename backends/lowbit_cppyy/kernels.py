@@ -21,15 +21,13 @@ Groups are of any size, given when the kernel is called. Kernels differ in nothi
 
 from dataclasses import dataclass
 
-from lowbit.check import check_choice
 from lowbit.errors import ArgumentError
-from lowbit.packing import BITS
 from lowbit.program import Program
-from lowbit_cppyy.isa import TABLES, InstructionSet
+from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.lazily import cached_property
 from lowbit_cppyy.lowering import function, prelude
 from lowbit_cppyy.microkernel import micro_kernel
-from lowbit_cppyy.recipe import METHODS, Recipe
+from lowbit_cppyy.recipe import Recipe
 
 _SUMMARY = """\
 {name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes (QIGen, Algorithm 3 with Algorithm 2 inside).
@@ -82,20 +80,10 @@ class Kernel:
 def kernel_source(kernel: Kernel) -> str:
     """The C++ of a kernel, complete with the functions that it calls; no compiler is needed to see it.
 
+    >>> from lowbit_cppyy.isa import TABLES
     >>> recipe = Recipe(4, "float16", "zero_point", "shift")
     >>> source = kernel_source(Kernel(recipe, TABLES["avx2"]))
     >>> "l_0 = cvt_int_float(a_0);" in source
     True
     """
     return prelude(kernel.table) + "\n" + kernel.source
-
-
-def check_kernel_choices(*, bits: int, isa: str, method: str) -> None:
-    """Refuse choices that name no kernel.
-
-    Raises:
-        ArgumentError: bits, instruction set or method do not exist.
-    """
-    check_choice("bits", bits, BITS)
-    check_choice("isa", isa, tuple(TABLES))
-    check_choice("method", method, METHODS)
