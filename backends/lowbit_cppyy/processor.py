@@ -39,7 +39,7 @@ def choose_table(isa: str | None) -> InstructionSet:
     if not wanted:
         return next(table for table in TABLES.values() if all(map(has, table.requires)))
     if wanted not in TABLES:
-        reason = f"{ISA_VARIABLE} is {wanted!r}"
+        reason = f"{ISA_VARIABLE} is {wanted[:40]!r}"
         raise UnavailableError("backend cppyy", reason, f"set it to {spoken(tuple(TABLES))}, or unset it")
     missing = [feature for feature in TABLES[wanted].requires if not has(feature)]
     if missing:
