@@ -113,10 +113,10 @@ AVX512 = InstructionSet(
     registers=32,
     fused=True,
     byte_dots=False,
-    requires=("avx512f", "avx512bw", "avx512vl", "avx512vbmi"),
+    requires=("avx512f", "avx512bw", "avx512vl"),
     headers=("immintrin.h",),
     types="using vint = __m512i;\nusing vfloat = __m512;",
-    attribute='__attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi")))',
+    attribute='__attribute__((target("avx512f,avx512bw,avx512vl")))',
     words={
         "load_int": "return _mm512_loadu_si512(a);",
         "load_float": "return _mm512_loadu_ps(a);",

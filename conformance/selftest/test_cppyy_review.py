@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from lowbit.affine import quantize
-from lowbit_cppyy import CppyyBackend, outcomes
+from lowbit_cppyy import CppyyBackend, outcomes, processor
 from lowbit_cppyy.choices import default_recipe
 from lowbit_cppyy.isa import TABLES
 from lowbit_cppyy.layout import PanelLayout
@@ -226,3 +226,15 @@ def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None
         finally:
             c.fesetround(0)
     assert [name for name in calls if given[name] != expected[name]] == []
+
+
+# **Instruction sets.**
+
+
+def test_a_processor_is_asked_for_no_instructions_that_no_word_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers with AVX-512 and VNNI that lack the byte permutations of VBMI, of which there are many, get both."""
+    lacking = {"avx512vbmi", "avx_vnni"}
+    monkeypatch.delenv(processor.ISA_VARIABLE, raising=False)
+    monkeypatch.setattr(processor, "has", lambda feature: feature not in lacking)
+    assert processor.choose_table(None).name == "avx512vnni"
+    assert not any("epi8" in body for body in TABLES["avx512vnni"].words.values())  # permutations and shifts of bytes
