@@ -61,7 +61,7 @@ def processor_with(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
 def test_the_best_instruction_set_of_the_processor_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first of the tables whose every feature is there."""
     monkeypatch.delenv(processor.ISA_VARIABLE, raising=False)
-    avx2, avx512 = ("avx2", "fma", "f16c"), ("avx512f", "avx512bw", "avx512vl", "avx512vbmi")
+    avx2, avx512 = ("avx2", "fma", "f16c"), ("avx512f", "avx512bw", "avx512vl")
     for features, best in (
         (EVERYTHING, "avx512vnni"),
         ((*avx2, *avx512, "avx_vnni"), "avx512"),
