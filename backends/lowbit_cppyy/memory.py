@@ -5,7 +5,8 @@ new page every sixty lines, and its own prefetching ends with each of them; page
 long. The system gives them for memory that asks for them (``madvise``) and that is as large. So matrices of a few
 hundred KiB, of which a small model has two hundred, are laid side by side in *slabs* of several huge pages.
 
-A slab is a numpy array, and what is handed out are views of it: it is given back when the last matrix in it is.
+A slab is a numpy array, and what is handed out are views of it: it is given back when the last matrix in it is. So it
+is no larger than a few huge pages, since one matrix that stays keeps all of it.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector register
 HUGE_PAGE = 2**21  # bytes
-SLAB = 16 * HUGE_PAGE
+SLAB = 4 * HUGE_PAGE
 
 Words = npt.NDArray[np.uint32]
 Bytes = npt.NDArray[np.uint8]
