@@ -11,10 +11,16 @@ from lowbit.values import as_json, from_json
 ARITHMETIC = {"form": "integer", "accumulator": "float64", "roundings": {"rows": 1, "groups": 2, "constant": 4}}
 SAID = {"name": "blocks", "operations": {"linear.qgemm_bfp": {"limits": {"bits": [4]}, "arithmetic": ARITHMETIC}}}
 
-for line in sys.stdin:
-    request = json.loads(line)
-    result = SAID
-    if request["do"] == "run":
-        given = {name: from_json(tree) for name, tree in request["arguments"].items()}
-        result = as_json(qgemm_bfp(**given).astype(np.float32))
-    print(json.dumps({"id": request["id"], "result": result}), flush=True)
+
+def main() -> None:
+    for line in sys.stdin:
+        request = json.loads(line)
+        result: object = SAID
+        if request["do"] == "run":
+            given = {name: from_json(tree) for name, tree in request["arguments"].items()}
+            result = as_json(qgemm_bfp(**given).astype(np.float32))
+        print(json.dumps({"id": request["id"], "result": result}), flush=True)
+
+
+if __name__ == "__main__":  # pytest imports every file for its doctests
+    main()
