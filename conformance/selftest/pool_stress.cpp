@@ -118,22 +118,6 @@ static void slow_workers() {
   }
 }
 
-// Calls that follow each other closely get workers, though none of them alone asks for any.
-static void calls_in_a_row() {
-  Pool pool(2);
-  pass_by(20000);  // the worker sleeps by now
-  struct Seen {
-    std::thread::id caller = std::this_thread::get_id();
-    std::atomic<bool> worker{false};
-  } seen;
-  const auto body = [](const void* context, std::int64_t, std::int64_t) {
-    auto& self = *static_cast<Seen*>(const_cast<void*>(context));
-    if (std::this_thread::get_id() != self.caller) self.worker = true;
-  };
-  for (int n = 0; n < 3000000 && !seen.worker; ++n) pool.run(64, 1, false, body, &seen);
-  check(seen.worker, "a row of calls gets workers");
-}
-
 // A body may call the pool that runs it.
 static void calls_inside_calls() {
   Pool pool(3);
@@ -190,7 +174,6 @@ int main() {
   shares();
   shares_are_taken_over();
   slow_workers();
-  calls_in_a_row();
   calls_inside_calls();
   callers_at_once();
   short_lives();

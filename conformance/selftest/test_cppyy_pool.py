@@ -63,7 +63,7 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
     "options", (THREAD, (*THREAD, NO_FUTEX), MEMORY), ids=("races", "races without a futex", "memory")
 )
 def test_the_pool_holds_what_it_promises(program: Program, options: tuple[str, ...]) -> None:
-    """Every index once, shares and their taking over, calls at once, inside calls, in a row, and stops in between."""
+    """Every index once, shares and their taking over, calls at once, inside calls, and stops in between."""
     stress = program("pool_stress", *options)
     for _ in range(2):
         result = stress()

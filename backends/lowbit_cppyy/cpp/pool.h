@@ -101,9 +101,9 @@ class Pool {
   bool forked() const { return ::getpid() != owner_; }
 
   // Covers 0 .. count in chunks of `grain`. Several threads may call this at once, and a body may: the first has the
-  // workers, the others compute alone. Workers that watch for work always take part. Those that sleep are woken where
-  // the caller says that this call alone is worth it, because waking them takes time before it saves any; and now and
-  // then in a row of calls close enough together for the workers to stay awake from one to the next.
+  // workers, the others compute alone. Workers that watch for work always take part. Those that sleep are woken only
+  // where the caller says that this call is worth it, because waking them takes time before it saves any. Waking them
+  // now and then in a row of small calls was tried, and made calls of 20 us half as slow again.
   Status run(std::int64_t count, std::int64_t grain, bool wake, Body body, const void* context) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
@@ -114,9 +114,6 @@ class Pool {
       body(context, 0, count);
       return OK;
     }
-    const auto now = std::chrono::steady_clock::now();
-    in_a_row_ = now - ended_ < worker_patience ? in_a_row_ + 1 : 0;
-    wake = wake || in_a_row_ % 16 == 2;
     if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
       body(context, 0, count);  // nobody will come, so there is nothing to cut up
     } else {
@@ -125,7 +122,6 @@ class Pool {
       take_chunks(0);
       close();
     }
-    ended_ = std::chrono::steady_clock::now();
     busy_.store(false, std::memory_order_release);
     return OK;
   }
@@ -288,8 +284,6 @@ class Pool {
 
   // Of the call that has the workers; written while none of them is inside.
   Job job_{};
-  std::int64_t in_a_row_ = 0;  // calls before it that it followed closely
-  std::chrono::steady_clock::time_point ended_{};
   std::unique_ptr<Share[]> shares_;
   Word state_;
   Word number_;  // of the job; workers wait for it to change
