@@ -1,6 +1,6 @@
 """What the comparison was made to find out: each goal, what came of it, and whether it was met."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,14 +134,18 @@ def rivals(problem: Problem) -> Iterator[Goal]:
         yield at_least("llama.cpp's q4_0 over our AVX2", problem, time_ratio(llama, avx2[0]), 1.8, llama["id"])
 
 
+def per_byte(row: Row) -> float:
+    """Milliseconds for each byte that a product moves."""
+    return float(row["ms"][0] / row["bytes"])
+
+
 def groups(problem: Problem) -> Iterator[Goal]:
     """Groups of 16 against groups of 128, for each byte moved."""
     if not problem["family"].startswith("groups"):
         return
     known = {parts(row): row for row in problem["contestants"]}
-    cost: Callable[[Row], float] = lambda row: row["ms"][0] / row["bytes"]  # noqa: E731 - one line, used twice
     for (isa, contract, bits, size), row in known.items():
         wide = known.get((isa, contract, bits, 128))
         if size == 16 and wide is not None:
             name = f"groups of 16 over groups of 128, by byte, {bits} bits"
-            yield at_most(name, problem, cost(row) / cost(wide), 1.35, f"{isa} {contract}")
+            yield at_most(name, problem, per_byte(row) / per_byte(wide), 1.35, f"{isa} {contract}")

@@ -158,7 +158,10 @@ def problem(
     contestants = [contestant for _, contestant, _ in ready]
     spin_before = reader.freedom()
     reader.try_again(max((each.nbytes * each.products for each in contestants), default=2**20))
-    progress = lambda done, total: say("round", done=done, total=total)  # noqa: E731 - one line, used once
+
+    def progress(done: int, total: int) -> None:
+        say("round", done=done, total=total)
+
     rounds = measure(contestants, reader, Watch(reader), given["pairs"], progress)
     return {
         "contest": contest.id,

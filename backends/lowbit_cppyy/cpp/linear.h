@@ -95,32 +95,9 @@ inline std::int64_t whole_blocks(std::int64_t rows, const Route& route) {
   return (rows + route.rows - 1) / route.rows * route.rows;
 }
 
-// Y = X W for T rows of float32 activations. A row of the result has the same bits whatever T is and however many
-// threads there are. TINY where the route's powers of two would round an activation; nothing is written then.
-inline Status multiply(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
-  if (route.folded && any_tiny(x, T * linear.shape.rows)) return TINY;
-  const std::int64_t most = whole_blocks(std::min(T, rows_at_once), route);
-  const Scratch room = scratch(most * route.x_length * sizeof(float));
-  if (!room) return NO_MEMORY;
-  float* const laid_out = static_cast<float*>(room.get());
-  for (std::int64_t t = 0; t < T; t += rows_at_once) {
-    const std::int64_t rows = std::min(T - t, rows_at_once);
-    for (std::int64_t row = 0; row < rows; row += route.rows) {
-      const float* const from = x + (t + row) * linear.shape.rows;
-      float* const to = laid_out + row * route.x_length;
-      if (route.layout == SUMS) lay_sums(linear.shape, route, from, to);
-      else lay_values(linear.shape, route, from, std::min(rows - row, route.rows), to);
-    }
-    const Status status = compute(linear, route, laid_out, out + t * linear.columns, rows);
-    if (status != OK) return status;
-  }
-  return OK;
-}
-
-// The same for T rows of mantissas and exponents, by the integer contract.
-inline Status multiply_blocks(const Linear& linear, const Route& route, const std::int8_t* mantissas,
-                              const std::int16_t* exponents, float* out, std::int64_t T) {
-  const std::int64_t K = linear.shape.rows, blocks = (K + activation_block - 1) / activation_block;
+// T rows of x, as many at a time as are laid out together. `lay(row, count, to)` lays out `count` of them from `row` on.
+template <class Lay>
+inline Status in_turns(const Linear& linear, const Route& route, float* out, std::int64_t T, const Lay& lay) {
   const std::int64_t most = whole_blocks(std::min(T, rows_at_once), route);
   const Scratch room = scratch(most * route.x_length * sizeof(float));
   if (!room) return NO_MEMORY;
@@ -128,12 +105,31 @@ inline Status multiply_blocks(const Linear& linear, const Route& route, const st
   for (std::int64_t t = 0; t < T; t += rows_at_once) {
     const std::int64_t rows = std::min(T - t, rows_at_once);
     for (std::int64_t row = 0; row < rows; row += route.rows)
-      lay_mantissas(linear.shape, route, mantissas + (t + row) * K, exponents + (t + row) * blocks,
-                    std::min(rows - row, route.rows), blocks, laid_out + row * route.x_length);
+      lay(t + row, std::min(rows - row, route.rows), laid_out + row * route.x_length);
     const Status status = compute(linear, route, laid_out, out + t * linear.columns, rows);
     if (status != OK) return status;
   }
   return OK;
+}
+
+// Y = X W for T rows of float32 activations. A row of the result has the same bits whatever T is and however many
+// threads there are. TINY where the route's powers of two would round an activation; nothing is written then.
+inline Status multiply(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
+  if (route.folded && any_tiny(x, T * linear.shape.rows)) return TINY;
+  return in_turns(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
+    const float* const from = x + row * linear.shape.rows;
+    if (route.layout == SUMS) lay_sums(linear.shape, route, from, to);
+    else lay_values(linear.shape, route, from, count, to);
+  });
+}
+
+// The same for T rows of mantissas and exponents, by the integer contract.
+inline Status multiply_blocks(const Linear& linear, const Route& route, const std::int8_t* mantissas,
+                              const std::int16_t* exponents, float* out, std::int64_t T) {
+  const std::int64_t K = linear.shape.rows, blocks = (K + activation_block - 1) / activation_block;
+  return in_turns(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
+    lay_mantissas(linear.shape, route, mantissas + row * K, exponents + row * blocks, count, blocks, to);
+  });
 }
 
 // The same for float32 activations, which are cast first.
