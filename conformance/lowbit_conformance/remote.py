@@ -8,7 +8,6 @@ what it did to the process, is a verdict. The answer has been read and copied be
 
 import dataclasses
 import inspect
-import json
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -26,11 +25,13 @@ from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, Roundings, any_order, one_loop
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
-from lowbit.values import Tree, decode, encode
+from lowbit.values import decode, encode
 from lowbit_conformance import faults
 from lowbit_conformance.arena import Arena, Placement, Segment
 from lowbit_conformance.bank import uses_reference
 from lowbit_conformance.blame import blame
+from lowbit_conformance.equal_bits import difference, same
+from lowbit_conformance.placing import Placer
 from lowbit_conformance.process import HostEndedError, HostProcess, Message
 from lowbit_conformance.verdicts import BrokenPromiseError
 
@@ -519,46 +520,6 @@ class HostRefusedError(UnavailableError):
         return self.what
 
 
-class Placer:
-    """Puts the arrays of one attempt into the arena."""
-
-    def __init__(self, arena: Arena, how: Placement) -> None:
-        self._arena, self._how = arena, how
-        self.segments: list[Segment] = []
-        self._roots: dict[int, Segment] = {}
-
-    def tree(self, name: str, value: Any, writeable: bool) -> Tree:
-        """The tree of an argument, its arrays placed."""
-        names = {}
-        if dataclasses.is_dataclass(value):
-            names = {id(getattr(value, part.name)): f"{name}.{part.name}" for part in dataclasses.fields(value)}
-        return encode(value, lambda array: self._put(names.get(id(array), name), array, writeable))
-
-    def _put(self, name: str, array: Array, writeable: bool) -> Message:
-        writeable = writeable and array.flags.writeable
-        if array.size == 0:
-            return {"writeable": writeable}
-        root = _root(array)
-        if root is array or (array.flags.c_contiguous and not (writeable or id(root) in self._roots)):
-            segment = self._segment(name, array, writeable, array)
-            self._roots.setdefault(id(root), segment)
-            return {"at": segment.start, "writeable": writeable, "strides": list(array.strides)}
-        segment = self._roots.get(id(root)) or self._segment(name, root, writeable, root)
-        offset = array.__array_interface__["data"][0] - np.lib.array_utils.byte_bounds(root)[0]
-        return {"at": segment.start + offset, "writeable": writeable, "strides": list(array.strides)}
-
-    def _segment(self, name: str, array: Array, writeable: bool, root: Array) -> Segment:
-        segment = self._arena.place(name, array, self._how, writeable)
-        self.segments.append(segment)
-        return segment
-
-
-def _root(array: Array) -> Array:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
 def poisoned(out: Array, filling: int) -> Array:
     return np.full(out.shape, POISON[filling], np.uint32).view(out.dtype)
 
@@ -580,35 +541,3 @@ def _plain(value: Any) -> Any:
 
 def _told(outcome: Message) -> str:
     return f"{outcome['raised']}: {outcome['text']}{outcome['place']}"
-
-
-# **Equal bits.**
-
-
-def fingerprint(value: Any) -> str:
-    """A text that is equal for equal bits only."""
-    if isinstance(value, Exception):
-        return f"{type(value).__name__}: {value}".partition(" (")[0]
-    return json.dumps(encode(value, lambda array: {"bytes": array.tobytes().hex()}))
-
-
-def same(first: Any, second: Any) -> bool:
-    """Whether two results have the same bits."""
-    if first is second:
-        return True
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        return (first.dtype, first.shape) == (second.dtype, second.shape) and first.tobytes() == second.tobytes()
-    return fingerprint(first) == fingerprint(second)
-
-
-def difference(first: Any, second: Any) -> str:
-    """Where two results differ, in a few words."""
-    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
-        if (first.dtype, first.shape) != (second.dtype, second.shape):
-            return f"{first.dtype} {first.shape} and {second.dtype} {second.shape}"
-        unsigned = f"u{first.dtype.itemsize}"
-        places = np.flatnonzero(first.ravel().view(unsigned) != second.ravel().view(unsigned))
-        index = [int(i) for i in np.unravel_index(places[0], first.shape)]
-        values = f"{first.ravel()[places[0]]!s} and {second.ravel()[places[0]]!s}"
-        return f"{len(places)} of {first.size} elements, first at {index}: {values}"
-    return f"{str(first)[:120]} and {str(second)[:120]}"

@@ -16,8 +16,9 @@ from typing import Any
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.cases import CONCURRENT, HABIT, Case
+from lowbit_conformance.equal_bits import difference, same
 from lowbit_conformance.marking import MARKS, Settings, checks
-from lowbit_conformance.remote import Call, Remote, difference, same
+from lowbit_conformance.remote import Call, Remote
 from lowbit_conformance.verdicts import BrokenPromiseError
 
 OTHERS = 100  # calls between a call and its repetition
