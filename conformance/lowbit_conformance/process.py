@@ -106,7 +106,11 @@ class HostProcess:
         self._signals = self._handled()
 
     def seen(self) -> list[tuple[str, str]]:
-        """Breaches that show from here; those of `host.Watch` are found within reach of the code that it watches."""
+        """Breaches that show from here; those of `host.Watch` are found within reach of the code that it watches.
+
+        Raises:
+            HostEndedError: a thread that it left running ends the process just after its answer.
+        """
         found = []
         size = os.fstat(self._output[0].fileno()).st_size
         if size > self._printed:
@@ -114,9 +118,18 @@ class HostProcess:
             found.append(("WROTE_TO_STDOUT", repr(text.decode(errors="replace"))))
         self._printed = size
         if self._signals and (now := self._handled()) != self._signals:
+            if self._ends_within(0.2):  # a fault takes its handlers away on the way out
+                raise HostEndedError(self._death(ConnectionResetError("it has ended")))
             found.append(("STATE_CHANGED", f"signals blocked, ignored or caught: {now}, before {self._signals}"))
             self._signals = now
         return found
+
+    def _ends_within(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
 
     def _handled(self) -> str:
         """The sets of signals that the process blocks, ignores and catches; empty where the system does not tell."""

@@ -223,12 +223,17 @@ class Remote:
         try:
             reply = self._host.ask(message | {"release": self._released()}, deadline)
         except HostEndedError as end:
-            verdict = blame(str(end), self.arena, self._host.base, self._live)
-            self.close()
-            raise BrokenPromiseError(verdict) from None
+            raise self._broken(end) from None
         if "failed" in reply:
             raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
         return reply
+
+    def _broken(self, end: HostEndedError) -> BrokenPromiseError:
+        """Close what is left of a host that has ended, and say of what."""
+        assert self._host is not None
+        verdict = blame(str(end), self.arena, self._host.base, self._live)
+        self.close()
+        return BrokenPromiseError(verdict)
 
     def forget(self, host: int, handles: list[int], segments: list[list[Segment]]) -> None:
         """Release something held with the next request; this may be called at any moment."""
@@ -374,7 +379,11 @@ class Remote:
 
     def _check_breaches(self, reply: Message) -> None:
         assert self._host is not None
-        for verdict, text in [*reply["breaches"], *self._host.seen()]:
+        try:
+            seen = self._host.seen()
+        except HostEndedError as end:
+            raise self._broken(end) from None
+        for verdict, text in [*reply["breaches"], *seen]:
             raise BrokenPromiseError(f"{verdict}: {text}")
 
     def _hold(self, call: Call, attempts: list[Attempt], outcomes: list[Message]) -> Held:

@@ -275,6 +275,16 @@ def test_a_broken_channel_ends_in_words(
         HostProcess(arena)
 
 
+def test_a_process_that_dies_after_its_answer_has_crashed(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread faults when the answer is out: the handlers that go first are not called a change of handlers."""
+    host = HostProcess(arena)
+    host.remember()
+    os.kill(host._process.pid, signal.SIGSEGV)
+    monkeypatch.setattr(host, "_handled", lambda: "others")
+    with pytest.raises(HostEndedError, match=r"CRASHED\(SIGSEGV\)"):
+        host.seen()
+
+
 def test_the_environment_says_nothing_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """What pytest sets is not handed on; what the user set is, and by what a backend is set."""
     mine = ("MINE", "LOWBIT_CPPYY_ISA", "LOWBIT_NUM_THREADS", "LOWBIT_CACHE")
