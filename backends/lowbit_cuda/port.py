@@ -1,0 +1,324 @@
+"""The port: all that an engine may ask of a device.
+
+An engine that brings experts to a device and runs them needs little of it: memory, copies, kernels, and an order among
+them. That little is written down here, and twice fulfilled: by `lowbit_cuda.cuda`, a GPU, and by `lowbit_cuda.sim`, a
+simulation with a time of its own that also proves that the order asked for is enough. The engine knows this file and
+neither of them.
+
+**Memory** is allocated on the device, within a budget that is counted to the byte, or *pinned* on the host, where
+copies can reach it while the host goes on. A `Span` is a part of it; everything that works on memory is given spans.
+
+**Order.** A *stream* does what it was given in the order in which it was given it. Between streams, and between a
+stream and the host, there is no order but what *events* make: `record` marks a place in a stream, `wait` makes another
+stream wait for the mark, `synchronize` the host. Nothing else may be relied on; in particular not that a copy is fast.
+
+**Kernels** are described (`Kernel`) by the arguments that they take and, for each span among them, whether it is read
+or written and how many bytes of it. The simulation derives from this which operations must not run at once. Launching a
+kernel with a span too short for it is refused before anything runs.
+
+**Graphs.** What a stream was given between `capture` and the end of its block is not run but kept, and can be run
+again by one call. Spans and numbers in it are those of the time of capture.
+
+**Errors.** Memory beyond the budget is refused with a `DeviceMemoryError` and leaves everything as it was. An operation
+that the device fails is a `DeviceError`. An error that the device finds later may be raised by any later call.
+
+Source: lowbit's own; the terms are those of the CUDA programming guide.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.check import check_integer
+from lowbit.errors import ArgumentError, LowbitError
+
+ALIGNMENT = 256
+"""Bytes: every allocation begins at a multiple of this, and is charged to the budget rounded up to one."""
+
+Place = Literal["device", "host"]
+Access = Literal["read", "write", "update"]
+"""What a kernel does to a span: reads it, writes all that it declares of it without reading, or both."""
+
+
+class DeviceError(LowbitError, RuntimeError):
+    """The device failed an operation: which, and in its own words why."""
+
+
+class DeviceMemoryError(DeviceError):
+    """Memory that the budget, or the device, does not have.
+
+    Attributes:
+        what: what it was for.
+        asked: bytes.
+        used: bytes in use when it was asked for.
+        budget: bytes in all.
+    """
+
+    def __init__(self, what: str, asked: int, used: int, budget: int) -> None:
+        super().__init__(f"device memory for {what}: {asked} bytes asked, {budget - used} of {budget} left")
+        self.what, self.asked, self.used, self.budget = what, asked, used, budget
+
+
+# **Memory.**
+
+
+@dataclass(eq=False)
+class Memory:
+    """What `DevicePort.allocate` and `DevicePort.pin` give out; `DevicePort.free` takes it back.
+
+    Attributes:
+        what: what it is for, as errors and reports say it.
+        nbytes: how many.
+        place: ``device`` or ``host``.
+        handle: the port's own.
+    """
+
+    what: str
+    nbytes: int
+    place: Place
+    handle: Any = field(repr=False, default=None)
+
+    def span(self, offset: int = 0, nbytes: int | None = None) -> "Span":
+        """A part of it, by default all from `offset`.
+
+        Raises:
+            ArgumentError: it would reach outside.
+        """
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        check_integer("offset", offset, 0, self.nbytes)
+        check_integer("nbytes", nbytes, 0, self.nbytes - offset)
+        return Span(self, offset, nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """A run of bytes in one memory."""
+
+    memory: Memory
+    offset: int
+    nbytes: int
+
+    def part(self, offset: int, nbytes: int | None = None) -> "Span":
+        """A part of it; refused with an `ArgumentError` where it would reach outside."""
+        nbytes = self.nbytes - offset if nbytes is None else nbytes
+        check_integer("offset", offset, 0, self.nbytes)
+        check_integer("nbytes", nbytes, 0, self.nbytes - offset)
+        return Span(self.memory, self.offset + offset, nbytes)
+
+
+# **Kernels**, as far as a port must know them.
+
+Number = int | float
+Numbers = Mapping[str, Number]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One argument of a kernel.
+
+    Attributes:
+        name: as in the kernel's source and in launches.
+        kind: the type of a number (``int32``, ``int64``, ``float32``), or of what a span holds.
+        access: what is done to a span; None for a number.
+        extent: for a span, how many elements of it are touched, from the numbers of the launch: the elements from 0.
+            Where that depends on what memory holds, the most that it can be.
+    """
+
+    name: str
+    kind: str
+    access: Access | None = None
+    extent: Callable[[Numbers], int] | None = None
+
+    def nbytes(self, numbers: Numbers) -> int:
+        """How many bytes of the span a launch touches."""
+        assert self.extent is not None
+        return self.extent(numbers) * np.dtype(self.kind).itemsize
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A kernel that a port can launch.
+
+    Attributes:
+        name: of the function, ``extern "C"``, in the compiled program.
+        source: the file that it is compiled from, in `lowbit_cuda.kernels`.
+        parameters: in the order of its arguments.
+        grid: blocks in x, y and z, from the numbers of the launch.
+        block: threads of a block, in x.
+        shared: bytes of dynamic shared memory, from the numbers of the launch.
+        meaning: the same in numpy. It is given an array for each span, of its kind and extent, and each number, by
+            name; it fills what is written.
+        check: raises an `ArgumentError` for numbers that the kernel cannot do.
+    """
+
+    name: str
+    source: str
+    parameters: tuple[Parameter, ...]
+    grid: Callable[[Numbers], tuple[int, int, int]]
+    block: int
+    meaning: Callable[..., None]
+    shared: Callable[[Numbers], int] = lambda numbers: 0
+    check: Callable[[Numbers], None] = lambda numbers: None
+
+    def checked(self, arguments: Mapping[str, Span | Number]) -> tuple[dict[str, Span], dict[str, Number]]:
+        """The spans, each cut to what the kernel touches of it, and the numbers.
+
+        Raises:
+            ArgumentError: an argument that is missing, unknown, of the wrong sort, or a span that is too short, lies on
+                the host or is not aligned to its elements.
+        """
+        given, wanted = set(arguments), {parameter.name for parameter in self.parameters}
+        if given != wanted:
+            raise ArgumentError(f"arguments of {self.name}", sorted(given ^ wanted), "each of its parameters, once")
+        numbers: dict[str, Number] = {}
+        for parameter in self.parameters:
+            value = arguments[parameter.name]
+            if parameter.access is None:
+                if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+                    raise ArgumentError(f"{parameter.name} of {self.name}", f"a {type(value).__name__}", "a number")
+                numbers[parameter.name] = value
+        self.check(numbers)
+        return {p.name: self._cut(p, arguments[p.name], numbers) for p in self.parameters if p.access}, numbers
+
+    def _cut(self, parameter: Parameter, value: Span | Number, numbers: Numbers) -> Span:
+        name, nbytes = f"{parameter.name} of {self.name}", parameter.nbytes(numbers)
+        if not isinstance(value, Span):
+            raise ArgumentError(name, f"a {type(value).__name__}", "a span")
+        if value.memory.place != "device":
+            raise ArgumentError(name, "on the host", "a span on the device")
+        if value.nbytes < nbytes:
+            raise ArgumentError(name, f"{value.nbytes} bytes", f"at least {nbytes}")
+        if value.offset % np.dtype(parameter.kind).itemsize:
+            raise ArgumentError(name, f"at byte {value.offset}", f"a multiple of the {parameter.kind} it holds")
+        return value.part(0, nbytes)
+
+
+# **The protocol.** Streams, events and graphs are the port's own; whoever uses them only hands them on.
+
+
+class Stream(Protocol):
+    """A queue of operations that run one after another."""
+
+    @property
+    def name(self) -> str:
+        """As errors and traces call it."""
+
+
+class Event(Protocol):
+    """A place in a stream, reached or not. It marks one place only; recording again makes another event."""
+
+
+class Graph(Protocol):
+    """Operations that were captured."""
+
+
+class DevicePort(Protocol):
+    """A device, its memory and its clock; see the top of this file for what holds of all of them."""
+
+    @property
+    def budget(self) -> int:
+        """Bytes of device memory that may be in use."""
+
+    @property
+    def used(self) -> int:
+        """Bytes of device memory in use, each allocation rounded up to `ALIGNMENT`."""
+
+    @property
+    def peak(self) -> int:
+        """The most that were ever in use."""
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of pinned host memory in use."""
+
+    def describe(self) -> Mapping[str, str]:
+        """What a report should state: the device's name, versions, presets."""
+
+    # Memory.
+
+    def allocate(self, nbytes: int, what: str) -> Memory:
+        """Memory on the device; what it holds is not defined.
+
+        Raises:
+            ArgumentError: not a positive number of bytes.
+            DeviceMemoryError: more than is left, and nothing has changed.
+        """
+
+    def pin(self, nbytes: int, what: str) -> Memory:
+        """Page-locked memory on the host, not counted in the budget.
+
+        Raises:
+            ArgumentError: not a positive number of bytes.
+            DeviceMemoryError: the host does not have it.
+        """
+
+    def free(self, memory: Memory) -> None:
+        """Give memory back, after waiting for what was given to streams with it; twice is harmless."""
+
+    def write(self, span: Span, data: npt.NDArray[Any]) -> None:
+        """The host writes pinned memory, now: as many bytes as the C-contiguous array has."""
+
+    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+        """The host reads pinned memory, now: an array of its own."""
+
+    # What streams do.
+
+    def stream(self, name: str) -> Stream:
+        """A new stream."""
+
+    def copy(self, target: Span, source: Span, stream: Stream) -> None:
+        """Copy between spans of equal length, in either direction or on the device.
+
+        Raises:
+            ArgumentError: lengths differ, or both lie on the host.
+        """
+
+    def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
+        """Run a kernel; see `Kernel.checked` for what is refused."""
+
+    def record(self, stream: Stream) -> Event:
+        """Mark the end of what the stream was given so far."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let what the stream is given from now on begin only when the event is reached."""
+
+    def capture(self, stream: Stream) -> AbstractContextManager[Callable[[], Graph]]:
+        """Keep, instead of running, what the stream is given in this block: copies, launches, and nothing else.
+
+        The block gives a function that answers with the graph when the block has ended.
+        """
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Run a graph, as if the stream were given its operations again."""
+
+    # What the host waits for, and when it is.
+
+    def synchronize(self, event: Event) -> None:
+        """Wait on the host until the event is reached."""
+
+    def finish(self) -> None:
+        """Wait on the host until every stream has done all that it was given."""
+
+    def reached(self, event: Event) -> bool:
+        """Whether the event is reached, without waiting; once True, the host may rely on it."""
+
+    def seconds(self, first: Event, second: Event) -> float:
+        """Between two events that are both reached, on the device's clock."""
+
+    def now(self) -> float:
+        """The host's clock, in seconds from some beginning."""
+
+    def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
+        """Call a function on the host with an array (uint8, read only, in place) for each span of pinned memory that it
+        reads; a simulation charges the host the time of reading them."""
+
+    def close(self) -> None:
+        """Wait, and give back everything. Closing twice is harmless."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> None: ...
