@@ -39,7 +39,7 @@ class Engine:
         layer = request.layer
         if layer == 0:
             self._drop(self._filled(), "abandoned")
-        missing = self._hit(layer, np.sort(np.array(request.needed)))
+        missing = self._hit(layer, np.sort(np.array(request.needed, np.int64)))
         while missing.size:
             missing = missing[missing != self._fetch(layer, missing)]
         old = self._filled()

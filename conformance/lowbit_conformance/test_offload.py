@@ -50,7 +50,10 @@ class OffloadCase(Case):
 
 
 def requests_of(case: OffloadCase) -> list[Request]:
-    """Experts that are often those of the pass before, and guesses that are often right; `ragged` passes end early."""
+    """Experts that are often those of the pass before, and guesses that are often right.
+
+    Passes end early in `ragged` runs; in `idle` runs every third request needs nothing.
+    """
     rng = case.generator()
     plan: list[tuple[int, tuple[int, ...]]] = []
     last = [rng.permutation(case.experts)[: case.needed] for _ in range(case.layers)]
@@ -67,7 +70,8 @@ def requests_of(case: OffloadCase) -> list[Request]:
         likely = [e for e in plan[number + 1][1] if rng.random() < 0.7] if follows else []
         others = [e for e in rng.permutation(case.experts) if e not in likely]
         guesses = tuple(int(e) for e in rng.permutation([*likely, *likely[:1], *others[:2]]))[: case.guesses]
-        requests.append(Request(layer, needed, guesses if layer + 1 < case.layers else ()))
+        idle = case.variant == "idle" and number % 3 == 1
+        requests.append(Request(layer, () if idle else needed, guesses if layer + 1 < case.layers else ()))
     return requests
 
 
@@ -97,6 +101,8 @@ def runs(clause: str, settings: Settings) -> Iterator[OffloadCase]:
             ):
                 for seed in seeds:
                     yield OffloadCase(clause, tier, variant, *sizes, passes, seed=seed)
+                    if number in ("C1", "C2") and tier == "lattice":
+                        yield OffloadCase(clause, tier, "idle", *sizes, passes, seed=seed)
 
 
 def assert_trace(given: object, expected: Sequence[Event]) -> None:
@@ -170,7 +176,6 @@ MISTAKES: dict[str, Spoil] = {
     "layer-low": lambda requests: [replace(requests[0], layer=-1)],
     "layer-first": lambda requests: requests[1:],
     "layer-twice": lambda requests: [*requests[:2], requests[1]],
-    "needed-none": lambda requests: [replace(requests[0], needed=())],
     "needed-high": lambda requests: [replace(requests[0], needed=(1, 4))],
     "needed-low": lambda requests: [replace(requests[0], needed=(-1,))],
     "needed-float": lambda requests: [Request(0, (1.0,))],  # type: ignore[arg-type]  # wrong on purpose

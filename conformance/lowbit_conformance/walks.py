@@ -30,6 +30,7 @@ class Walk:
         self._most_needed, self._most_guesses, self._rng = needed, guesses, rng
         self._before = [self._some(needed) for _ in range(arrangement.layers)]
         self._plan: Experts = ()
+        self._taken = 0
 
     def next(self) -> Request:
         """The next request: usually of the next layer, now and then of a new pass before the old one has ended."""
@@ -38,6 +39,9 @@ class Walk:
         self.layer = 0 if abandoned or self.layer == last else self.layer + 1
         needed = self._plan if self.layer and self._plan else self._wanted(self.layer)
         self._before[self.layer] = needed
+        self._taken += 1
+        if self._taken % IDLE_EVERY == 0:
+            needed = ()
         self._plan = self._wanted(self.layer + 1) if self.layer < last else ()
         return Request(self.layer, needed, self._guessed(self._plan) if self.layer < last else ())
 
@@ -51,7 +55,6 @@ class Walk:
         due = (self.layer + 1) % layers
         right = Request(due, (experts - 1,))
         wrong: list[Any] = [
-            replace(right, needed=()),
             replace(right, needed=(0, experts)),
             replace(right, needed=(-1,)),
             replace(right, needed=(0, 0)),
@@ -83,6 +86,9 @@ class Walk:
     def _some(self, count: int) -> Experts:
         return tuple(int(expert) for expert in self._rng.permutation(self.arrangement.experts)[:count])
 
+
+IDLE_EVERY = 17
+"""Every so many requests one needs nothing; a prime, so that all layers have their turn."""
 
 Spoil = Callable[[Arrangement], Any]
 WRONG_ARRANGEMENTS: dict[str, Spoil] = {

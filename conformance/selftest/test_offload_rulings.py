@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from lowbit.errors import ArgumentError
-from lowbit.offload import Arrangement, Event, Offload, Request, trace
+from lowbit.offload import MEMORIES, Arrangement, Event, Memory, Offload, Request, trace
 
 
 def told(events: Sequence[Event]) -> list[str]:
@@ -143,6 +143,17 @@ def test_four_buffers_are_enough_for_two_guesses() -> None:
     assert staged(3) < staged(4) == staged(8)
 
 
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_layer_that_needs_nothing_only_turns_over_its_guesses(memory: Memory) -> None:
+    """Guesses for it are dropped and its own are staged; what its slots hold and in which order stays."""
+    machine = Offload(Arrangement(2, 6, 2, memory=memory))
+    machine.step(Request(0, (3, 4), (5,)))
+    before = [resident.expert for resident in machine.slots[1]]
+    assert [(e.kind, e.expert, e.cause) for e in machine.step(Request(1, ()))] == [("drop", 5, "unused")]
+    assert [resident.expert for resident in machine.slots[1]] == before
+    assert [(e.kind, e.layer) for e in machine.step(Request(0, (), (5,)))] == [("stage", 1)]
+
+
 @given(st.integers(0, 2**32))
 def test_a_refused_request_changes_nothing(seed: int) -> None:
     """After an error the machine goes on as if it had not been asked."""
@@ -154,7 +165,7 @@ def test_a_refused_request_changes_nothing(seed: int) -> None:
         for wrong in (
             Request(request.layer, (0, 6)),
             Request(1 - request.layer or 2, (0,)),
-            Request(request.layer, ()),
+            Request(request.layer, (0, 0)),
         ):
             with pytest.raises(ArgumentError):
                 machine.step(wrong)

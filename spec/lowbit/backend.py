@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lowbit import bfp
 from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
@@ -57,6 +57,10 @@ from lowbit.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.prepared import PreparedLinear as PreparedLinear
 from lowbit.session import Session
+
+if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
+    from lowbit.device import DeviceDecoder, DeviceSettings
+    from lowbit.weights import LayeredWeights, Progress
 
 ENTRY_POINTS = "lowbit.backends"
 MOST_ALIGNMENT = 4096
@@ -264,6 +268,27 @@ class Backend(ABC):
             later = halves["linear.qgemm_bfp"][1]
             prepared._format_lacks = cache(lambda format: later.lacks(bfp.format_parameters(format)))
         return prepared
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether it brings a decoder of its own."""
+        return type(self).decoder is not Backend.decoder
+
+    def decoder(
+        self, weights: "LayeredWeights", settings: "DeviceSettings", progress: "Progress | None" = None
+    ) -> "DeviceDecoder":
+        """A decoder of its own for a whole model (`lowbit.device`), which a backend may bring and most do not.
+
+        Args:
+            weights: the model, one layer at a time.
+            settings: how much of the device it may use, and how.
+            progress: called after each layer.
+
+        Raises:
+            NotDeclaredError: it brings none, or none for a model such as this.
+            ArgumentError: less memory than this model needs at least; the message says how much that is.
+        """
+        raise NotDeclaredError(self.name, "whole models")
 
     # The hooks. Those of products go through `prepare`; the others are named after their operations.
 

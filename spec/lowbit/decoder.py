@@ -18,6 +18,7 @@ Qwen2 (arXiv 2407.10671) §2.2; Gemma 3 (arXiv 2503.19786) §2.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ from lowbit.attention import KeyValueCache
 from lowbit.between import Between
 from lowbit.blocks import FORMULAS, Block, MakeLinear, Observer, Reals, plain_linear
 from lowbit.check import check_integer
+from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation, half_split, rotation
 from lowbit.weights import Floats, LlamaWeights, Progress
@@ -130,6 +132,27 @@ class Decoder:
         return np.array(tokens, np.int64)
 
 
+# **Whoever answers.** What follows asks no more of a model than this. The decoder above is one; a backend that keeps a
+# token on its own side from the first layer to the last brings another (`device`).
+
+
+class LanguageModel(Protocol):
+    """What turns tokens into logits."""
+
+    @property
+    def config(self) -> LlamaConfig:
+        """Its shape, of which the vocabulary and the context matter here."""
+
+    def new_state(self) -> Any:
+        """The state of an empty sequence, of a kind that only the model itself knows."""
+
+    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> Reals:
+        """Read tokens after those that `state` holds: float64, T × hidden, for `logits`; see `Decoder.hidden`."""
+
+    def logits(self, hidden: Reals) -> Floats:
+        """The score of every token: float32, T × vocabulary; see `Decoder.logits`."""
+
+
 # **Generation** is the decoder fed with its own answer. Greedy: always the token with the highest logit, and of equals
 # the one with the lowest number.
 
@@ -142,14 +165,14 @@ class Step:
     logits: Floats
 
 
-def next_logits(decoder: Decoder, tokens: Sequence[int], progress: Progress | None = None) -> Floats:
+def next_logits(decoder: LanguageModel, tokens: Sequence[int], progress: Progress | None = None) -> Floats:
     """The logits of the token that follows `tokens`: float32, vocabulary."""
     hidden = decoder.hidden(tokens, decoder.new_state(), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)
 
 
 def generate(
-    decoder: Decoder,
+    decoder: LanguageModel,
     prompt: Sequence[int],
     count: int,
     *,

@@ -39,6 +39,9 @@ layer, likeliest first.
 Guesses are staged (4) as soon as copying has ended and old ones are dropped (5) when the layer has run, so two old and
 two new guesses need the paper's :math:`b = 4` buffers.
 
+A layer may need nothing of the device, where the host computes what is missing in less time than a copy takes; its
+request then has its guesses staged and the guesses for it dropped, and nothing else.
+
 An expert runs when its *hit* or its *promote* is written, and from the slot named there. That settles the order of
 use; the order in which answers are *added* is fixed in `lowbit.routing` and does not depend on it.
 
@@ -100,7 +103,7 @@ class Request:
 
     Attributes:
         layer: from 0. A pass goes from layer 0 upwards one by one; it may end early, and the next begins at 0.
-        needed: the experts to run: distinct, at least one, in any order.
+        needed: the experts to run: distinct, in any order; none, where the host computes all that the layer asks for.
         guesses: experts of the next layer, likeliest first, of several tokens perhaps with repeats; none at the last
             layer.
     """
@@ -343,8 +346,6 @@ def check_request(request: Request, arrangement: Arrangement, last: int) -> None
             "0" if last + 1 == arrangement.layers else f"0, or {last + 1} after {last}" if last >= 0 else "0 at first"
         )
         raise ArgumentError("layer", request.layer, turn)
-    if not request.needed:
-        raise ArgumentError("needed", "empty", "at least one expert")
     for name, experts in (("needed", request.needed), ("guesses", request.guesses)):
         for expert in experts:
             check_integer(f"an expert in {name}", expert, 0, arrangement.experts - 1)

@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.check import check_integer
-from lowbit.decoder import Decoder
+from lowbit.decoder import LanguageModel
 from lowbit.errors import ArgumentError
 from lowbit.weights import Floats, Progress
 
@@ -55,7 +55,7 @@ class Perplexity:
 
 
 def perplexity(
-    decoder: Decoder,
+    decoder: LanguageModel,
     tokens: Sequence[int],
     window: int,
     *,

@@ -38,6 +38,7 @@ Source: MoE offloading §3.1, §3.2, §4.1, figure 2; errata M5, M9; L. Belady, 
 al., IEEE Transactions on Computers 50 (2001); U. Faigle and W. Nawijn, Discrete Applied Mathematics 58 (1995).
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -82,8 +83,8 @@ class Recall:
 
     @property
     def value(self) -> float:
-        """The paper's "expert recall" of the cache: resident / needed."""
-        return self.resident / self.needed
+        """The paper's "expert recall" of the cache: resident / needed; not a number where nothing was needed."""
+        return self.resident / self.needed if self.needed else math.nan
 
 
 def recall(events: Sequence[Event]) -> Recall:
