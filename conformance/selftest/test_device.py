@@ -1,4 +1,4 @@
-"""What is asked of a model on a device, and what it says: sizes, settings, the account, and backends that bring none."""
+"""What is asked of a model on a device and what it says: sizes, settings, the account, backends that bring none."""
 
 from fractions import Fraction
 from typing import Any
@@ -26,7 +26,7 @@ def test_sizes_are_exact(number: str, unit: str) -> None:
 )
 def test_what_is_no_size_is_refused(text: str) -> None:
     """Anything else is refused with one line that names the argument."""
-    with pytest.raises(ArgumentError, match="^--device-memory is ") as caught:
+    with pytest.raises(ArgumentError, match=r"^--device-memory is ") as caught:
         bytes_of(text, "--device-memory")
     assert "\n" not in str(caught.value)
 
