@@ -1,0 +1,242 @@
+"""Train the small Mixtral whose routing this repository replays: under 30 minutes on two cores.
+
+    cd bench
+    python -m mixtral.train                 # writes mixtral/model and mixtral/training.json
+    python -m mixtral.train --resume        # go on where Ctrl-C, or a crash, ended it
+    python -m mixtral.train --steps 20 --out /tmp/try    # see it work
+
+Bytes are the tokens. The texts are two of the Canterbury corpus (the chapter `data` fetches them); the last tenth of
+each is kept from training, and validation and the recorded routings use nothing else. On one machine, with one number
+of threads and one version of torch, two runs give the same weights; which of these they were is written beside them.
+Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
+"""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from machine import description
+from torch.nn import functional
+
+from mixtral.files import write_json
+from mixtral.network import Parameters, Shape, Tensor, forward, new_parameters
+from mixtral.texts import TEXTS, split
+from mixtral.writing import write_model
+
+HERE = Path(__file__).parent
+CHECKPOINT = HERE.parent / "results/mixtral-training.pt"  # not in the repository
+BALANCE, DECAY, CLIP, WARMUP, FLOOR = 0.01, 0.1, 1.0, 100, 0.05
+LONG_FROM = 0.85  # of the steps; from then on sequences are as long as the model's context
+EVERY = 25  # steps between two lines of progress
+SAVED_EVERY = 200
+
+
+def main() -> None:
+    """Train, validate, write."""
+    options = arguments()
+    torch.set_num_threads(options.threads)
+    torch.use_deterministic_algorithms(True)
+    shape = Shape()
+    run = Run(shape, options)
+    if options.resume:
+        run.restore()
+    with interrupts() as interrupted:
+        while run.step < options.steps:
+            run.advance()
+            if interrupted or run.step % SAVED_EVERY == 0:
+                run.save()
+            if interrupted:
+                sys.exit(f"\nstopped after step {run.step}; --resume goes on from {options.checkpoint}")
+    run.save()
+    finish(run, options)
+
+
+class Run:
+    """Parameters, optimiser and what has been seen so far.
+
+    The data of a step is drawn from (seed, step) alone, so a run that was interrupted goes on as if it had not been.
+    """
+
+    def __init__(self, shape: Shape, options: argparse.Namespace) -> None:
+        self.shape, self.options = shape, options
+        self.parameters = new_parameters(shape, options.seed)
+        matrices = [p for p in self.parameters.values() if p.dim() > 1]
+        vectors = [p for p in self.parameters.values() if p.dim() == 1]
+        groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.95), fused=True)
+        self.texts = [split(name)[0] for name in TEXTS]
+        self.step, self.seconds, self.curve = 0, 0.0, list[dict[str, float]]()
+        self._recent: list[float] = []
+
+    def advance(self) -> None:
+        """One step, and now and then a line about it."""
+        began = time.monotonic()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate()
+        tokens = self.batch()
+        answer = forward(self.parameters, self.shape, tokens[:, :-1])
+        loss = functional.cross_entropy(answer.logits.flatten(0, 1), tokens[:, 1:].flatten())
+        self.optimizer.zero_grad()
+        (loss + BALANCE * answer.balance).backward()
+        torch.nn.utils.clip_grad_norm_(self.parameters.values(), CLIP)
+        self.optimizer.step()
+        self.step += 1
+        self.seconds += time.monotonic() - began
+        self._recent.append(loss.item() / math.log(2))
+        if self.step % EVERY == 0 or self.step == self.options.steps:
+            self.report(answer.balance.item(), answer.shares)
+
+    def batch(self) -> Tensor:
+        """The bytes of this step: B × (S + 1), windows from anywhere in the texts."""
+        long = self.step >= LONG_FROM * self.options.steps
+        length = self.shape.max_position_embeddings if long else self.options.length
+        rng = np.random.default_rng([self.options.seed, self.step])
+        sizes = np.array([text.size for text in self.texts])
+        rows = []
+        for _ in range(self.options.tokens // length):
+            text = self.texts[rng.choice(len(sizes), p=sizes / sizes.sum())]
+            start = int(rng.integers(text.size - length))
+            rows.append(text[start : start + length + 1])
+        return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+    def rate(self) -> float:
+        """Linear warm-up, then a cosine down to a small part."""
+        warm = min(1.0, (self.step + 1) / min(WARMUP, self.options.steps))
+        cosine = (1 + math.cos(math.pi * self.step / self.options.steps)) / 2
+        rate: float = self.options.rate * warm * (FLOOR + (1 - FLOOR) * cosine)
+        return rate
+
+    def report(self, balance: float, shares: Tensor) -> None:
+        """One line: loss since the last, balance of the experts now, and the time left."""
+        bits, self._recent = float(np.mean(self._recent)), []
+        least = shares.min().item() * self.shape.num_local_experts
+        most = shares.max().item() * self.shape.num_local_experts
+        left = self.seconds / self.step * (self.options.steps - self.step)
+        self.curve.append({"step": self.step, "bits": round(bits, 4), "balance": round(balance, 4)})
+        print(
+            f"step {self.step:5}/{self.options.steps}  {bits:.3f} bits a byte  balance {balance:.3f}  "
+            f"experts get {least:.2f} to {most:.2f} of an even share  {left / 60:.1f} min left",
+            flush=True,
+        )
+
+    def save(self) -> None:
+        """Everything that a resumed run needs, under a temporary name first."""
+        target = Path(self.options.checkpoint)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        kept = {"parameters": self.parameters, "optimizer": self.optimizer.state_dict(), "settings": self.settings()}
+        torch.save(kept | {"step": self.step, "seconds": self.seconds, "curve": self.curve}, temporary)
+        os.replace(temporary, target)
+
+    def restore(self) -> None:
+        """Go on from the checkpoint, if it is of the same run."""
+        path = Path(self.options.checkpoint)
+        if not path.is_file():
+            sys.exit(f"--resume: no file {path}; allowed: what an interrupted run has written")
+        kept = torch.load(path, weights_only=True)
+        if kept["settings"] != self.settings():
+            sys.exit(f"--resume: {path} is of a run with {kept['settings']}; allowed: {self.settings()}")
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(kept["parameters"][name])
+        self.optimizer.load_state_dict(kept["optimizer"])
+        self.step, self.seconds, self.curve = kept["step"], kept["seconds"], kept["curve"]
+
+    def settings(self) -> dict[str, Any]:
+        """What makes a run the run that it is."""
+        names = ("seed", "steps", "tokens", "length", "rate")
+        return {name: getattr(self.options, name) for name in names} | asdict(self.shape)
+
+
+def finish(run: Run, options: argparse.Namespace) -> None:
+    """Write the model in float16, validate what was written, and say how it was made."""
+    rounded = {name: value.detach().half().float() for name, value in run.parameters.items()}
+    bits = {name: validate(rounded, run.shape, split(name)[1]) for name in TEXTS}
+    shares = bits["alice29"][1]
+    out = Path(options.out)
+    files = write_model(out / "model", run.parameters, run.shape, BALANCE)
+    named = {name: round(value, 4) for name, (value, _) in bits.items()}
+    write_json(
+        out / "training.json",
+        {
+            "settings": run.settings()
+            | {"balance": BALANCE, "decay": DECAY, "clip": CLIP, "warmup": WARMUP, "floor": FLOOR}
+            | {"long_from": LONG_FROM},
+            "texts": list(TEXTS),
+            "validation_bits_per_byte": named,
+            "validation_shares": {"of": "alice29", "layers": [[round(s, 4) for s in row] for row in shares.tolist()]},
+            "seconds": round(run.seconds, 1),
+            "threads": options.threads,
+            "torch": torch.__version__,
+            "machine": description(),
+            "files": files,
+            "curve": run.curve,
+        },
+    )
+    print(f"validation {named} bits a byte; {run.seconds / 60:.1f} minutes; {out}")
+
+
+def validate(parameters: Parameters, shape: Shape, text: np.ndarray[Any, Any]) -> tuple[float, Tensor]:
+    """Bits per byte of a text read in windows of the model's context, each from nothing; and the experts' shares."""
+    length = shape.max_position_embeddings
+    count = (text.size - 1) // length
+    total, shares = 0.0, []
+    with torch.no_grad():
+        for number in range(count):
+            window = torch.from_numpy(text[number * length : (number + 1) * length + 1].astype(np.int64))[None]
+            answer = forward(parameters, shape, window[:, :-1])
+            total += functional.cross_entropy(answer.logits[0], window[0, 1:]).item() / math.log(2)
+            shares.append(answer.shares)
+    return total / count, torch.stack(shares).mean(dim=0)
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """A list that is empty until Ctrl-C; the second Ctrl-C ends the program as usual."""
+    seen: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield seen
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Train the small Mixtral.", allow_abbrev=False)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--tokens", type=int, default=2048, help="bytes of a step")
+    parser.add_argument("--length", type=int, default=256, help="bytes of a sequence, until the last steps")
+    parser.add_argument("--rate", type=float, default=3e-3, help="the highest learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--checkpoint", default=str(CHECKPOINT), help="where an interrupted run is kept")
+    parser.add_argument("--out", default=str(HERE), help="the folder that gets `model` and training.json")
+    options = parser.parse_args()
+    for name in ("steps", "tokens", "length", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} is {getattr(options, name)}; allowed: at least 1")
+    if not options.length <= Shape().max_position_embeddings <= options.tokens:
+        parser.error(f"--length is {options.length} and --tokens {options.tokens}; allowed: length ≤ 512 ≤ tokens")
+    return options
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Writing the trained model as a Mixtral checkpoint directory, in the form in which such models are published.
+
+Weights are float16 in two shards with an index, `config.json` names the architecture, and `tokenizer.json` is a
+byte-level tokenizer of 256 tokens without merges: the token of a byte is the byte. Every file is written to a temporary
+name and renamed.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from lowbit_conformance.report.files import write_atomically
+from mixtral.files import as_json
+from mixtral.network import Parameters, Shape, Tensor
+
+SHARDS = 2
+
+
+def write_model(folder: Path, parameters: Parameters, shape: Shape, balance: float) -> dict[str, dict[str, Any]]:
+    """Write the directory; answers with size and sum of each file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().half().contiguous() for name, value in cut(parameters).items()}
+    index, contents = dict[str, str](), dict[str, bytes]()
+    for number, names in enumerate(shards(tensors)):
+        file = f"model-{number + 1:05}-of-{SHARDS:05}.safetensors"
+        index |= dict.fromkeys(names, file)
+        contents[file] = save({name: tensors[name] for name in names}, metadata={"format": "pt"})
+    total = sum(2 * tensor.numel() for tensor in tensors.values())
+    listed = {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}
+    contents["model.safetensors.index.json"] = as_json(listed)
+    contents["config.json"] = as_json(config(shape, balance))
+    contents["tokenizer.json"] = as_json(json.loads(byte_tokenizer().to_str()))
+    for name, content in contents.items():
+        write_atomically(folder / name, content)
+    return {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in sorted(contents.items())}
+
+
+def cut(parameters: Parameters) -> dict[str, Tensor]:
+    """The stacked experts one by one, under the names that a checkpoint has for them."""
+    result = dict[str, Tensor]()
+    for name, value in parameters.items():
+        before, stacked, after = name.partition(".experts.")
+        if stacked:
+            result |= {f"{before}.experts.{number}.{after}": matrix for number, matrix in enumerate(value)}
+        else:
+            result[name] = value
+    return result
+
+
+def shards(tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """The names in order, cut where a shard has its part of the elements."""
+    part = sum(tensor.numel() for tensor in tensors.values()) / SHARDS
+    result: list[list[str]] = [[] for _ in range(SHARDS)]
+    written = 0
+    for name, tensor in tensors.items():
+        result[min(int(written / part), SHARDS - 1)].append(name)
+        written += tensor.numel()
+    return result
+
+
+def config(shape: Shape, balance: float) -> dict[str, Any]:
+    """`config.json`."""
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "model_type": "mixtral",
+        "output_router_logits": False,
+        "router_aux_loss_coef": balance,
+        "router_jitter_noise": 0.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "use_cache": True,
+        **asdict(shape),
+    }
+
+
+def byte_tokenizer() -> Tokenizer:
+    """256 tokens, one for each byte; the printable stand-ins of bytes are those of every byte-level tokenizer."""
+    stand_ins = {byte: chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))}
+    others = (byte for byte in range(256) if byte not in stand_ins)
+    stand_ins |= {byte: chr(256 + number) for number, byte in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocab={text: byte for byte, text in sorted(stand_ins.items())}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
