@@ -1,0 +1,44 @@
+// What a kernel may ask of the block that it runs in, when it is compiled by g++: see the package's documentation.
+//
+// cuda.h gives these the names of CUDA. runtime.cpp fulfils them, with fibers or with threads.
+#pragma once
+
+#include <cstdint>
+
+namespace lowbit_shim {
+
+struct Index3 {
+  unsigned x, y, z;
+};
+
+// A line of a kernel. As a default argument it is the line of the call.
+struct Site {
+  const char* file;
+  int line;
+  static Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+enum class Shuffle { xor_, down, up, index };
+enum class Vote { ballot, any, all };
+enum class Count { plain, or_, and_, count };
+
+// The same for a thread as long as it lives, so that a compiler need ask only once.
+[[gnu::const]] Index3 thread_index();
+[[gnu::const]] Index3 block_index();
+[[gnu::const]] Index3 block_size();
+[[gnu::const]] Index3 grid_size();
+
+int block_barrier(Count count, int predicate, Site site);
+void warp_barrier(unsigned mask, Site site);
+std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int argument, int width, Site site);
+unsigned vote(Vote kind, unsigned mask, bool predicate, Site site);
+unsigned active_mask(Site site);
+
+// The dynamic shared memory of the launch.
+[[gnu::const]] void* dynamic_shared();
+std::size_t dynamic_shared_bytes();
+
+// A check of a kernel's own fails: the launch ends with this message.
+[[noreturn]] void fail(const char* kind, const char* message, Site site = Site::here());
+
+}  // namespace lowbit_shim
