@@ -1,0 +1,65 @@
+// What the kernels use of a device, for NVRTC and for g++.
+//
+// Compiled for a device (NVRTC or nvcc), CUDA's own names are there and nothing is included. Compiled by g++, `cuda.h`
+// gives the same names to a program that runs a block thread by thread.
+//
+// Conventions of all kernels here:
+// - a kernel is `KERNEL(threads, blocks) name(arguments)`: extern "C", at most `threads` threads a block, and registers
+//   such that `blocks` blocks fit on a multiprocessor;
+// - shared memory is the dynamic one of the launch, and is reached through `Shared<T>` only: `get` and `set` of one
+//   element, `get4` and `set4` of four that begin at a multiple of four;
+// - threads meet in `__syncthreads`, `__syncthreads_or` and `__shfl_xor_sync` with all 32 lanes of a warp, never in
+//   fewer; blocks are one-dimensional and a multiple of 32;
+// - products and sums are rounded one by one, and `fmaf` is written where one rounding is meant.
+#pragma once
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef int int32_t;
+#define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
+#define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("unroll 1")
+extern __shared__ uint4 dynamic_shared_memory[];
+#else
+#include "cuda.h"
+#define KERNEL(threads, blocks) extern "C" void
+#define UNROLL
+#define ROLLED
+#endif
+
+template <class T>
+struct Four;
+template <>
+struct Four<float> {
+  typedef float4 type;
+};
+template <>
+struct Four<uint32_t> {
+  typedef uint4 type;
+};
+
+// Part of the block's shared memory, from a byte on that is a multiple of 16.
+template <class T>
+class Shared {
+ public:
+  __device__ explicit Shared(uint32_t byte) {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+    at_ = reinterpret_cast<T*>(reinterpret_cast<uint8_t*>(dynamic_shared_memory) + byte);
+#else
+    at_ = reinterpret_cast<T*>(static_cast<uint8_t*>(lowbit_shim::dynamic_shared()) + byte);
+#endif
+  }
+  __device__ T get(int32_t i) const { return at_[i]; }
+  __device__ void set(int32_t i, T value) const { at_[i] = value; }
+  __device__ typename Four<T>::type get4(int32_t i) const {
+    return *reinterpret_cast<const typename Four<T>::type*>(at_ + i);
+  }
+  __device__ void set4(int32_t i, typename Four<T>::type value) const {
+    *reinterpret_cast<typename Four<T>::type*>(at_ + i) = value;
+  }
+
+ private:
+  T* at_;
+};
