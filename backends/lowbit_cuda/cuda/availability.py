@@ -1,0 +1,147 @@
+"""Whether there is a GPU that the kernels can run on, and if not, what to do.
+
+The questions are asked in the order in which a user can act on the answers: are NVIDIA's packages installed, is there a
+driver, does it see a device, is it new enough for the packages, are the device's instructions those that the kernels
+are written for, is there a compiler for them. None of it creates a context on the device, so asking takes no memory
+there.
+
+Source: lowbit's own; the names of errors are those of the CUDA driver API.
+"""
+
+import os
+
+from lowbit.backend import Availability
+from lowbit_cuda.cuda.driver import DriverError, call, installed, spoken_version
+from lowbit_cuda.port import DeviceError
+
+OLDEST = (8, 0)
+"""The compute capability that the kernels need: bfloat16, and copies that do not pass through registers."""
+
+INSTALL = 'pip install "lowbit[cuda]" (for drivers of CUDA 12: "lowbit[cuda12]")'
+INSTALL_DRIVER = "install NVIDIA's driver and see that nvidia-smi lists the device"
+
+_REASONS = {
+    "CUDA_ERROR_NO_DEVICE": ("the driver sees no NVIDIA GPU", INSTALL_DRIVER),
+    "CUDA_ERROR_NOT_INITIALIZED": (
+        "this process was forked from one that had used the GPU",
+        "start it by spawn instead of fork",
+    ),
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (
+        "the driver's library and its kernel module are of different versions",
+        "restart the machine, or reinstall the driver",
+    ),
+    "CUDA_ERROR_STUB_LIBRARY": ("the driver found is the toolkit's stub, which only links", INSTALL_DRIVER),
+}
+
+
+def availability(ordinal: int = 0) -> Availability:
+    """Whether device number `ordinal` can be used, and if not, why and what to do; never raises."""
+    for module in ("cuda.bindings", "cuda.core"):
+        if not installed(module):
+            return _no(f"the Python package {module.replace('.', '-')} is not installed", INSTALL)
+    try:
+        return _of_driver() or _of_device(ordinal) or _of_compiler(ordinal) or Availability(True)
+    except DriverError as error:
+        reason, remedy = _REASONS.get(error.code, (str(error), "see that nvidia-smi lists the device"))
+        return _no(reason + _hidden(), remedy)
+    except (DeviceError, RuntimeError, ImportError, OSError) as error:
+        return _no(str(error).splitlines()[0] if str(error) else type(error).__name__, INSTALL_DRIVER)
+
+
+def _of_driver() -> Availability | None:
+    """Find, load and initialise the driver; what is wrong with it, or None."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:  # a wheel for another system
+        return _no(f"cuda-bindings cannot be imported: {error}", INSTALL)
+    try:
+        call("initializing the driver", driver.cuInit, 0)
+    except DriverError:
+        raise
+    except (RuntimeError, OSError):
+        return _no("NVIDIA's driver (libcuda.so.1) was not found", INSTALL_DRIVER)
+    here, wanted = driver_version(), bindings_major()
+    if here[0] < wanted:
+        reason = f"the driver is for CUDA {here[0]}.{here[1]}, and the installed cuda-bindings are for CUDA {wanted}"
+        return _no(reason, f'pip install "lowbit[cuda{here[0]}]", or a driver for CUDA {wanted}')
+    return None
+
+
+def _of_device(ordinal: int) -> Availability | None:
+    from cuda.bindings import driver
+
+    count = call("counting devices", driver.cuDeviceGetCount)
+    if count == 0:
+        return _no("the driver sees no NVIDIA GPU" + _hidden(), INSTALL_DRIVER)
+    if not 0 <= ordinal < count:
+        return _no(f"there is no device {ordinal}: the driver sees {count}{_hidden()}", "use another number")
+    if (capability := compute_capability(ordinal)) < OLDEST:
+        reason = f"the compute capability of device {ordinal} is {spoken(capability)}"
+        others = [number for number in range(count) if compute_capability(number) >= OLDEST]
+        remedy = f"choose another: CUDA_VISIBLE_DEVICES={others[0]}" if others else "there is nothing to do here"
+        return _no(f"{reason}; the kernels need {spoken(OLDEST)}", remedy)
+    return None
+
+
+def _of_compiler(ordinal: int) -> Availability | None:
+    from lowbit.errors import UnavailableError
+    from lowbit_cuda.cuda.compiler import choose_architecture, compiler_version
+
+    try:
+        choose_architecture(compute_capability(ordinal))
+        compiler, here = compiler_version(), driver_version()
+    except UnavailableError as error:
+        return _no(error.reason, error.remedy)
+    if compiler[0] > here[0]:
+        reason = f"NVRTC is {spoken(compiler)}, and the driver, for CUDA {spoken(here)}, may not load what it compiles"
+        return _no(reason, f'pip install "lowbit[cuda{here[0]}]", or a driver for CUDA {compiler[0]}')
+    return None
+
+
+def _no(reason: str, remedy: str) -> Availability:
+    return Availability(False, reason, remedy)
+
+
+def _hidden() -> str:
+    """What the environment hides from the driver."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+
+
+# **Versions.**
+
+
+def driver_version() -> tuple[int, int]:
+    """The newest CUDA that the driver knows."""
+    from cuda.bindings import driver
+
+    major, minor = spoken_version(call("asking the driver's version", driver.cuDriverGetVersion)).split(".")
+    return int(major), int(minor)
+
+
+def bindings_major() -> int:
+    """The CUDA that cuda-bindings is for."""
+    from cuda import bindings
+
+    return int(bindings.__version__.split(".")[0])
+
+
+def compute_capability(ordinal: int) -> tuple[int, int]:
+    """Of a device, without a context."""
+    from cuda.bindings import driver
+
+    device = call("finding the device", driver.cuDeviceGet, ordinal)
+    names = driver.CUdevice_attribute
+    major = names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+    minor = names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
+    ask = "asking for the compute capability"
+    return call(ask, driver.cuDeviceGetAttribute, major, device), call(ask, driver.cuDeviceGetAttribute, minor, device)
+
+
+def spoken(numbers: tuple[int, int]) -> str:
+    """A pair of numbers as a version.
+
+    >>> spoken((8, 0))
+    '8.0'
+    """
+    return f"{numbers[0]}.{numbers[1]}"

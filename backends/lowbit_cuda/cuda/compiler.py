@@ -1,0 +1,266 @@
+"""From the kernels' source to machine code, by NVIDIA's run-time compiler, once.
+
+NVRTC is a library, so neither a toolkit nor a driver is needed to compile. The source is a file of
+`lowbit_cuda.kernels`; what it includes lies beside it. What comes out is a *cubin*, machine code for one architecture,
+and no PTX, which a driver would compile in a way of its own.
+
+**Options** are fixed, and part of what the kernels mean: products and sums are never contracted into one operation with
+one rounding (``-fmad=false``; a kernel that wants that writes ``fmaf``), denormals are kept, division and square root
+are rounded correctly, C++17. Line numbers are kept for the sanitizer and cost nothing at run time.
+
+**The cache** is a folder below lowbit's own. An entry's name holds the SHA-256 of all that decides what it is: every
+source in the folder, the options, the version of NVRTC, the architecture. So a changed kernel is another entry, and two
+versions are never mixed. An entry is written under a temporary name and then takes its place; one that is damaged is
+made anew.
+
+Source: lowbit's own; the options are those of the NVRTC documentation.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lowbit.check import check_choice
+from lowbit.data import cache_folder
+from lowbit.errors import LowbitError, UnavailableError
+from lowbit_cuda.cuda.driver import installed
+
+FORMAT, VERSION = "lowbit-cubin", 1
+OPTIONS: Mapping[str, Any] = {
+    "std": "c++17",
+    "fma": False,
+    "ftz": False,
+    "prec_div": True,
+    "prec_sqrt": True,
+    "use_fast_math": False,
+    "lineinfo": True,
+    "ptxas_options": ["-v"],
+}
+SUFFIXES = (".cuh", ".cu", ".h")
+MOST_HEADER = 1 << 20
+
+_USAGE = re.compile(
+    r"Compiling entry function '(?P<name>\w+)'.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
+    r".*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
+
+
+class CompileError(LowbitError, RuntimeError):
+    """A kernel that NVRTC does not accept.
+
+    Attributes:
+        source: the file.
+        log: all that the compiler said.
+    """
+
+    def __init__(self, source: str, arch: str, log: str) -> None:
+        errors = [line.strip() for line in log.splitlines() if "error" in line and "detected" not in line]
+        more = f" (and {len(errors) - 1} more in the attribute log)" if len(errors) > 1 else ""
+        super().__init__(f"{source} does not compile for {arch}: {errors[0] if errors else log.strip()[:300]}{more}")
+        self.source, self.arch, self.log = source, arch, log
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a kernel takes of a processor: registers of a thread, and bytes that did not fit into them."""
+
+    registers: int
+    spill_stores: int
+    spill_loads: int
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code of one source for one architecture.
+
+    Attributes:
+        source: the file that it was compiled from.
+        arch: as ``sm_90``.
+        nvrtc: the compiler's version.
+        code: the machine code, an ELF file.
+        log: what the assembler said of each kernel.
+        cached: whether it came from the cache.
+    """
+
+    source: str
+    arch: str
+    nvrtc: str
+    code: bytes
+    log: str
+    cached: bool = False
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """Of each kernel in it, by name."""
+        return {
+            found["name"]: Usage(int(found["registers"]), int(found["stores"]), int(found["loads"]))
+            for found in _USAGE.finditer(self.log)
+        }
+
+
+def compile_source(source: str, arch: str, *, folder: Path | None = None, keep: bool = True) -> Cubin:
+    """The machine code of a source, from the cache or compiled now; needs no GPU.
+
+    Args:
+        source: a file of `folder`.
+        arch: as ``sm_90``.
+        folder: where the sources lie, by default `lowbit_cuda.kernels`.
+        keep: use the cache.
+
+    Raises:
+        ArgumentError: no such source or architecture.
+        CompileError: the compiler refused it.
+        UnavailableError: there is no NVRTC.
+    """
+    folder = kernel_folder() if folder is None else folder
+    sources = read_sources(folder)
+    check_choice("source", source, sorted(sources))
+    check_choice("arch", arch, architectures())
+    nvrtc = ".".join(map(str, compiler_version()))
+    key = digest(source, arch, nvrtc, sources)
+    path = cache_folder() / "cubins" / f"{Path(source).stem}-{arch}-{key[:24]}.cubin"
+    if keep and (found := _read(path, key)) is not None:
+        return found
+    code, log = _compile(source, arch, sources[source].decode(), folder)
+    made = Cubin(source, arch, nvrtc, code, log)
+    if keep:
+        _write(path, key, made)
+    return made
+
+
+def _compile(source: str, arch: str, text: str, folder: Path) -> tuple[bytes, str]:
+    from cuda.core import Program, ProgramOptions
+
+    log = io.StringIO()
+    options = ProgramOptions(name=source, arch=arch, include_path=[str(folder)], **OPTIONS)
+    try:
+        with closing(Program(text, "c++", options)) as program:
+            return bytes(program.compile("cubin", logs=log).code), log.getvalue().replace("\0", "")
+    except Exception as error:
+        if "NVRTC_ERROR" not in str(error):
+            raise
+        raise CompileError(source, arch, str(error).split("compilation log:", 1)[-1]) from error
+
+
+# **What can be compiled for.**
+
+
+@cache
+def compiler_version() -> tuple[int, int]:
+    """The version of NVRTC.
+
+    Raises:
+        UnavailableError: it, or cuda.core, is not installed.
+    """
+    nvrtc = _nvrtc()
+    code, major, minor = nvrtc.nvrtcVersion()
+    if int(code) != 0:
+        raise UnavailableError("NVRTC", f"it answers {code.name}", _INSTALL)
+    return int(major), int(minor)
+
+
+@cache
+def architectures() -> tuple[str, ...]:
+    """What NVRTC can compile for, as ``sm_90``, oldest first; `UnavailableError` where there is none."""
+    code, numbers = _nvrtc().nvrtcGetSupportedArchs()
+    if int(code) != 0:
+        raise UnavailableError("NVRTC", f"it answers {code.name}", _INSTALL)
+    return tuple(f"sm_{number}" for number in sorted(numbers))
+
+
+def choose_architecture(capability: tuple[int, int]) -> str:
+    """What to compile for a device: its own architecture, or else the next older of the same generation.
+
+    Machine code runs on later devices of its generation, and on no others.
+
+    Raises:
+        UnavailableError: NVRTC knows none.
+    """
+    major, minor = capability
+    known = {int(name.removeprefix("sm_")) for name in architectures()}
+    fitting = [number for number in known if number // 10 == major and number % 10 <= minor]
+    if not fitting:
+        version = ".".join(map(str, compiler_version()))
+        reason = f"NVRTC {version} does not know the compute capability {major}.{minor}"
+        raise UnavailableError("the kernels", reason, "install a newer nvidia-cuda-nvrtc, and cuda-bindings to match")
+    return f"sm_{max(fitting)}"
+
+
+_INSTALL = 'pip install "lowbit[cuda]" (for drivers of CUDA 12: "lowbit[cuda12]")'
+
+
+def _nvrtc() -> Any:
+    for module in ("cuda.bindings", "cuda.core"):
+        if not installed(module):
+            reason = f"the Python package {module.replace('.', '-')} is not installed"
+            raise UnavailableError("the compiler of the kernels", reason, _INSTALL)
+    try:
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError, OSError) as error:  # the library is looked for at the first call
+        reason = "NVRTC, NVIDIA's run-time compiler, was not found"
+        raise UnavailableError("the compiler of the kernels", reason, _INSTALL) from error
+    return nvrtc
+
+
+# **The cache.**
+
+
+def kernel_folder() -> Path:
+    """The folder of the kernels' sources."""
+    return Path(str(files("lowbit_cuda"))) / "kernels"
+
+
+def read_sources(folder: Path) -> dict[str, bytes]:
+    """Every source of a folder, by its name."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES}
+
+
+def digest(source: str, arch: str, nvrtc: str, sources: Mapping[str, bytes]) -> str:
+    """The SHA-256 of all that decides what a cubin is."""
+    parts = {name: hashlib.sha256(text).hexdigest() for name, text in sorted(sources.items())}
+    told = {"format": VERSION, "source": source, "arch": arch, "nvrtc": nvrtc, "options": dict(OPTIONS), "of": parts}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _write(path: Path, key: str, made: Cubin) -> None:
+    """Keep it; where nothing can be kept, it is compiled again the next time."""
+    header = {"format": FORMAT, "version": VERSION, "key": key, "source": made.source, "arch": made.arch}
+    header |= {"nvrtc": made.nvrtc, "log": made.log, "sha256": hashlib.sha256(made.code).hexdigest()}
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as file:
+            temporary = Path(file.name)
+            file.write(json.dumps(header).encode() + b"\n" + made.code)
+        os.replace(temporary, path)
+    except OSError:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _read(path: Path, key: str) -> Cubin | None:
+    """What is kept there, if it is all there and what its name says."""
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.readline(MOST_HEADER))
+            code = file.read()
+        if (header["format"], header["version"], header["key"]) != (FORMAT, VERSION, key):
+            return None
+        if hashlib.sha256(code).hexdigest() != header["sha256"]:
+            return None
+        return Cubin(str(header["source"]), str(header["arch"]), str(header["nvrtc"]), code, str(header["log"]), True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

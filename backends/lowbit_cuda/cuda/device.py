@@ -1,0 +1,354 @@
+"""A GPU that keeps what the port promises.
+
+Each method of the port is a few calls: of cuda.core for streams, events, kernels and graphs, of the driver for memory
+and copies. What is added is what the port asks for beyond them: the budget, arguments checked before a kernel starts,
+memory that goes back only when no work with it is left, and errors in words.
+
+**Streams** do not wait for the default stream, so no order arises that the port does not promise. The simulation
+(`lowbit_cuda.sim`) is stricter than a GPU; what passes there has no need of an order that happens to hold here.
+
+**Threads.** A device may be used from any thread, by one at a time; the context is made current in each. A process that
+was forked from the one that opened it cannot use it, which is NVIDIA's rule, and is told so.
+
+**What stays.** The device's *primary context* is shared with everything else in the process that uses the GPU, as
+PyTorch does, and lives as long as the process. What was made in it by this device is given back by `close`.
+
+Source: lowbit's own; the terms are those of the CUDA driver API reference and of cuda.core's documentation.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.check import check_integer
+from lowbit.errors import ArgumentError, UnavailableError
+from lowbit_cuda.cuda import compiler
+from lowbit_cuda.cuda.availability import availability, compute_capability, driver_version, spoken
+from lowbit_cuda.cuda.driver import DriverError, call, package_version
+from lowbit_cuda.cuda.handles import CudaEvent, CudaGraph, CudaStream, graph_of
+from lowbit_cuda.cuda.launches import Program, values
+from lowbit_cuda.cuda.memory import Heap
+from lowbit_cuda.port import DeviceError, Event, Graph, Kernel, Memory, Number, Span, Stream
+
+Own = TypeVar("Own", CudaStream, CudaEvent, CudaGraph)
+
+
+class CudaDevice:
+    """A GPU; keeps `lowbit_cuda.port.DevicePort`, where its methods are described.
+
+    Args:
+        budget: bytes of device memory that may be in use; by default what is free now.
+        ordinal: the number of the device, as the driver counts those that it sees.
+        kernels: the folder of the kernels' sources, by default `lowbit_cuda.kernels`.
+
+    Raises:
+        ArgumentError: the budget is no positive number, or the ordinal is negative.
+        UnavailableError: there is no such device, or something that it needs; says what to do.
+        DeviceError: the driver cannot open it.
+    """
+
+    def __init__(self, budget: int | None = None, *, ordinal: int = 0, kernels: Path | None = None) -> None:
+        check_integer("ordinal", ordinal, 0)
+        if budget is not None:
+            check_integer("budget", budget, 1)
+        state = availability(ordinal)
+        if not state.usable:
+            raise UnavailableError("the CUDA device", state.reason, state.remedy)
+        from cuda.bindings import driver
+        from cuda.core import Device
+
+        self._closed, self._lost, self._pid, self._current = False, "", os.getpid(), threading.local()
+        self._ordinal, self._kernels, self._capability = ordinal, kernels, compute_capability(ordinal)
+        self._core = self._call("opening the device", Device, ordinal)
+        self._enter()
+        free = self._call("asking for free memory", driver.cuMemGetInfo)[0]
+        self._heap = Heap(int(free) if budget is None else budget, self._call)
+        self._streams: list[CudaStream] = []
+        self._graphs: WeakSet[CudaGraph] = WeakSet()
+        self._programs: dict[str, Program] = {}
+
+    @property
+    def budget(self) -> int:
+        """Bytes of device memory that may be in use."""
+        return self._heap.budget
+
+    @property
+    def used(self) -> int:
+        """Bytes of device memory in use."""
+        return self._heap.used
+
+    @property
+    def peak(self) -> int:
+        """The most that were ever in use."""
+        return self._heap.peak
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of pinned host memory in use."""
+        return self._heap.pinned
+
+    def describe(self) -> Mapping[str, str]:
+        """The device and the versions of what runs it."""
+        self._enter()
+        from cuda.bindings import driver
+
+        total = self._call("asking for the memory", driver.cuMemGetInfo)[1]
+        return {
+            "device": str(self._call("asking for the name", getattr, self._core, "name")),
+            "compute capability": spoken(self._capability),
+            "memory": f"{total} bytes",
+            "driver": f"CUDA {spoken(driver_version())}",
+            "NVRTC": spoken(compiler.compiler_version()),
+            "cuda.core": package_version("cuda-core"),
+            "cuda.bindings": package_version("cuda-bindings"),
+        }
+
+    # Memory.
+
+    def allocate(self, nbytes: int, what: str) -> Memory:
+        """Memory on the device."""
+        self._enter()
+        return self._heap.allocate(nbytes, what)
+
+    def pin(self, nbytes: int, what: str) -> Memory:
+        """Page-locked memory on the host."""
+        self._enter()
+        return self._heap.pin(nbytes, what)
+
+    def free(self, memory: Memory) -> None:
+        """Give memory back, after waiting for the streams that were given work with it."""
+        if memory.handle is None:
+            return
+        self._enter(even_if_lost=True)
+        if any(memory in (stream.capture or ()) for stream in self._streams):
+            raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
+        self._heap.free(memory, self._wait_for, lost=bool(self._lost))
+
+    def write(self, span: Span, data: npt.NDArray[Any]) -> None:
+        """The host writes pinned memory."""
+        self._enter()
+        if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
+            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array")
+        self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
+
+    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+        """The host reads pinned memory."""
+        self._enter()
+        answer: npt.NDArray[Any] = np.empty(tuple(shape), dtype)
+        answer.reshape(-1).view(np.uint8)[:] = self._heap.bytes_of(span, answer.nbytes)
+        return answer
+
+    # What streams do.
+
+    def stream(self, name: str) -> CudaStream:
+        """A new stream, which waits for no other."""
+        self._enter()
+        from cuda.core import StreamOptions
+
+        make = partial(self._core.create_stream, options=StreamOptions(nonblocking=True))
+        stream = CudaStream(name, self._call(f"making the stream {name}", make), self)
+        self._streams.append(stream)
+        return stream
+
+    def copy(self, target: Span, source: Span, stream: Stream) -> None:
+        """Copy between spans."""
+        self._enter()
+        from cuda.bindings import driver
+
+        if target.nbytes != source.nbytes:
+            raise ArgumentError("bytes of target and source", f"{target.nbytes} and {source.nbytes}", "as many")
+        if target.memory.place == source.memory.place == "host":
+            raise ArgumentError("target and source", "both on the host", "at least one on the device")
+        to, of, given = self._address(target), self._address(source), self._own(stream, CudaStream)
+        if target.nbytes:
+            handle = given.core.handle
+            self._call(f"a copy in {given.name}", driver.cuMemcpyAsync, to, of, target.nbytes, handle)
+            given.used(target.memory, source.memory)
+
+    def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
+        """Run a kernel."""
+        self._enter()
+        spans, numbers = kernel.checked(arguments)
+        packed = values(kernel, {name: self._address(span) for name, span in spans.items()}, numbers)
+        given = self._own(stream, CudaStream)
+        self._program(kernel.source).launch(kernel, numbers, packed, given.core)
+        given.used(*(span.memory for span in spans.values()))
+
+    def _program(self, source: str) -> Program:
+        if source not in self._programs:
+            cubin = compiler.compile_source(
+                source, compiler.choose_architecture(self._capability), folder=self._kernels
+            )
+            self._programs[source] = Program(cubin, self._ordinal, self._call)
+        return self._programs[source]
+
+    def record(self, stream: Stream) -> CudaEvent:
+        """Mark a place in a stream."""
+        self._enter()
+        from cuda.core import EventOptions
+
+        mark = partial(self._idle(stream).core.record, options=EventOptions(timing_enabled=True))
+        return CudaEvent(self._call(f"marking {stream.name}", mark), self)
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Let a stream wait for a mark."""
+        self._enter()
+        mark = self._own(event, CudaEvent)
+        self._call(f"letting {stream.name} wait", self._idle(stream).core.wait, mark.core)
+
+    @contextmanager
+    def capture(self, stream: Stream) -> Iterator[Callable[[], CudaGraph]]:
+        """Keep what the stream is given."""
+        self._enter()
+        given = self._idle(stream)
+        made: list[CudaGraph] = []
+        builder = self._call("beginning a graph", given.core.create_graph_builder)
+        try:
+            self._call("beginning a graph", builder.begin_building, "relaxed")
+            given.capture = memories = set[Memory]()
+            try:
+                yield lambda: graph_of(made)
+            finally:
+                given.capture = None
+                self._call("ending a graph", builder.end_building)
+            made.append(CudaGraph(self._call("making a graph", builder.complete), memories, self))
+            self._graphs.add(made[0])
+        finally:
+            builder.close()
+
+    def replay(self, graph: Graph, stream: Stream) -> None:
+        """Run a graph."""
+        self._enter()
+        kept, given = self._own(graph, CudaGraph), self._idle(stream)
+        for memory in kept.memories:
+            self._heap.of(memory)
+        self._call(f"running a graph in {stream.name}", kept.core.launch, given.core)
+        given.used(*kept.memories)
+
+    # What the host waits for, and when it is.
+
+    def synchronize(self, event: Event) -> None:
+        """Wait until the event is reached."""
+        self._enter()
+        self._call("waiting for an event", self._own(event, CudaEvent).core.sync)
+
+    def finish(self) -> None:
+        """Wait until every stream is done."""
+        self._enter()
+        for stream in self._streams:
+            self._idle(stream)
+        for stream in self._streams:
+            self._wait_for(stream)
+
+    def reached(self, event: Event) -> bool:
+        """Whether the event is reached."""
+        self._enter()
+        return bool(self._call("asking for an event", getattr, self._own(event, CudaEvent).core, "is_done"))
+
+    def seconds(self, first: Event, second: Event) -> float:
+        """Between two events, on the device's clock, whose resolution is about half a microsecond."""
+        if not (self.reached(first) and self.reached(second)):
+            raise ArgumentError("events", "not both reached", "events that are")
+        start, end = self._own(first, CudaEvent).core, self._own(second, CudaEvent).core
+        return float(self._call("measuring between events", lambda: end - start)) / 1000
+
+    def now(self) -> float:
+        """The host's clock."""
+        return time.perf_counter()
+
+    def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
+        """Call a function with what it reads, in place."""
+        self._enter()
+        arrays = [self._heap.bytes_of(span, span.nbytes) for span in reads]
+        for array in arrays:
+            array.flags.writeable = False
+        return function(*arrays)
+
+    # The end.
+
+    def close(self) -> None:
+        """Wait, and give back everything: graphs, kernels, memory, streams. An error of one step stops no other.
+
+        Raises:
+            DeviceError: the first of them, at the end; none if the device is lost, which has nothing to give back.
+        """
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._enter(even_if_lost=True)
+        errors: list[DeviceError] = []
+        for step in self._last_steps():
+            try:
+                step()
+            except DeviceError as error:
+                errors.append(error)
+        self._closed = True
+        if errors and not self._lost:
+            raise errors[0]
+
+    def _last_steps(self) -> Iterator[Callable[[], object]]:
+        for stream in self._streams:
+            yield partial(self._wait_for, stream)
+        for graph in list(self._graphs):
+            yield partial(self._call, "giving back a graph", graph.close)
+        yield self._programs.clear
+        for memory in list(self._heap.held.values()):
+            yield partial(self.free, memory)
+        for stream in self._streams:
+            yield partial(self._call, f"giving back {stream.name}", stream.core.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # What every method does first, and last.
+
+    def _enter(self, *, even_if_lost: bool = False) -> None:
+        """Refuse what cannot go well, and make the context this thread's."""
+        if self._closed:
+            raise DeviceError("the device is closed")
+        if os.getpid() != self._pid:
+            raise DeviceError("the device was opened by the process that this one was forked from; open it after spawn")
+        if self._lost and not even_if_lost:
+            raise DeviceError(f"the device is lost since an earlier error: {self._lost}")
+        if not getattr(self._current, "made", False):
+            self._call("making the context current", self._core.set_current)
+            self._current.made = True
+
+    def _call(self, operation: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """`call`, which remembers when the device was lost."""
+        try:
+            return call(operation, function, *arguments)
+        except DriverError as error:
+            if error.sticky and not self._lost:
+                self._lost = str(error)
+            raise
+
+    def _wait_for(self, stream: CudaStream) -> None:
+        self._call(f"waiting for {stream.name}", stream.core.sync)
+
+    def _address(self, span: Span) -> int:
+        return self._heap.of(span.memory).pointer + span.offset
+
+    def _own(self, given: object, kind: type[Own]) -> Own:
+        """A stream, event or graph, if this device gave it out."""
+        if not isinstance(given, kind) or given.device is not self:
+            raise ArgumentError(kind.__name__, f"a {type(given).__name__}", "one of this device")
+        return given
+
+    def _idle(self, stream: Stream) -> CudaStream:
+        """A stream that is not making a graph."""
+        given = self._own(stream, CudaStream)
+        if given.capture is not None:
+            raise ArgumentError(f"stream {given.name}", "making a graph", "given only copies and launches meanwhile")
+        return given

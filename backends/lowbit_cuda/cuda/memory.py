@@ -1,0 +1,166 @@
+"""Memory on a GPU and pinned memory on its host, counted to the byte.
+
+Every allocation is one of the driver's own (``cuMemAlloc``, ``cuMemHostAlloc``), so what is given back is given back at
+once, and what is counted here is what was asked for, rounded up to `ALIGNMENT` on the device and on the host. (The
+driver itself takes memory from the device in pieces of two MiB, so a device that others use too should be given a
+budget a little below what it has free.)
+
+A *block* is one allocation. It remembers the streams that were given work with it, because memory must not go back
+while such work may still come: `Heap.free` waits for those streams, and for no others.
+
+Source: lowbit's own; the calls are those of the CUDA driver API.
+"""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.check import check_integer
+from lowbit.errors import ArgumentError
+from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError
+from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, Place, Span
+
+PORTABLE = 1
+"""CU_MEMHOSTALLOC_PORTABLE: pinned for every context of the process."""
+
+
+class ExhaustedError(DeviceMemoryError):
+    """The driver has no more memory, although the budget has; nothing has changed."""
+
+    def __init__(self, place: Place, what: str, asked: int, used: int, budget: int, text: str) -> None:
+        super().__init__(what, asked, used, budget)
+        where = "the device" if place == "device" else "the host"
+        self.args = (f"{place} memory for {what}: {where} does not have the {asked} bytes asked for ({text})",)
+
+
+@dataclass(eq=False)
+class Block:
+    """One allocation.
+
+    Attributes:
+        heap: whose it is.
+        place: ``device`` or ``host``.
+        pointer: its address, on the device or the host.
+        charged: bytes that it counts for.
+        users: the streams that were given work with it.
+        view: for pinned memory, its bytes.
+    """
+
+    heap: "Heap"
+    place: Place
+    pointer: int
+    charged: int
+    users: set[Any] = field(default_factory=set)
+    view: npt.NDArray[np.uint8] | None = None
+
+
+class Heap:
+    """Allocations of one device within a budget.
+
+    Args:
+        budget: bytes of device memory.
+        call: as `lowbit_cuda.cuda.driver.call`.
+
+    Attributes:
+        budget: bytes of device memory.
+        used: bytes of device memory in use.
+        peak: the most that were.
+        pinned: bytes of pinned memory in use.
+    """
+
+    def __init__(self, budget: int, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.budget, self.used, self.peak, self.pinned = budget, 0, 0, 0
+        self.held: dict[int, Memory] = {}
+        self._lock = RLock()
+
+    def allocate(self, nbytes: int, what: str) -> Memory:
+        """Memory on the device; `DeviceMemoryError`, with nothing changed, if the budget or the device has none."""
+        from cuda.bindings import driver
+
+        check_integer("nbytes", nbytes, 1)
+        charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            if charged > self.budget - self.used:
+                raise DeviceMemoryError(what, nbytes, self.used, self.budget)
+            pointer = int(self._asked("device", nbytes, what, driver.cuMemAlloc, charged))
+            self.used += charged
+            self.peak = max(self.peak, self.used)
+            return self._keep(Memory(what, nbytes, "device", Block(self, "device", pointer, charged)))
+
+    def pin(self, nbytes: int, what: str) -> Memory:
+        """Pinned memory; `DeviceMemoryError`, with nothing changed, if the host has none."""
+        from cuda.bindings import driver
+
+        check_integer("nbytes", nbytes, 1)
+        charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        with self._lock:
+            pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PORTABLE))
+            view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
+            self.pinned += charged
+            return self._keep(Memory(what, nbytes, "host", Block(self, "host", pointer, charged, view=view)))
+
+    def _asked(self, place: Place, nbytes: int, what: str, function: Callable[..., Any], *arguments: int) -> Any:
+        try:
+            return self._call(f"allocating {nbytes} bytes for {what}", function, *arguments)
+        except DriverError as error:
+            if error.code != OUT_OF_MEMORY:
+                raise
+            raise ExhaustedError(place, what, nbytes, self.used, self.budget, error.code) from error
+
+    def _keep(self, memory: Memory) -> Memory:
+        self.held[id(memory)] = memory
+        return memory
+
+    def free(self, memory: Memory, wait: Callable[[Any], None], *, lost: bool = False) -> None:
+        """Give a block back when the streams that use it have done so; twice is harmless.
+
+        Args:
+            memory: any of this heap's.
+            wait: waits for a stream.
+            lost: the device is: then nothing is waited for, and it is only counted off.
+
+        Raises:
+            DeviceError: it is another device's.
+            DriverError: it was not given back, and is still counted.
+        """
+        from cuda.bindings import driver
+
+        with self._lock:
+            if memory.handle is None:
+                return
+            block = self.of(memory)
+            if not lost:
+                for stream in block.users:
+                    wait(stream)
+                function = driver.cuMemFree if block.place == "device" else driver.cuMemFreeHost
+                self._call(f"giving back the memory for {memory.what}", function, block.pointer)
+            del self.held[id(memory)]
+            memory.handle = None
+            if block.place == "device":
+                self.used -= block.charged
+            else:
+                self.pinned -= block.charged
+
+    # What lies where.
+
+    def of(self, memory: Memory) -> Block:
+        """The block behind it; `DeviceError` if it was given back or is another device's."""
+        block = memory.handle
+        if isinstance(block, Block) and block.heap is self:
+            return block
+        raise DeviceError(f"{'use after free' if block is None else 'memory of another device'}: {memory.what}")
+
+    def bytes_of(self, span: Span, nbytes: int) -> npt.NDArray[np.uint8]:
+        """The first bytes of a span of pinned memory, in place."""
+        view = self.of(span.memory).view
+        if view is None:
+            raise ArgumentError(f"memory for {span.memory.what}", "on the device", "pinned memory on the host")
+        if nbytes > span.nbytes:
+            raise ArgumentError("data", f"of {nbytes} bytes", f"at most the {span.nbytes} of the span")
+        return view[span.offset : span.offset + nbytes]
