@@ -126,12 +126,16 @@ class Parameter:
         access: what is done to a span; None for a number.
         extent: for a span, how many elements of it are touched, from the numbers of the launch: the elements from 0.
             Where that depends on what memory holds, the most that it can be.
+        exact: False where the extent is such a most, so that bytes in it may be left alone.
+        alignment: for a span, bytes that its place is a multiple of, where that is more than an element's.
     """
 
     name: str
     kind: str
     access: Access | None = None
     extent: Callable[[Numbers], int] | None = None
+    exact: bool = True
+    alignment: int = 1
 
     def nbytes(self, numbers: Numbers) -> int:
         """How many bytes of the span a launch touches."""
@@ -153,6 +157,7 @@ class Kernel:
         meaning: the same in numpy. It is given an array for each span, of its kind and extent, and each number, by
             name; it fills what is written.
         check: raises an `ArgumentError` for numbers that the kernel cannot do.
+        flops: floating-point operations of a launch, for a model of its time; 0 where only its bytes take time.
     """
 
     name: str
@@ -163,6 +168,7 @@ class Kernel:
     meaning: Callable[..., None]
     shared: Callable[[Numbers], int] = lambda numbers: 0
     check: Callable[[Numbers], None] = lambda numbers: None
+    flops: Callable[[Numbers], float] = lambda numbers: 0.0
 
     def checked(self, arguments: Mapping[str, Span | Number]) -> tuple[dict[str, Span], dict[str, Number]]:
         """The spans, each cut to what the kernel touches of it, and the numbers.
@@ -192,8 +198,9 @@ class Kernel:
             raise ArgumentError(name, "on the host", "a span on the device")
         if value.nbytes < nbytes:
             raise ArgumentError(name, f"{value.nbytes} bytes", f"at least {nbytes}")
-        if value.offset % np.dtype(parameter.kind).itemsize:
-            raise ArgumentError(name, f"at byte {value.offset}", f"a multiple of the {parameter.kind} it holds")
+        alignment = max(parameter.alignment, np.dtype(parameter.kind).itemsize)
+        if value.offset % alignment:
+            raise ArgumentError(name, f"at byte {value.offset}", f"a multiple of {alignment}")
         return value.part(0, nbytes)
 
 
