@@ -10,7 +10,8 @@ from tiny_gguf import CONFIG, TOKENS, published, write
 
 from lowbit.errors import FormatError
 from lowbit.formats.gguf import open_gguf
-from lowbit.formats.gguf_tokenizer import LONGEST_TOKEN, Tokenizer, read_tokenizer
+from lowbit.formats.gguf_tokenizer import LONGEST_TOKEN, read_tokenizer
+from lowbit.formats.tokenizer import Tokenizer
 
 NORMAL, SPECIAL, USER_DEFINED, BYTE = 1, 3, 4, 6
 OTHERS = {"<bos>": SPECIAL, "<eos>": SPECIAL, "\n\n": USER_DEFINED, "  ": USER_DEFINED}

@@ -8,7 +8,8 @@ from tiny_gguf import ALPHABET, MERGES, TOKENS, write
 
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf import open_gguf
-from lowbit.formats.gguf_tokenizer import Tokenizer, read_tokenizer
+from lowbit.formats.gguf_tokenizer import read_tokenizer
+from lowbit.formats.tokenizer import Tokenizer
 
 
 def tokenizer(tmp_path: Path, **changes: Any) -> Tokenizer:

@@ -8,6 +8,9 @@ A linear layer's weights come in two kinds, and a `Matrix` is either: codes with
 stores them, or plain float32 where the file stores something that `affine` does not describe. Both are K × N, with
 K the features that go in and N those that come out, so that ``y = x W`` reads the same for both.
 
+**Layer by layer.** A model need not fit in memory to be used: `LayeredWeights` is what can hand out one block after
+another, from memory or from disk, and a `LlamaWeights`, which holds all of them, is one too.
+
 `requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` says what each
 costs. Weights that went through 4 bits once and are quantised again have lost twice: a perplexity measured on them
 says *re-quantised*, or it misleads.
@@ -17,13 +20,13 @@ Source: lowbit's own.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
-from lowbit.check import check_array, check_finite
+from lowbit.check import check_array, check_finite, check_integer
 from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError
 
@@ -154,6 +157,32 @@ class LayerWeights:
         return replace(self, **attention, feed_forward=self.feed_forward.changed(change))
 
 
+class LayeredWeights(Protocol):
+    """A model that hands out its blocks one at a time, and need not hold them in memory.
+
+    What it hands out may be made anew each time; whoever needs a part twice keeps it.
+    """
+
+    @property
+    def config(self) -> LlamaConfig:
+        """Its shape."""
+
+    @property
+    def embedding(self) -> Floats:
+        """Float32, vocabulary × hidden: the row of each token."""
+
+    @property
+    def norm(self) -> Floats:
+        """Float32, hidden: gain of the last norm."""
+
+    @property
+    def head(self) -> Matrix:
+        """Hidden × vocabulary."""
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block, counted from 0."""
+
+
 ATTENTION = ("query", "key", "value", "output")
 NORMS = ("attention_norm", "feed_forward_norm")
 
@@ -200,6 +229,35 @@ class LlamaWeights:
                 vector = getattr(layer, name)
                 if vector is not None or name in NORMS:
                     check_array(f"layers[{number}].{name}", vector, np.float32, (size,))
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block, counted from 0.
+
+        Raises:
+            ArgumentError: there is no such block.
+        """
+        check_integer("layer", number, 0, len(self.layers) - 1)
+        return self.layers[number]
+
+
+def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> LlamaWeights:
+    """All of a model: the same object where it is in memory already.
+
+    Args:
+        weights: the model.
+        progress: called after each block.
+
+    Raises:
+        ArgumentError: parts that do not fit together.
+    """
+    if isinstance(weights, LlamaWeights):
+        return weights
+    layers = []
+    for number in range(weights.config.layers):
+        layers.append(weights.layer(number))
+        if progress is not None:
+            progress(len(layers), weights.config.layers)
+    return LlamaWeights(weights.config, weights.embedding, tuple(layers), weights.norm, weights.head)
 
 
 def vector_sizes(config: LlamaConfig) -> dict[str, int]:

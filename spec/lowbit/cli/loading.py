@@ -15,7 +15,8 @@ from lowbit.decoder import Decoder
 from lowbit.engine import CONTRACTS, BackendLinears, Contract, backend_linear, build
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf import check_architecture, open_gguf, read_llama
-from lowbit.formats.gguf_tokenizer import Tokenizer, read_tokenizer
+from lowbit.formats.gguf_tokenizer import read_tokenizer
+from lowbit.formats.tokenizer import Tokenizer
 from lowbit.packing import BITS
 from lowbit.weights import LlamaWeights, requantize, weight_bytes
 

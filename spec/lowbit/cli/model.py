@@ -24,7 +24,7 @@ from lowbit.decoder import Step, next_logits
 from lowbit.decoder import generate as generate_steps
 from lowbit.errors import ArgumentError
 from lowbit.formats.gguf_architectures import ARCHITECTURES
-from lowbit.formats.gguf_tokenizer import Tokenizer
+from lowbit.formats.tokenizer import Tokenizer
 from lowbit.perplexity import perplexity as measure
 
 ModelOption = Annotated[

@@ -19,8 +19,7 @@ is no token becomes its bytes, each of which is one.
 Source: the vocabulary handling of llama.cpp, which gives these names their meaning.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +29,10 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
 from lowbit.check import spoken
-from lowbit.errors import ArgumentError, FormatError
+from lowbit.errors import FormatError
 from lowbit.formats.gguf import GGUFFile
 from lowbit.formats.gguf_header import shown
+from lowbit.formats.tokenizer import Tokenizer
 
 Vocabulary = dict[str, int]
 """From a token to its number."""
@@ -63,51 +63,6 @@ PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
         [Split(Regex(QWEN2_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
     ),
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Tokenizer:
-    """Text to tokens and back.
-
-    Attributes:
-        bos: the token put before every sequence, or None if the file asks for none.
-        stop: the tokens that end a sequence.
-    """
-
-    bos: int | None
-    stop: tuple[int, ...]
-    _library: tokenizers.Tokenizer
-
-    def encode(self, text: str, *, begin: bool = True) -> list[int]:
-        """The tokens of a text; special tokens written out in it are read as what they say.
-
-        Args:
-            text: any text.
-            begin: put `bos` first, if there is one.
-
-        Raises:
-            ArgumentError: text that is not valid Unicode, as undecodable bytes of a command line become.
-        """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ArgumentError("text", f"undecodable at character {error.start}", "text in UTF-8") from error
-        tokens = self._library.encode(text, add_special_tokens=False).ids
-        return [self.bos, *tokens] if begin and self.bos is not None else tokens
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, special ones included; bytes that are no UTF-8 become the replacement character."""
-        return self._library.decode(list(tokens), skip_special_tokens=False)
-
-    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
-        """The text of tokens as they come; a character spread over several tokens appears with the last of them."""
-        pieces, seen, written = decoders.DecodeStream(skip_special_tokens=False), [], 0
-        for token in tokens:
-            seen.append(token)
-            piece = pieces.step(self._library, token) or ""
-            written += len(piece)
-            yield piece
-        yield self.decode(seen)[written:]
 
 
 def read_tokenizer(source: GGUFFile) -> Tokenizer:

@@ -1,0 +1,124 @@
+"""What the ``config.json`` of a checkpoint directory says, as the shape of a decoder.
+
+The kinds of model are ``mixtral``, whose blocks have experts, and ``llama`` and ``mistral``, which are the same decoder
+with a dense feed-forward part. The numbers stand under the names that the ``transformers`` library gave them.
+
+**What is not understood is refused.** Such a file may ask for much that this decoder does not do: a rotary embedding
+that is stretched, biases in attention, another activation, weights that are quantised already. Leaving any of these out
+gives a model that still speaks, only not the one that was trained. `SUPPORTED` lists each with the one value that is
+understood. Fields about training and about the library itself change nothing and are not looked at.
+
+Mixtral's softmax is written before the choice of experts, and the chosen shares are scaled to a sum of 1; that is the
+softmax over the chosen scores, which is how `routing` has it.
+
+Source: the published ``config.json`` of Mixtral 8x7B; Mixtral (arXiv 2401.04088) §2.1.
+"""
+
+from typing import Any
+
+from lowbit.check import spoken
+from lowbit.config import LlamaConfig, Routing
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint_json import Fields, described
+from lowbit.formats.gguf_header import shown
+
+ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+"""The kinds of model, and what each calls the whole decoder with its head."""
+
+WINDOWED = ("mixtral", "mistral")
+FIRST_ROPE_BASE = 10000.0
+"""The base of the first Llama, whose configuration does not say it."""
+
+SUPPORTED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "layer_types": None,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+}
+"""Fields that would make it another model, each with the only value that is understood; absent is the same."""
+
+
+def kind_of(fields: Fields) -> str:
+    """The kind of model: a key of `ARCHITECTURES`.
+
+    Raises:
+        FormatError: another kind, or a part of one.
+    """
+    kind = fields.value("model_type", str)
+    if kind not in ARCHITECTURES:
+        allowed = spoken([repr(known) for known in ARCHITECTURES])
+        raise FormatError(fields.file, "model_type", shown(kind), allowed)
+    named = fields.value("architectures", list, [ARCHITECTURES[kind]])
+    if named != [ARCHITECTURES[kind]]:
+        raise FormatError(fields.file, "architectures", described(named), f"[{ARCHITECTURES[kind]!r}]")
+    return kind
+
+
+def read_config(fields: Fields) -> LlamaConfig:
+    """The shape of the model.
+
+    Raises:
+        FormatError: another kind of model, a number that is missing or out of range, or a feature that is not
+            understood.
+    """
+    kind = kind_of(fields)
+    _refuse_other_features(fields, kind)
+    heads, hidden = fields.value("num_attention_heads", int), fields.value("hidden_size", int)
+    try:
+        return LlamaConfig(
+            layers=fields.value("num_hidden_layers", int),
+            hidden=hidden,
+            feed_forward=fields.value("intermediate_size", int),
+            heads=heads,
+            kv_heads=fields.value("num_key_value_heads", int, heads if kind == "llama" else None),
+            head_dim=fields.value("head_dim", int, hidden // max(1, heads)),
+            vocabulary=fields.value("vocab_size", int),
+            context=fields.value("max_position_embeddings", int),
+            rope_base=_rope_base(fields, kind),
+            rms_epsilon=fields.value("rms_norm_eps", float),
+            routing=_routing(fields) if kind == "mixtral" else None,
+            window=fields.optional("sliding_window", int) if kind in WINDOWED else None,
+        )
+    except ArgumentError as error:
+        raise FormatError(fields.file, error.argument, error.given, error.allowed) from error
+
+
+def is_tied(fields: Fields) -> bool:
+    """Whether the head is the embedding over again."""
+    return fields.value("tie_word_embeddings", bool, default=False)
+
+
+def _routing(fields: Fields) -> Routing:
+    return Routing(fields.value("num_local_experts", int), fields.value("num_experts_per_tok", int))
+
+
+def _refuse_other_features(fields: Fields, kind: str) -> None:
+    for key, only in SUPPORTED.items():
+        given = fields.values.get(key)
+        if given is not None and given != only:
+            allowed = "absent" if only is None else repr(only)
+            raise FormatError(fields.file, key, described(given), allowed)
+    if kind not in WINDOWED and fields.values.get("sliding_window") is not None:
+        raise FormatError(fields.file, "sliding_window", described(fields.values["sliding_window"]), "absent")
+
+
+def _rope_base(fields: Fields, kind: str) -> float:
+    """The base of the rotary frequencies; newer files keep it together with what would stretch it."""
+    stretched = fields.optional("rope_scaling", dict)
+    kept = fields.optional("rope_parameters", dict)
+    for key, given in (("rope_scaling", stretched), ("rope_parameters", kept)):
+        plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+        rest = {name: value for name, value in (given or {}).items() if value is not None and name != "rope_theta"}
+        if any(plain.get(name) != value for name, value in rest.items()):
+            raise FormatError(fields.file, key, described(given), "absent: a rotary embedding that is not stretched")
+    bases = [Fields(fields.file, part).optional("rope_theta", float) for part in (fields.values, kept or {})]
+    given_bases = [base for base in bases if base is not None]
+    if len(set(given_bases)) > 1:
+        raise FormatError(fields.file, "rope_theta", f"{given_bases[0]} and {given_bases[1]}", "one number")
+    if not given_bases and kind != "llama":
+        raise FormatError(fields.file, "rope_theta", "missing", "a number")
+    return given_bases[0] if given_bases else FIRST_ROPE_BASE

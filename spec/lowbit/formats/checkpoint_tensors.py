@@ -1,0 +1,208 @@
+"""The tensors of a checkpoint directory: which shard holds which, and reading one of them.
+
+Large models come in *shards*, safetensors files of a few gigabytes each, with an index that says which tensor lies in
+which. A safetensors file is eight bytes that give the length of a header, the header, which lists tensors with type,
+shape and place, and the data. The ``safetensors`` library checks that header: it has to be JSON, every shape has to
+fill its place exactly, and the places have to cover the file without holes or overlaps. So a tensor's place follows
+from the sizes of those before it. Here the table of all shards is held against the index, in both directions, before a
+single weight is read.
+
+**Reading** is by plain reads at that place and not through a mapping: a file that shrinks meanwhile then gives an
+error and not a fault, and numpy, which has no bfloat16, can be handed the upper halves of float32 numbers that such
+weights are. float16 and bfloat16 widen exactly, so nothing is rounded.
+
+Source: the safetensors format; the ``safetensors`` library checks the headers.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint_json import Fields, read_fields
+from lowbit.formats.gguf_header import shown
+from lowbit.weights import Floats
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SUFFIX = ".safetensors"
+MOST_INDEX_BYTES = 2**24
+LENGTH_BYTES = 8
+
+STORED: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
+"""The types that weights may have, and what numpy reads each as."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One safetensors file as it was when its table was read.
+
+    Attributes:
+        path: where it is.
+        size: its bytes.
+        changed: when it was last changed, in nanoseconds.
+    """
+
+    path: Path
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies.
+
+    Attributes:
+        shard: the file.
+        type: a key of `STORED`.
+        shape: as it is stored.
+        offset: bytes from the start of the file.
+    """
+
+    shard: Shard
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return STORED[self.type].itemsize * prod(self.shape)
+
+
+Table = Mapping[str, Place]
+"""Every tensor of a directory by name."""
+
+
+# **The table.**
+
+
+def read_table(folder: Path) -> Table:
+    """The tensors of all shards of a directory; index and shards agree.
+
+    Raises:
+        ArgumentError: the directory holds no weights, or a shard cannot be read.
+        FormatError: an index that names a file outside the directory, or one that is not there; a tensor that the
+            index puts elsewhere; a shard that is not a sound safetensors file.
+    """
+    whole, index = folder / WHOLE, folder / INDEX
+    if not index.exists():
+        if not whole.is_file():
+            raise ArgumentError("model", shown(str(folder)), f"a directory that holds {WHOLE} or {INDEX}")
+        return shard_table(whole)
+    if whole.exists():
+        raise FormatError(INDEX, "weights", f"here and in {WHOLE}", f"either {INDEX} or {WHOLE}")
+    listed = _listed(read_fields(index, MOST_INDEX_BYTES))
+    files = sorted(set(listed.values()))
+    for file in files:
+        if not (folder / file).is_file():
+            raise FormatError(INDEX, "weight_map", shown(file), "files of the directory")
+    table: dict[str, Place] = {}
+    for file in files:
+        found = shard_table(folder / file)
+        for name in found:
+            if listed.get(name) != file:
+                allowed = f"in {listed[name]}, says {INDEX}" if name in listed else f"the tensors that {INDEX} names"
+                raise FormatError(file, "tensor", shown(name), allowed)
+        table |= found
+    for name, file in listed.items():
+        if name not in table:
+            raise FormatError(file, f"tensor {shown(name)}", "missing", f"there, says {INDEX}")
+    return table
+
+
+def _listed(fields: Fields) -> dict[str, str]:
+    """From each tensor to the name of its file, a plain name that leads nowhere else."""
+    listed: dict[str, str] = {}
+    for name, file in fields.value("weight_map", dict).items():
+        if not isinstance(file, str) or not _is_plain_name(file):
+            raise FormatError(
+                fields.file, f"weight_map[{shown(name)}]", shown(str(file)), f"the name of a {SUFFIX} file"
+            )
+        listed[name] = file
+    return listed
+
+
+def _is_plain_name(file: str) -> bool:
+    return file.endswith(SUFFIX) and file.isprintable() and not set(file) & set("/\\:") and not file.startswith(".")
+
+
+def shard_table(path: Path) -> Table:
+    """The tensors of one safetensors file, after the library's checks of its header.
+
+    Raises:
+        ArgumentError: the file cannot be read.
+        FormatError: it is not a sound safetensors file, or holds a type that is no weight's.
+    """
+    try:
+        status = path.stat()
+        with path.open("rb") as stream:
+            header = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+        with safe_open(path, framework="numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    except SafetensorError as error:
+        raise FormatError(path.name, "header", shown(str(error)), "that of a safetensors file") from error
+    except OSError as error:
+        raise ArgumentError("model", f"{shown(str(path))} ({error.strerror or error})", "files to read") from error
+    shard, offset = Shard(path, status.st_size, status.st_mtime_ns), LENGTH_BYTES + header
+    table: dict[str, Place] = {}
+    for name, (kind, shape) in claims.items():  # in the order of their places
+        if kind not in STORED:
+            raise FormatError(path.name, f"type of tensor {shown(name)}", kind, "F16, BF16 or F32")
+        table[name] = Place(shard, kind, shape, offset)
+        offset += table[name].nbytes
+    if offset != status.st_size:
+        raise FormatError(path.name, "size", f"{status.st_size} bytes", f"the {offset} bytes of its tensors")
+    return table
+
+
+# **Reading.**
+
+
+def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
+    """A tensor as float32, exactly; a matrix transposed on the way if that is asked for.
+
+    Raises:
+        FormatError: the file is not the one whose table was read, or a number is not finite.
+    """
+    place = table[name]
+    stored = _read(place, name).reshape(place.shape)
+    stored = stored.T if transposed else stored
+    weights: Floats = np.empty(stored.shape, np.float32)
+    if place.type == "BF16":  # the upper half of a float32
+        bits = weights.view(np.uint32)
+        bits[...] = stored
+        np.left_shift(bits, 16, out=bits)
+    else:
+        weights[...] = stored
+    finite = np.isfinite(weights)
+    if not finite.all():
+        bad = weights.ravel()[int(np.argmin(finite))]
+        raise FormatError(place.shard.path.name, f"a number in tensor {shown(name)}", bad, "finite numbers")
+    return weights
+
+
+def _read(place: Place, name: str) -> npt.NDArray[Any]:
+    shard, dtype = place.shard, STORED[place.type]
+    try:
+        with shard.path.open("rb") as stream:
+            now = os.fstat(stream.fileno())
+            if (now.st_size, now.st_mtime_ns) != (shard.size, shard.changed):
+                raise FormatError(shard.path.name, "file", "changed since it was opened", "the file of its table")
+            stream.seek(place.offset)
+            data = np.fromfile(stream, dtype, prod(place.shape))
+    except OSError as error:
+        given = f"{shown(str(shard.path))} ({error.strerror or error})"
+        raise ArgumentError("model", given, "files that can be read") from error
+    if data.nbytes != place.nbytes:
+        raise FormatError(
+            shard.path.name, f"data of tensor {shown(name)}", f"{data.nbytes} bytes", f"{place.nbytes} bytes"
+        )
+    return data
