@@ -1,0 +1,440 @@
+"""`SimDevice`: a device that is simulated, for tests without one and for time that is not measured but reckoned.
+
+It keeps `lowbit_cuda.port.DevicePort`, with numpy for kernels. Beyond what a device does it
+
+- proves the order: `RaceError` for any two operations that the program leaves unordered (`lowbit_cuda.sim.order`);
+- has its own time, in which nothing depends on this computer (`lowbit_cuda.sim.clock`, `lowbit_cuda.sim.machines`);
+- runs things at once, as late as possible, or in any order (`lowbit_cuda.sim.schedule`);
+- counts memory, notices what is read unwritten, used after it was freed or never freed (`lowbit_cuda.sim.memory`);
+- fails where it is told to (`lowbit_cuda.sim.faults`).
+
+Two seconds of copying in no time:
+
+>>> import numpy as np
+>>> device = SimDevice("t4", budget=4096)
+>>> copies = device.stream("copies")
+>>> host, slot = device.pin(1024, "expert"), device.allocate(1024, "slot 0")
+>>> device.write(host.span(), np.arange(256, dtype=np.float32))
+>>> device.copy(slot.span(), host.span(), copies)
+>>> device.write(host.span(), np.zeros(256, np.float32))
+Traceback (most recent call last):
+lowbit_cuda.sim.order.RaceError: race on bytes 0 to 1024 of expert: #3 write expert (the host) writes them, and #2 \
+copy expert → slot 0 (stream copies) reads them and may not be done; missing: the host must wait for an event recorded \
+in copies after #2 (it waits for nothing of copies)
+>>> device.synchronize(device.record(copies))
+>>> device.used, device.peak, device.log[1].kind
+(1024, 1024, 'copy')
+>>> device.close()
+>>> device.leaks()
+('expert', 'slot 0')
+
+Not for several threads at once.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.check import check_choice, check_integer
+from lowbit.errors import ArgumentError
+from lowbit_cuda import port
+from lowbit_cuda.port import DeviceError, Kernel, Memory, Number, Span
+from lowbit_cuda.sim.clock import Task
+from lowbit_cuda.sim.faults import Failure, Faults
+from lowbit_cuda.sim.log import Record, records
+from lowbit_cuda.sim.machines import LINKS, MACHINES, Link, Machine
+from lowbit_cuda.sim.memory import SMALL, Block, Pool, block_of, check_owner, view
+from lowbit_cuda.sim.operations import Operation, Touch, copy_operation, launch_operation, lost
+from lowbit_cuda.sim.order import HOST, Access, Clock, RaceError, join
+from lowbit_cuda.sim.schedule import schedule as schedule_named
+from lowbit_cuda.sim.streams import OnRace, OnUnwritten, SimEvent, SimGraph, SimStream, Streams
+
+HOST_MEMORY = 1 << 40
+"""Bytes that may be pinned where nothing else is said."""
+
+
+class SimDevice:
+    """A simulated device.
+
+    Args:
+        machine: a name in `lowbit_cuda.sim.machines.MACHINES`, or a `Machine`.
+        budget: bytes of device memory; by default all that the machine has.
+        link: another link than the machine's: a name in `LINKS`, or a `Link`.
+        host_memory: bytes that may be pinned.
+        schedule: ``eager``, ``late`` or ``random``.
+        seed: for ``random``.
+        backed: False gives memory of more than `small` bytes a size only (`lowbit_cuda.sim.memory`).
+        small: see `backed`.
+        on_race: ``raise`` a `RaceError`, or ``list`` it in `races` and go on.
+        on_unwritten: ``raise`` a `DeviceError` where bytes are read that nobody wrote, or ``count`` it in `unwritten`.
+        free_waits: False makes a `free` that has to wait for a stream a `RaceError`: for programs that claim to free
+            nothing that is in use.
+        fail: what shall fail, if anything.
+        log_limit: how many operations the log keeps, the latest.
+
+    Raises:
+        ArgumentError: a preset that there is not, or a number out of range.
+    """
+
+    def __init__(
+        self,
+        machine: str | Machine = "a100",
+        *,
+        budget: int | None = None,
+        link: str | Link | None = None,
+        host_memory: int = HOST_MEMORY,
+        schedule: str = "eager",
+        seed: int = 0,
+        backed: bool = True,
+        small: int = SMALL,
+        on_race: OnRace = "raise",
+        on_unwritten: OnUnwritten = "count",
+        free_waits: bool = True,
+        fail: Failure | None = None,
+        log_limit: int = 100_000,
+    ) -> None:
+        self.machine = _machine(machine, link)
+        budget = self.machine.memory if budget is None else budget
+        for name, number in (("budget", budget), ("host_memory", host_memory), ("small", small)):
+            check_integer(name, number, 0)
+        check_integer("log_limit", log_limit, 0)
+        check_choice("on_race", on_race, ("raise", "list"))
+        check_choice("on_unwritten", on_unwritten, ("raise", "count"))
+        self._streams = Streams(schedule_named(schedule, seed), on_race, on_unwritten, log_limit)
+        self._device = Pool(self, "device", budget, None if backed else small)
+        self._host = Pool(self, "host", host_memory, None if backed else small)
+        self._faults, self._free_waits = Faults(fail), free_waits
+        self._how = {"schedule": schedule, "seed": str(seed), "backed": str(backed)}
+        self._closed = False
+        self._leaks: tuple[str, ...] = ()
+
+    # What a report or a test asks.
+
+    @property
+    def budget(self) -> int:
+        """Bytes of device memory that may be in use."""
+        return self._device.budget
+
+    @property
+    def used(self) -> int:
+        """Bytes of device memory in use, each allocation rounded up to `ALIGNMENT`."""
+        return self._device.used
+
+    @property
+    def peak(self) -> int:
+        """The most that were ever in use."""
+        return self._device.peak
+
+    @property
+    def pinned(self) -> int:
+        """Bytes of pinned host memory in use, rounded like those of the device."""
+        return self._host.used
+
+    @property
+    def calls(self) -> int:
+        """How many calls were counted that a `Failure` could let fail."""
+        return self._faults.calls.total()
+
+    @property
+    def calls_by_kind(self) -> Mapping[str, int]:
+        """The same, by kind."""
+        return dict(self._faults.calls)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the failure that was asked for has happened, and a late one has been told."""
+        return self._faults.happened
+
+    @property
+    def log(self) -> tuple[Record, ...]:
+        """The latest operations whose times are settled, by number; after `finish`, all."""
+        return records(self._streams.tasks)
+
+    @property
+    def races(self) -> tuple[RaceError, ...]:
+        """Those found, where ``on_race="list"``."""
+        return tuple(self._streams.races)
+
+    @property
+    def unwritten(self) -> Mapping[str, int]:
+        """Reads of bytes that nobody wrote, in words, with how often."""
+        return dict(self._streams.unwritten)
+
+    def leaks(self) -> tuple[str, ...]:
+        """What memory is for that nobody freed: until now or, once closed, until then."""
+        return self._leaks if self._closed else self._in_use()
+
+    def describe(self) -> Mapping[str, str]:
+        """The presets and the schedule."""
+        machine = self.machine
+        return {"device": f"simulated {machine.name}", "link": machine.link.name, **self._how}
+
+    # Memory.
+
+    def allocate(self, nbytes: int, what: str) -> Memory:
+        """See `DevicePort.allocate`."""
+        return self._allocate("allocate", self._device, nbytes, what)
+
+    def pin(self, nbytes: int, what: str) -> Memory:
+        """See `DevicePort.pin`."""
+        return self._allocate("pin", self._host, nbytes, what)
+
+    def free(self, memory: Memory) -> None:
+        """See `DevicePort.free`. That it waits orders nothing else: a program must not use it as a wait."""
+        check_owner(self, memory)
+        block: Block = memory.handle
+        pool = self._device if memory.place == "device" else self._host
+        if not pool.holds(block):
+            return
+        pending = self._streams.pending(block)
+        if pending and not self._free_waits:
+            task = Task(0, "host", "free", memory.what)
+            self._streams.check(Access(0, memory.nbytes, True, HOST, task), block)
+        try:
+            self._streams.host_waits("free", memory.what, [access.task for access in pending], {})
+        finally:
+            pool.free(block)
+
+    def write(self, span: Span, data: npt.NDArray[Any]) -> None:
+        """See `DevicePort.write`."""
+        if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
+            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array")
+        part = _pinned(span).part(0, check_fits("data", data.nbytes, span))
+        self._call("write", span.memory.what, host=True)
+        self._on_host("write", Touch("span", part, False, True))
+        there = view(part)
+        if there is not None:
+            there[:] = data.reshape(-1).view(np.uint8)
+
+    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+        """See `DevicePort.read`."""
+        answer = np.zeros(tuple(shape), dtype)
+        part = _pinned(span).part(0, check_fits("dtype and shape", answer.nbytes, span))
+        self._call("read", span.memory.what, host=True)
+        self._on_host("read", Touch("span", part, True, False))
+        here = view(part)
+        if here is not None:
+            answer.reshape(-1).view(np.uint8)[:] = here
+        return answer
+
+    # What streams do.
+
+    def stream(self, name: str) -> SimStream:
+        """See `DevicePort.stream`."""
+        self._call("stream", name)
+        return self._streams.add(name, self)
+
+    def copy(self, target: Span, source: Span, stream: port.Stream) -> None:
+        """See `DevicePort.copy`."""
+        for span in (target, source):
+            block_of(self, span, self._device, self._host)
+        operation = copy_operation(self.machine, target, source)
+        failed = self._call("copy", operation.what)
+        self._give(self._own(stream), lost(operation) if failed else operation)
+
+    def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: port.Stream) -> None:
+        """See `DevicePort.launch`."""
+        operation = launch_operation(self.machine, kernel, arguments)
+        for touch in operation.touches:
+            block_of(self, touch.span, self._device)
+        failed = self._call("launch", kernel.name)
+        self._give(self._own(stream), lost(operation) if failed else operation)
+
+    def record(self, stream: port.Stream) -> SimEvent:
+        """See `DevicePort.record`."""
+        own = self._own(stream, "record")
+        self._call("record", own.name)
+        return self._streams.mark(own)
+
+    def wait(self, stream: port.Stream, event: port.Event) -> None:
+        """See `DevicePort.wait`."""
+        own, mark = self._own(stream, "wait"), self._event(event)
+        self._call("wait", own.name)
+        self._streams.wait(own, mark)
+
+    @contextmanager
+    def capture(self, stream: port.Stream) -> Iterator[Callable[[], SimGraph]]:
+        """See `DevicePort.capture`."""
+        own, graphs = self._own(stream, "capture"), list[SimGraph]()
+        self._call("capture", own.name)
+        kept = own.captured = list[Operation]()
+
+        def graph() -> SimGraph:
+            if not graphs:
+                raise DeviceError("a graph was asked for before its capture had ended")
+            return graphs[0]
+
+        try:
+            yield graph
+        finally:
+            own.captured = None
+        self._call("end capture", own.name)
+        graphs.append(SimGraph(tuple(kept), self))
+
+    def replay(self, graph: port.Graph, stream: port.Stream) -> None:
+        """See `DevicePort.replay`."""
+        own = self._own(stream, "replay")
+        if not isinstance(graph, SimGraph) or graph.owner is not self:
+            raise DeviceError("a graph of another device")
+        for operation in graph.operations:
+            for touch in operation.touches:
+                block_of(self, touch.span, self._device, self._host)
+        failed = self._call("replay", own.name)
+        for operation in graph.operations:
+            self._give(own, lost(operation) if failed else operation)
+
+    # What the host waits for, and when it is.
+
+    def synchronize(self, event: port.Event) -> None:
+        """See `DevicePort.synchronize`."""
+        mark = self._event(event)
+        self._call("synchronize", mark.stream.name)
+        self._streams.host_waits("synchronize", f"#{mark.task.number}", [mark.task], mark.clock)
+
+    def finish(self) -> None:
+        """See `DevicePort.finish`."""
+        for stream in self._streams.all:
+            self._own(stream, "finish")
+        self._call("finish", "all streams")
+        self._finish()
+
+    def reached(self, event: port.Event) -> bool:
+        """See `DevicePort.reached`."""
+        mark = self._event(event)
+        self._call("reached", mark.stream.name)
+        return self._streams.reached(mark)
+
+    def seconds(self, first: port.Event, second: port.Event) -> float:
+        """See `DevicePort.seconds`; virtual.
+
+        Raises:
+            DeviceError: the host does not know them as reached.
+        """
+        ends = []
+        for mark in (self._event(first), self._event(second)):
+            if not self._streams.known(mark):
+                raise DeviceError(f"event #{mark.task.number} of {mark.stream.name} is not known to be reached")
+            assert mark.task.end is not None
+            ends.append(mark.task.end)
+        return ends[1] - ends[0]
+
+    def now(self) -> float:
+        """See `DevicePort.now`; virtual."""
+        return self._streams.clock.now
+
+    def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
+        """See `DevicePort.on_host`; memory without bytes is shown as zeros."""
+        touches = [Touch("reads", _pinned(span), True, False) for span in reads]
+        for touch in touches:
+            block_of(self, touch.span, self._host)
+        self._call("on_host", what, host=True)
+        self._streams.host("on_host", what, self.machine.host_seconds(sum(s.nbytes for s in reads)), touches)
+        arrays = []
+        for span in reads:
+            array = view(span)
+            array = np.zeros(span.nbytes, np.uint8) if array is None else array
+            array.flags.writeable = False
+            arrays.append(array)
+        return function(*arrays)
+
+    def close(self) -> None:
+        """See `DevicePort.close`; what was not freed stays listed in `leaks`."""
+        if self._closed:
+            return
+        self._leaks = self._in_use()
+        try:
+            self._finish()
+        finally:
+            for pool in (self._device, self._host):
+                for block in list(pool.blocks.values()):
+                    pool.free(block)
+            self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # What they are made of.
+
+    def _call(self, kind: str, what: str, *, host: bool = False, memory: tuple[int, int, int] = (0, 0, 0)) -> bool:
+        """A call that may fail; those that the device takes part in cost the host its time."""
+        if self._closed:
+            raise DeviceError(f"{kind} of {what}: the device is closed")
+        if not host:
+            self._streams.clock.spend(self.machine.call)
+        return self._faults.call(kind, what, memory)
+
+    def _allocate(self, kind: str, pool: Pool, nbytes: int, what: str) -> Memory:
+        check_integer("nbytes", nbytes, 1)
+        self._call(kind, what, memory=(nbytes, pool.used, pool.budget))
+        return pool.allocate(nbytes, what)
+
+    def _give(self, stream: SimStream, operation: Operation) -> None:
+        if stream.captured is None:
+            self._streams.give(stream, operation)
+        else:
+            stream.captured.append(operation)
+
+    def _on_host(self, kind: str, touch: Touch) -> None:
+        block_of(self, touch.span, self._host)
+        seconds = self.machine.host_seconds(touch.span.nbytes)
+        self._streams.host(kind, touch.span.memory.what, seconds, (touch,))
+
+    def _finish(self) -> None:
+        known: Clock = {}
+        for stream in self._streams.all:
+            join(known, self._streams.order.clocks[stream.number])
+        last = [stream.last for stream in self._streams.all if stream.last is not None]
+        self._streams.host_waits("finish", "all streams", last, known)
+
+    def _in_use(self) -> tuple[str, ...]:
+        return tuple(block.memory.what for pool in (self._host, self._device) for block in pool.blocks.values())
+
+    def _own(self, stream: port.Stream, call: str = "") -> SimStream:
+        """The stream, if it is this device's; `call` is what a capture does not keep."""
+        if not isinstance(stream, SimStream) or stream.owner is not self:
+            raise DeviceError(f"stream of another device: {stream.name}")
+        if call and stream.captured is not None:
+            raise DeviceError(f"{call} during a capture of {stream.name}: a capture keeps copies and launches only")
+        return stream
+
+    def _event(self, event: port.Event) -> SimEvent:
+        if not isinstance(event, SimEvent) or event.stream.owner is not self:
+            raise DeviceError("an event of another device")
+        return event
+
+
+def _machine(machine: str | Machine, link: str | Link | None) -> Machine:
+    """The machine that is meant."""
+    if isinstance(machine, str):
+        check_choice("machine", machine, tuple(MACHINES))
+        machine = MACHINES[machine]
+    if isinstance(link, str):
+        check_choice("link", link, tuple(LINKS))
+        link = LINKS[link]
+    return machine if link is None else replace(machine, link=link)
+
+
+def _pinned(span: Span) -> Span:
+    if not isinstance(span, Span):
+        raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
+    if span.memory.place != "host":
+        raise ArgumentError("span", f"on the device ({span.memory.what})", "a span of pinned memory")
+    return span
+
+
+def check_fits(argument: str, nbytes: int, span: Span) -> int:
+    """Refuse more bytes than a span has."""
+    if nbytes > span.nbytes:
+        raise ArgumentError(argument, f"{nbytes} bytes", f"at most the span's {span.nbytes}")
+    return nbytes
+
+
+if TYPE_CHECKING:
+    KEEPS_TO_THE_PORT: type[port.DevicePort] = SimDevice

@@ -1,0 +1,104 @@
+"""Faults: the n-th call fails, so that a test can let each of them fail in turn.
+
+Every call of `SimDevice` that a real device can fail, or during which a person can press Ctrl-C, is counted. A test
+runs its program once and reads the count (`SimDevice.calls`), then runs it again for each number up to that with a
+`Failure` there, and looks at what remains.
+
+The kinds of failure:
+
+``error``
+    the call is refused: a `DeviceError`, for memory a `DeviceMemoryError`. It has changed nothing.
+``interrupt``
+    a `KeyboardInterrupt` in place of the call, which has changed nothing.
+``late``
+    the call returns as if all were well, but what it asked for is never done, and what it should have written is
+    undefined. The device tells by a `DeviceError` of a later call, which changes nothing itself.
+
+A failure happens once. `free` and `close` do not fail: they are how a program gets out.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from lowbit.check import check_choice, check_integer
+from lowbit_cuda.port import DeviceError, DeviceMemoryError
+
+KINDS = ("error", "interrupt", "late")
+MEMORY_CALLS = ("allocate", "pin")
+CALLS = (
+    *MEMORY_CALLS, "stream", "copy", "launch", "record", "wait", "capture", "end capture", "replay", "synchronize",
+    "finish", "reached", "write", "read", "on_host",
+)  # fmt: skip
+"""The calls that are counted. ``end capture`` is the end of the block of `capture`, where a graph is made."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What fails, when and how.
+
+    Attributes:
+        at: the number of the call, from 1.
+        kind: ``error``, ``interrupt`` or ``late``.
+        of: count only these calls, one of `CALLS`; None for all.
+        later: for ``late``, by how many calls later (of any kind) the device tells.
+    """
+
+    at: int
+    kind: str = "error"
+    of: str | None = None
+    later: int = 1
+
+    def __post_init__(self) -> None:
+        check_integer("at", self.at, 1)
+        check_choice("kind", self.kind, KINDS)
+        check_choice("of", self.of, (None, *CALLS))
+        check_integer("later", self.later, 1)
+
+
+class Faults:
+    """Counts calls and lets one fail.
+
+    Attributes:
+        calls: how many there were, of each kind.
+        happened: whether the failure has happened; a late one, whether it has been told.
+    """
+
+    def __init__(self, failure: Failure | None) -> None:
+        self.calls: Counter[str] = Counter()
+        self.happened = False
+        self._failure, self._told_at, self._lost = failure, 0, ""
+
+    def call(self, kind: str, what: str, memory: tuple[int, int, int] = (0, 0, 0)) -> bool:
+        """Count a call; `memory` is bytes asked, in use and in all. Returns whether it shall not be done.
+
+        Raises:
+            DeviceError: the call fails, or tells of an earlier one.
+            KeyboardInterrupt: it is interrupted.
+        """
+        self.calls[kind] += 1
+        failure = self._failure
+        if failure is None or self.happened:
+            return False
+        if self._told_at:
+            return self._tell()
+        if failure.of not in (None, kind) or self._count() != failure.at:
+            return False
+        if failure.kind == "late":
+            self._told_at, self._lost = self.calls.total() + failure.later, f"{kind} of {what}"
+            return True
+        self.happened = True
+        if failure.kind == "interrupt":
+            raise KeyboardInterrupt
+        if kind in MEMORY_CALLS:
+            raise DeviceMemoryError(what, *memory)
+        raise DeviceError(f"{kind} of {what}: failed as asked for, call {failure.at}")
+
+    def _count(self) -> int:
+        assert self._failure is not None
+        return self.calls.total() if self._failure.of is None else self.calls[self._failure.of]
+
+    def _tell(self) -> bool:
+        if self.calls.total() < self._told_at:
+            return False
+        self.happened = True
+        raise DeviceError(f"an earlier {self._lost} has failed: found late, as asked for")
