@@ -1,0 +1,280 @@
+r"""How matrices lie in the memory of a device.
+
+A kernel's threads read side by side, 16 bytes each, and the memory answers best when what a block of threads reads is
+one run. The words of the chapter `lowbit.packing` are in rows of N, and neighbouring columns are neighbours in a row:
+just what threads want that compute a column each. What is changed is how the rows are cut.
+
+**Panels.** The matrix is cut into panels of 32 columns, stored one after the other, each row by row. A row of a panel
+is 128 bytes, and a panel is one run of memory, read from its beginning to its end by one block of threads. The last
+panel is as wide as is left, rounded up to a multiple of four columns, so that a thread's 16 bytes are always there;
+columns that were added hold zeros. Scales and zeros are cut into the same panels, a row for each group. Nothing else
+is changed: a word is the word of the chapter.
+
+**Zeros** are stored in the dtype of the scales, also those that are codes, all of which float16 holds. A group then
+has two numbers of one kind, whatever the convention.
+
+**A blob** is one matrix in one run of bytes: words, scales, zeros, each from a multiple of 16 bytes on. A model moves
+blobs. With W the columns rounded up to a multiple of four, G the groups and c the bytes of a scale, a blob has
+
+.. math:: \frac{b K W}{8} + 2 \left\lceil \frac{c\,G W}{16} \right\rceil 16 \quad\text{bytes.}
+
+**Dense matrices**, of float32 or float16 weights, are stored column by column: a column is one run, since there a warp
+computes a column.
+
+Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.layouts`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.check import check_array, check_choice, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.packing import BITS, CODES_PER_UNIT, WORD_BITS, check_rows
+from lowbit_cuda.port import Number, Span
+
+PANEL = 32
+"""Columns of a panel."""
+
+QUAD = 4
+"""Columns of a thread: a row of a panel is a multiple of it."""
+
+PART = 16
+"""Words, scales and zeros of a blob begin at a multiple of this many bytes."""
+
+MOST = 2**31 - 1
+"""Kernels count in int32."""
+
+Array = npt.NDArray[Any]
+
+
+def up(count: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `count`."""
+    return -(-count // multiple) * multiple
+
+
+# **Panels** of any matrix, and back.
+
+
+def to_panels(matrix: Array) -> Array:
+    """R × N as panels: R · W elements, W being N rounded up to a multiple of four.
+
+    >>> to_panels(np.array([[1, 2, 3], [4, 5, 6]])).tolist()
+    [1, 2, 3, 0, 4, 5, 6, 0]
+    """
+    rows, columns = matrix.shape
+    whole = columns // PANEL * PANEL
+    left = matrix[:, :whole].reshape(rows, -1, PANEL).swapaxes(0, 1)
+    right = np.pad(matrix[:, whole:], ((0, 0), (0, up(columns, QUAD) - columns)))
+    return np.concatenate([left.ravel(), right.ravel()])
+
+
+def from_panels(panels: Array, rows: int, columns: int) -> Array:
+    """The inverse of `to_panels`: R × N."""
+    whole = columns // PANEL * PANEL
+    left = panels[: rows * whole].reshape(-1, rows, PANEL).swapaxes(0, 1).reshape(rows, whole)
+    right = panels[rows * whole :].reshape(rows, -1)
+    return np.ascontiguousarray(np.concatenate([left, right], axis=1)[:, :columns])
+
+
+# **A quantised matrix.**
+
+
+@dataclass(frozen=True)
+class MatrixLayout:
+    """Where the parts of a quantised matrix of K × N lie in its blob.
+
+    Attributes:
+        bits: 2, 3, 4 or 8.
+        rows: K.
+        columns: N.
+        group_size: a multiple of the codes in a unit, or K.
+        scale_dtype: of scales and zeros.
+        convention: ``minimum`` or ``zero_point``.
+
+    Raises:
+        ArgumentError: any of these is not so; or more elements than an int32 counts.
+    """
+
+    bits: int
+    rows: int
+    columns: int
+    group_size: int
+    scale_dtype: ScaleDtype = "float16"
+    convention: Convention = "minimum"
+
+    def __post_init__(self) -> None:
+        check_choice("bits", self.bits, BITS)
+        check_integer("rows", self.rows, 1, MOST)
+        check_rows("rows", self.rows, self.bits)
+        check_integer("columns", self.columns, 1, MOST - QUAD)
+        check_choice("scale_dtype", self.scale_dtype, SCALE_DTYPES)
+        check_choice("convention", self.convention, CONVENTIONS)
+        check_group_size(self.bits, self.rows, self.group_size)
+        check_integer("words of the matrix", self.words, 1, MOST)
+        check_integer("scales of the matrix", self.scales, 1, MOST)
+
+    @classmethod
+    def of(cls, matrix: QuantizedMatrix) -> "MatrixLayout":
+        """The layout that holds this matrix.
+
+        Raises:
+            ArgumentError: groups that end inside a unit.
+        """
+        dtype: ScaleDtype = "float16" if matrix.scales.dtype == np.float16 else "float32"
+        return cls(matrix.bits, matrix.rows, matrix.columns, matrix.group_size, dtype, matrix.convention)
+
+    @property
+    def width(self) -> int:
+        """Columns that are stored."""
+        return up(self.columns, QUAD)
+
+    @property
+    def groups(self) -> int:
+        """G."""
+        return -(-self.rows // self.group_size)
+
+    @property
+    def words(self) -> int:
+        """How many words there are."""
+        return self.rows * self.bits // WORD_BITS * self.width
+
+    @property
+    def scales(self) -> int:
+        """How many scales there are, and as many zeros."""
+        return self.groups * self.width
+
+    @property
+    def offsets(self) -> tuple[int, int, int]:
+        """Bytes from the blob's beginning to words, scales and zeros."""
+        words = 4 * self.words
+        return 0, words, words + self._scale_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blob."""
+        return 4 * self.words + 2 * self._scale_bytes
+
+    @property
+    def _scale_bytes(self) -> int:
+        return up(self.scales * np.dtype(self.scale_dtype).itemsize, PART)
+
+    def apply(self, matrix: QuantizedMatrix) -> npt.NDArray[np.uint8]:
+        """The blob of a matrix: uint8, `nbytes`.
+
+        Raises:
+            ArgumentError: a matrix of another shape or kind.
+        """
+        if self != MatrixLayout.of(matrix):
+            raise ArgumentError("matrix", MatrixLayout.of(matrix), str(self))
+        blob = np.zeros(self.nbytes, np.uint8)
+        parts = matrix.words, matrix.scales, matrix.zeros.astype(self.scale_dtype)
+        for offset, part in zip(self.offsets, parts, strict=True):
+            stored = to_panels(part).view(np.uint8)
+            blob[offset : offset + stored.size] = stored
+        return blob
+
+    def restore(self, blob: npt.NDArray[np.uint8]) -> QuantizedMatrix:
+        """The matrix of a blob, the inverse of `apply`.
+
+        Raises:
+            ArgumentError: not a blob of this layout, or one that holds no matrix.
+        """
+        check_array("blob", blob, np.uint8, (self.nbytes,))
+        kinds, counts = (np.dtype(np.uint32), *(np.dtype(self.scale_dtype),) * 2), (self.words, *(self.scales,) * 2)
+        rows = self.rows * self.bits // WORD_BITS, self.groups, self.groups
+        words, scales, zeros = (
+            from_panels(blob[start : start + count * kind.itemsize].view(kind), height, self.columns)
+            for start, kind, count, height in zip(self.offsets, kinds, counts, rows, strict=True)
+        )
+        if self.convention == "zero_point":
+            zeros = zeros.astype(np.uint8)
+        return QuantizedMatrix(words, scales, zeros, self.bits, self.rows, self.group_size, self.convention)
+
+    # What a launch is given.
+
+    def spans(self, blob: Span, prefix: str = "") -> dict[str, Span]:
+        """The arguments ``words``, ``scales`` and ``zeros`` of a kernel, from the span of the blob."""
+        sizes = 4 * self.words, self._scale_bytes, self._scale_bytes
+        names = ("words", "scales", "zeros")
+        return {
+            prefix + name: blob.part(offset, size)
+            for name, offset, size in zip(names, self.offsets, sizes, strict=True)
+        }
+
+    @property
+    def numbers(self) -> dict[str, Number]:
+        """The arguments of a kernel that say how large the matrix is, and what its zeros are."""
+        return {
+            "rows": self.rows,
+            "columns": self.columns,
+            "group_size": self.group_size,
+            "zero_point": int(self.convention == "zero_point"),
+        }
+
+
+def check_group_size(bits: int, rows: int, group_size: int) -> None:
+    """Refuse groups that end inside a unit: a thread's words belong to one group.
+
+    >>> check_group_size(4, 64, 12)
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: group_size is 12; allowed: a multiple of 8 up to the 64 rows
+    """
+    unit = CODES_PER_UNIT[bits]
+    check_integer("group_size", group_size, 1, rows)
+    if group_size % unit:
+        raise ArgumentError("group_size", group_size, f"a multiple of {unit} up to the {rows} rows")
+
+
+# **A dense matrix**, of plain weights.
+
+
+@dataclass(frozen=True)
+class DenseLayout:
+    """A matrix of K × N plain weights, column by column.
+
+    Attributes:
+        rows: K, a multiple of 8.
+        columns: N.
+        dtype: ``float32`` or ``float16``.
+
+    Raises:
+        ArgumentError: any of these is not so.
+    """
+
+    rows: int
+    columns: int
+    dtype: ScaleDtype = "float32"
+
+    def __post_init__(self) -> None:
+        check_integer("rows", self.rows, 1, MOST)
+        check_integer("columns", self.columns, 1, MOST)
+        check_choice("dtype", self.dtype, SCALE_DTYPES)
+        if self.rows % 8:
+            raise ArgumentError("rows", self.rows, "a multiple of 8")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blob."""
+        return self.rows * self.columns * np.dtype(self.dtype).itemsize
+
+    def apply(self, weights: Floats) -> npt.NDArray[np.uint8]:
+        """The blob of weights, float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
+
+        Raises:
+            ArgumentError: weights of another dtype or shape, or such that float16 does not hold them.
+        """
+        check_array("weights", weights, np.float32, (self.rows, self.columns))
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(weights.T.astype(self.dtype))
+        if not np.isfinite(stored).all():
+            raise ArgumentError("weights", "not finite, or become so", f"what {self.dtype} can hold")
+        return stored.view(np.uint8).ravel()
+
+    def restore(self, blob: npt.NDArray[np.uint8]) -> Floats:
+        """The weights of a blob: float32, K × N."""
+        check_array("blob", blob, np.uint8, (self.nbytes,))
+        return np.ascontiguousarray(blob.view(self.dtype).reshape(self.columns, self.rows).T.astype(np.float32))
