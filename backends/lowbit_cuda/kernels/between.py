@@ -1,0 +1,125 @@
+"""What lies between products, as launches: norms, sums, gates, and rows brought to where they are wanted."""
+
+from collections.abc import Callable
+
+from lowbit.errors import ArgumentError
+from lowbit_cuda.kernels import numpy_kernels as meanings
+from lowbit_cuda.kernels.pieces import (
+    FLOAT_NAMES,
+    MOST_TOKENS,
+    RESULT,
+    THREADS,
+    counts,
+    integers,
+    number,
+    over,
+    product_of,
+    span,
+)
+from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
+
+# **Elements.**
+
+
+def rms_norm() -> Kernel:
+    """Each token scaled to a root mean square of 1, then by the gain."""
+
+    def check(numbers: Numbers) -> None:
+        counts(numbers, "tokens", "columns", most={"tokens": MOST_TOKENS})
+        if not 2.0**-126 <= float(numbers["epsilon"]) <= 3.4028234663852886e38:
+            raise ArgumentError("epsilon", numbers["epsilon"], "2^-126 to the largest float32")
+
+    return Kernel(
+        name="rms_norm",
+        source="between.cuh",
+        parameters=(
+            RESULT,
+            span("x", "float32", "read", product_of("tokens", "columns")),
+            span("gain", "float32", "read", product_of("columns")),
+            *integers("tokens", "columns"),
+            Parameter("epsilon", "float32"),
+        ),
+        grid=lambda n: (number(n, "tokens"), 1, 1),
+        block=THREADS,
+        shared=lambda n: 4 * THREADS // 32,
+        meaning=meanings.rms_norm,
+        check=check,
+    )
+
+
+def _elements(name: str, *spans: tuple[str, Access]) -> Kernel:
+    count = product_of("count")
+    return Kernel(
+        name=name,
+        source="between.cuh",
+        parameters=(*(span(given, "float32", access, count) for given, access in spans), *integers("count")),
+        grid=over(count),
+        block=THREADS,
+        meaning=getattr(meanings, name),
+        check=lambda numbers: counts(numbers, "count"),
+    )
+
+
+def swiglu() -> Kernel:
+    """silu(gate) ⊗ up."""
+    return _elements("swiglu", ("y", "write"), ("gate", "read"), ("up", "read"))
+
+
+def add() -> Kernel:
+    """Y = Y + X."""
+    return _elements("add", ("y", "update"), ("x", "read"))
+
+
+def combine() -> Kernel:
+    """Y = Y + the weighted answers of each token's k experts, T × k × N, added in the order in which they lie.
+
+    Whoever lays them out does so by ascending expert, whatever the order in which they were computed.
+    """
+    return Kernel(
+        name="combine",
+        source="between.cuh",
+        parameters=(
+            span("y", "float32", "update", product_of("tokens", "columns")),
+            span("answers", "float32", "read", product_of("tokens", "experts", "columns")),
+            span("weights", "float32", "read", product_of("tokens", "experts")),
+            *integers("tokens", "experts", "columns"),
+        ),
+        grid=lambda n: (-(-number(n, "columns") // THREADS), number(n, "tokens"), 1),
+        block=THREADS,
+        meaning=meanings.combine,
+        check=lambda numbers: counts(numbers, "tokens", "experts", "columns", most={"tokens": MOST_TOKENS}),
+    )
+
+
+# **Rows.**
+
+
+def _rows_kernel(name: str, target: Parameter, source: Parameter, meaning: Callable[..., None]) -> Kernel:
+    def check(numbers: Numbers) -> None:
+        counts(numbers, "count", "columns", most={"count": MOST_TOKENS})
+        counts(numbers, "rows", "columns")
+
+    index = span("index", "int32", "read", product_of("count"))
+    return Kernel(
+        name=name,
+        source="between.cuh",
+        parameters=(target, source, index, *integers("count", "rows", "columns")),
+        grid=lambda n: (-(-number(n, "columns") // THREADS), number(n, "count"), 1),
+        block=THREADS,
+        meaning=meaning,
+        check=check,
+    )
+
+
+def gather(table: str = "float32") -> Kernel:
+    """Row i of Y is row index[i] of X, zeros where there is none: tokens of an expert, or an embedding."""
+    target = span("y", "float32", "write", product_of("count", "columns"))
+    source = span("x", table, "read", product_of("rows", "columns"))
+    return _rows_kernel(f"gather_{FLOAT_NAMES[table]}", target, source, meanings.gather)
+
+
+def scatter() -> Kernel:
+    """Row index[i] of Y is row i of X; no row twice. Rows that are not named are left alone."""
+    target = span("y", "float32", "write", product_of("rows", "columns"), exact=False)
+    source = span("x", "float32", "read", product_of("count", "columns"))
+    return _rows_kernel("scatter", target, source, meanings.scatter)

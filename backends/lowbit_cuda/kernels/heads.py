@@ -1,0 +1,114 @@
+"""Attention, as launches: rotations, the cache, and reading it."""
+
+from functools import partial
+
+from lowbit.check import check_integer
+from lowbit.errors import ArgumentError
+from lowbit_cuda.kernels import numpy_kernels as meanings
+from lowbit_cuda.kernels.layouts import MOST, PART
+from lowbit_cuda.kernels.pieces import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
+from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
+
+KEYS = {**FLOAT_NAMES, "bfp12": "bfp12"}
+MOST_HEAD_DIM = 256
+CHUNK = 256
+"""Tokens whose scores a block of `attend` holds at once."""
+ATTEND_SHARED = 4 * (MOST_HEAD_DIM + CHUNK + 16 + 8 * MOST_HEAD_DIM)
+POSITION = span("position", "int32", "read", lambda numbers: 1)
+
+
+def rope() -> Kernel:
+    """Heads turned in place by their positions, half-split."""
+
+    def check(numbers: Numbers) -> None:
+        counts(numbers, "tokens", "heads", "head_dim", most={"tokens": MOST_TOKENS})
+        counts(numbers, "context", "head_dim")
+        if number(numbers, "head_dim") % 2:
+            raise ArgumentError("head_dim", numbers["head_dim"], "an even number")
+
+    return Kernel(
+        name="rope",
+        source="attention.cuh",
+        parameters=(
+            span("x", "float32", "update", product_of("tokens", "heads", "head_dim")),
+            span("table", "float32", "read", product_of("context", "head_dim")),
+            POSITION,
+            *integers("tokens", "heads", "head_dim", "context"),
+        ),
+        grid=lambda n: (-(-number(n, "heads") * number(n, "head_dim") // 2 // THREADS), number(n, "tokens"), 1),
+        block=THREADS,
+        meaning=meanings.rope,
+        check=check,
+    )
+
+
+def check_heads(numbers: Numbers, keys: str) -> None:
+    """The limits of a cache."""
+    counts(numbers, "tokens", "kv_heads", "head_dim", most={"tokens": MOST_TOKENS, "head_dim": MOST_HEAD_DIM})
+    counts(numbers, "kv_heads", "capacity", "head_dim")
+    unit = meanings.BFP_BLOCK if keys == "bfp12" else 4
+    if number(numbers, "head_dim") % unit:
+        raise ArgumentError("head_dim", numbers["head_dim"], f"a multiple of {unit} up to {MOST_HEAD_DIM}")
+
+
+def _cached(name: str, kind: str, access: Access) -> tuple[Parameter, ...]:
+    """The spans of cached keys or values, G × C × d_h; BFP12 has half a byte a channel, and exponents apart."""
+    elements = product_of("kv_heads", "capacity", "head_dim")
+    if kind != "bfp12":
+        return (span(name, kind, access, elements, exact=False, alignment=PART),)
+    return (
+        span(name, "uint8", access, lambda n: elements(n) // 2, exact=False, alignment=PART),
+        span("exponents", "uint8", access, lambda n: elements(n) // meanings.BFP_BLOCK, exact=False),
+    )
+
+
+def append(keys: str = "float32") -> Kernel:
+    """T tokens' keys, or values, T × G × d_h, into a cache G × C × d_h from the position on."""
+    rows = span("x", "float32", "read", product_of("tokens", "kv_heads", "head_dim"))
+    return Kernel(
+        name=f"append_{KEYS[keys]}",
+        source="attention.cuh",
+        parameters=(
+            *_cached("cache", keys, "write"),
+            rows,
+            POSITION,
+            *integers("tokens", "kv_heads", "head_dim", "capacity"),
+        ),
+        grid=lambda n: (-(-number(n, "kv_heads") * number(n, "head_dim") // THREADS), number(n, "tokens"), 1),
+        block=THREADS,
+        meaning=meanings.append_bfp12 if keys == "bfp12" else meanings.append,
+        check=partial(check_heads, keys=keys),
+    )
+
+
+def attend(keys: str = "float32", values: str = "float32") -> Kernel:
+    """Grouped-query attention of T tokens, T × H × d_h, over a cache that already holds them.
+
+    Token t is at the position plus t and sees all up to itself, or the last ``window`` of them if that is not 0.
+    """
+
+    def check(numbers: Numbers) -> None:
+        check_heads(numbers, keys)
+        counts(numbers, "tokens", "heads", "head_dim")
+        check_integer("window", numbers["window"], 0, MOST)
+        if number(numbers, "heads") % number(numbers, "kv_heads"):
+            raise ArgumentError("heads", numbers["heads"], f"a multiple of the {numbers['kv_heads']} key-value heads")
+
+    heads = product_of("tokens", "heads", "head_dim")
+    return Kernel(
+        name=f"attend_{KEYS[keys]}_{FLOAT_NAMES[values]}",
+        source="attention.cuh",
+        parameters=(
+            span("y", "float32", "write", heads),
+            span("queries", "float32", "read", heads, alignment=PART),
+            *_cached("keys", keys, "read"),
+            *_cached("values", values, "read"),
+            POSITION,
+            *integers("tokens", "heads", "kv_heads", "head_dim", "capacity", "window"),
+        ),
+        grid=lambda n: (number(n, "heads"), number(n, "tokens"), 1),
+        block=THREADS,
+        shared=lambda n: ATTEND_SHARED,
+        meaning=meanings.attend_bfp12 if keys == "bfp12" else meanings.attend,
+        check=check,
+    )

@@ -1,0 +1,243 @@
+"""What each kernel computes, in numpy.
+
+A function here is a kernel's `meaning`: it is given flat arrays of exactly the elements that the kernel touches, and
+the numbers of the launch, and fills what is written. A simulated device runs it in the kernel's place, and a test holds
+the kernel's own C++ to it.
+
+Sums are float64 here and rounded to float32 at the end, so a result is nearer to the exact one than a kernel's; both
+lie within the bound of the specification. As in the kernels, a token's result does not depend, to the bit, on how many
+tokens come with it.
+
+Source: the chapters `lowbit.linear`, `lowbit.blocks`, `lowbit.rope`, `lowbit.attention`, `lowbit.bfp_storage`.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.attention import attend as attend_in_float64
+from lowbit.bfp import bfp12, cast
+from lowbit.bfp_storage import store
+from lowbit.blocks import rms_norm as rms_norm_in_float64
+from lowbit.routing import silu
+from lowbit_cuda.kernels.layouts import from_panels, up
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint32]
+
+BFP_BLOCK = 32
+"""Channels of a block of the BFP12 cache."""
+
+
+# **Quantised matrices.**
+
+
+def codes_of(words: Words, bits: int) -> npt.NDArray[np.uint8]:
+    """`lowbit.packing.unpack`, without a loop over rows: uint32, K·b/32 × N, to uint8, K × N.
+
+    >>> codes_of(np.array([[0x87654321]], np.uint32), bits=4)[:, 0]
+    array([1, 2, 3, 4, 5, 6, 7, 8], dtype=uint8)
+    """
+    columns = words.shape[1]
+    per_word = 8 if bits == 3 else 32 // bits
+    if bits == 3:  # 24 bits are 8 codes: four windows of the stream in every three words
+        low, middle, high = (words[i::3] for i in range(3))
+        windows = low, low >> 24 | middle << 8, middle >> 16 | high << 16, high >> 8
+        words = np.stack(windows, axis=1).reshape(-1, columns)
+    shifts = bits * np.arange(per_word, dtype=np.uint32)[:, np.newaxis]
+    codes = words[:, np.newaxis] >> shifts & np.uint32(2**bits - 1)
+    return codes.astype(np.uint8).reshape(-1, columns)
+
+
+def _matrix(words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[str, int]) -> tuple[Array, ...]:
+    """Codes (K × N), scales and zeros (G × N), cut out of their panels."""
+    rows, columns = numbers["rows"], numbers["columns"]
+    groups = -(-rows // numbers["group_size"])
+    codes = codes_of(from_panels(words, rows * bits // 32, columns), bits)
+    return codes, from_panels(scales, groups, columns), from_panels(zeros, groups, columns)
+
+
+def _product(x: Floats, words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[str, int]) -> Floats:
+    """T × N: equation 2 of `lowbit.linear`, a token at a time."""
+    rows, group = numbers["rows"], numbers["group_size"]
+    codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
+    s, z = scale.astype(np.float64), zero.astype(np.float64)
+    o = -s * z if numbers["zero_point"] else z
+    more = up(rows, group) - rows
+    q = np.pad(codes, ((0, more), (0, 0))).reshape(len(s), group, -1).astype(np.float64)
+    y = np.empty((len(x), numbers["columns"]), np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for t, row in enumerate(x.astype(np.float64)):
+            parts = np.pad(row, (0, more)).reshape(len(s), 1, group)
+            y[t] = (s * (parts @ q)[:, 0] + o * parts.sum(axis=2)).sum(axis=0)
+    return y
+
+
+def gemm(bits: int, y: Floats, x: Floats, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
+    """Y (T × N) = X (T × K) · W."""
+    rows = x.reshape(numbers["tokens"], numbers["rows"])
+    y[:] = _product(rows, words, scales, zeros, bits, numbers).ravel()
+
+
+def expert_in(
+    bits: int,
+    y: Floats,
+    x: Floats,
+    gate_words: Words,
+    gate_scales: Array,
+    gate_zeros: Array,
+    up_words: Words,
+    up_scales: Array,
+    up_zeros: Array,
+    **numbers: int,
+) -> None:
+    """Y (T × N) = silu(X · gate) ⊗ (X · up)."""
+    rows = x.reshape(numbers["tokens"], numbers["rows"])
+    gate = _product(rows, gate_words, gate_scales, gate_zeros, bits, numbers)
+    swiglu(y, gate.ravel(), _product(rows, up_words, up_scales, up_zeros, bits, numbers).ravel(), y.size)
+
+
+def dequantize(bits: int, y: Floats, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
+    """Y (K × N) = the weights, to the bit those of `lowbit.affine.dequantize`."""
+    codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
+    of_row = np.arange(numbers["rows"]) // numbers["group_size"]
+    s, z, q = scale.astype(np.float32)[of_row], zero.astype(np.float32)[of_row], codes.astype(np.float32)
+    y[:] = (s * (q - z) if numbers["zero_point"] else s * q + z).ravel()
+
+
+def dense(y: Floats, x: Floats, weights: Array, tokens: int, rows: int, columns: int) -> None:
+    """Y (T × N) = X (T × K) · W, its weights column by column."""
+    matrix = weights.reshape(columns, rows).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        for t, row in enumerate(x.reshape(tokens, rows).astype(np.float64)):
+            y[t * columns : (t + 1) * columns] = matrix @ row
+
+
+# **Between products.**
+
+
+def rms_norm(y: Floats, x: Floats, gain: Floats, tokens: int, columns: int, epsilon: float) -> None:
+    """`lowbit.blocks.rms_norm` of each token; ε is float32 in the kernel."""
+    wide = x.reshape(tokens, columns).astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        y[:] = rms_norm_in_float64(wide, gain.astype(np.float64), float(np.float32(epsilon))).ravel()
+
+
+def swiglu(y: Floats, gate: Floats, up: Floats, count: int) -> None:
+    """Y = silu(gate) ⊗ up."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        y[:] = silu(gate.astype(np.float64)) * up
+
+
+def add(y: Floats, x: Floats, count: int) -> None:
+    """Y = Y + X."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        y += x
+
+
+def combine(y: Floats, answers: Floats, weights: Floats, tokens: int, experts: int, columns: int) -> None:
+    """Y (T × N) = Y + the weighted sum of k answers a token (T × k × N), added in the order in which they lie."""
+    parts, shares = answers.reshape(tokens, experts, columns), weights.reshape(tokens, experts, 1)
+    total = np.zeros((tokens, columns))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for e in range(experts):
+            total += shares[:, e].astype(np.float64) * parts[:, e]
+        y += total.astype(np.float32).ravel()
+
+
+# **Rows** to and from where they are wanted. A number that is no row's reads zeros, and writes nothing.
+
+
+def gather(y: Floats, x: Array, index: Array, count: int, rows: int, columns: int) -> None:
+    """Row i of Y is row index[i] of X, in float32."""
+    there = (index >= 0) & (index < rows)
+    taken = x.reshape(rows, columns)[np.where(there, index, 0)].astype(np.float32)
+    y[:] = np.where(there[:, np.newaxis], taken, np.float32(0)).ravel()
+
+
+def scatter(y: Floats, x: Floats, index: Array, count: int, rows: int, columns: int) -> None:
+    """Row index[i] of Y is row i of X."""
+    there = (index >= 0) & (index < rows)
+    y.reshape(rows, columns)[index[there]] = x.reshape(count, columns)[there]
+
+
+# **Attention.** `position` is where the first of the tokens stands: as many came before. Tokens beyond the table or the
+# cache are left alone by `rope` and `append`, and have zeros from `attend`.
+
+
+def rope(x: Floats, table: Floats, position: Array, tokens: int, heads: int, head_dim: int, context: int) -> None:
+    """X (T × heads × d_h) turned in place, half-split; the table has d_h/2 cosines, then d_h/2 sines a position."""
+    first, half = int(position[0]), head_dim // 2
+    count = _inside(first, tokens, context)
+    cos, sin = table.reshape(context, 2, 1, half)[first : first + count].swapaxes(0, 1).astype(np.float64)
+    parts = x.reshape(tokens, heads, 2, half)[:count]
+    a, b = parts[:, :, 0].astype(np.float64), parts[:, :, 1].astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        parts[:, :, 0], parts[:, :, 1] = a * cos - b * sin, b * cos + a * sin
+
+
+def append(cache: Array, x: Floats, position: Array, tokens: int, kv_heads: int, head_dim: int, capacity: int) -> None:
+    """X (T × G × d_h) into the cache (G × C × d_h), from `position` on."""
+    first = int(position[0])
+    count = _inside(first, tokens, capacity)
+    rows = x.reshape(tokens, kv_heads, head_dim)[:count].swapaxes(0, 1)
+    with np.errstate(over="ignore"):
+        cache.reshape(kv_heads, capacity, head_dim)[:, first : first + count] = rows
+
+
+def append_bfp12(
+    cache: Array,
+    exponents: Array,
+    x: Floats,
+    position: Array,
+    tokens: int,
+    kv_heads: int,
+    head_dim: int,
+    capacity: int,
+) -> None:
+    """The same in BFP12 with blocks of 32, as `lowbit.bfp_storage.store` has it: mantissas and exponents apart."""
+    first = int(position[0])
+    count = _inside(first, tokens, capacity)
+    if count == 0:
+        return
+    rows = x.reshape(tokens, kv_heads, head_dim)[:count].swapaxes(0, 1).reshape(-1, head_dim)
+    stored = store(cast(np.ascontiguousarray(rows), bfp12(BFP_BLOCK)))
+    for target, part in ((cache, stored.mantissas), (exponents, stored.exponents)):
+        target.reshape(kv_heads, capacity, -1)[:, first : first + count] = part.reshape(kv_heads, count, -1)
+
+
+def attend(y: Floats, queries: Floats, keys: Array, values: Array, position: Array, **numbers: int) -> None:
+    """`lowbit.attention.attend` of T tokens over all that came up to each; a window of 0 is none."""
+    kv_heads, head_dim, capacity = numbers["kv_heads"], numbers["head_dim"], numbers["capacity"]
+    first, window = int(position[0]), numbers["window"] or None
+    count = _inside(first, numbers["tokens"], capacity)
+    y[:] = 0
+    q = queries.reshape(-1, numbers["heads"], head_dim).astype(np.float64)
+    k, v = (part.reshape(kv_heads, capacity, head_dim)[:, : first + count] for part in (keys, values))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for t in range(count):  # one by one, so that a token does not depend on how many come with it
+            seen = slice(0, first + t + 1)
+            parts = q[t : t + 1], k[:, seen].astype(np.float64), v[:, seen].astype(np.float64)
+            y.reshape(q.shape)[t] = attend_in_float64(*parts, window)[0]
+
+
+def attend_bfp12(
+    y: Floats, queries: Floats, keys: Array, exponents: Array, values: Array, position: Array, **numbers: int
+) -> None:
+    """The same over keys in BFP12."""
+    end = numbers["capacity"] if position[0] < 0 else min(int(position[0]) + numbers["tokens"], numbers["capacity"])
+    shape = numbers["kv_heads"], numbers["capacity"], -1
+    stored, powers = keys.reshape(shape)[:, :end], exponents.reshape(shape)[:, :end].astype(np.int64) - 127
+    mantissas = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.int64)
+    signed = np.where(mantissas > 7, mantissas - 16, mantissas).reshape(*powers.shape, BFP_BLOCK)
+    decoded = np.zeros((*shape[:2], numbers["head_dim"]))
+    decoded[:, :end] = np.ldexp(signed.astype(np.float64), powers[..., np.newaxis]).reshape(shape[0], end, -1)
+    attend(y, queries, decoded.ravel(), values, position, **numbers)
+
+
+def _inside(first: int, tokens: int, capacity: int) -> int:
+    """How many of the tokens from position `first` on have a place."""
+    return 0 if first < 0 else max(0, min(tokens, capacity - first))

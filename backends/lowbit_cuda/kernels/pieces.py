@@ -1,0 +1,60 @@
+"""What descriptions of kernels are made of."""
+
+from collections.abc import Callable, Mapping
+
+from lowbit.check import check_integer
+from lowbit.errors import ArgumentError
+from lowbit_cuda.kernels.layouts import MOST, PART
+from lowbit_cuda.port import Access, Numbers, Parameter
+
+Extent = Callable[[Numbers], int]
+
+FLOAT_NAMES = {"float32": "f32", "float16": "f16"}
+MOST_TOKENS = 65535
+THREADS = 256
+
+
+def number(numbers: Numbers, name: str) -> int:
+    """A number of a launch, as an integer."""
+    return int(numbers[name])
+
+
+def product_of(*names: str) -> Extent:
+    """The product of numbers of a launch."""
+
+    def extent(numbers: Numbers) -> int:
+        result = 1
+        for name in names:
+            result *= number(numbers, name)
+        return result
+
+    return extent
+
+
+def span(name: str, kind: str, access: Access, extent: Extent, *, alignment: int = 1, exact: bool = True) -> Parameter:
+    """A span among the arguments."""
+    return Parameter(name, kind, access, extent, exact=exact, alignment=alignment)
+
+
+def integers(*names: str) -> tuple[Parameter, ...]:
+    """Numbers among the arguments."""
+    return tuple(Parameter(name, "int32") for name in names)
+
+
+def counts(numbers: Numbers, *names: str, most: Mapping[str, int] | None = None) -> None:
+    """Refuse numbers that are not integers of at least 1, or whose product an int32 does not hold."""
+    total = 1
+    for name in names:
+        check_integer(name, numbers[name], 1, (most or {}).get(name, MOST))
+        total *= number(numbers, name)
+    if total > MOST:
+        raise ArgumentError(" × ".join(names), total, f"at most {MOST}")
+
+
+def over(extent: Extent) -> Callable[[Numbers], tuple[int, int, int]]:
+    """A grid with a thread for every four of so many elements."""
+    return lambda numbers: (-(-extent(numbers) // (4 * THREADS)), 1, 1)
+
+
+RESULT = span("y", "float32", "write", product_of("tokens", "columns"))
+ACTIVATIONS = span("x", "float32", "read", product_of("tokens", "rows"), alignment=PART)
