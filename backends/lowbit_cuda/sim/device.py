@@ -8,7 +8,7 @@ It keeps `lowbit_cuda.port.DevicePort`, with numpy for kernels. Beyond what a de
 - counts memory, notices what is read unwritten, used after it was freed or never freed (`lowbit_cuda.sim.memory`);
 - fails where it is told to (`lowbit_cuda.sim.faults`).
 
-Two seconds of copying in no time:
+A copy, and a host that overwrites what is being copied:
 
 >>> import numpy as np
 >>> device = SimDevice("t4", budget=4096)
@@ -33,7 +33,7 @@ Not for several threads at once.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -45,11 +45,11 @@ from lowbit_cuda import port
 from lowbit_cuda.port import DeviceError, Kernel, Memory, Number, Span
 from lowbit_cuda.sim.clock import Task
 from lowbit_cuda.sim.faults import Failure, Faults
-from lowbit_cuda.sim.log import Record, records
-from lowbit_cuda.sim.machines import LINKS, MACHINES, Link, Machine
-from lowbit_cuda.sim.memory import SMALL, Block, Pool, block_of, check_owner, view
+from lowbit_cuda.sim.machines import Link, Machine, machine_of
+from lowbit_cuda.sim.memory import SMALL, Block, Pool, block_of, check_owner, fits, pinned, view
 from lowbit_cuda.sim.operations import Operation, Touch, copy_operation, launch_operation, lost
-from lowbit_cuda.sim.order import HOST, Access, Clock, RaceError, join
+from lowbit_cuda.sim.order import HOST, Access, Clock, join
+from lowbit_cuda.sim.report import Reported
 from lowbit_cuda.sim.schedule import schedule as schedule_named
 from lowbit_cuda.sim.streams import OnRace, OnUnwritten, SimEvent, SimGraph, SimStream, Streams
 
@@ -57,7 +57,7 @@ HOST_MEMORY = 1 << 40
 """Bytes that may be pinned where nothing else is said."""
 
 
-class SimDevice:
+class SimDevice(Reported):
     """A simulated device.
 
     Args:
@@ -97,81 +97,18 @@ class SimDevice:
         fail: Failure | None = None,
         log_limit: int = 100_000,
     ) -> None:
-        self.machine = _machine(machine, link)
-        budget = self.machine.memory if budget is None else budget
+        budget = machine_of(machine, link).memory if budget is None else budget
         for name, number in (("budget", budget), ("host_memory", host_memory), ("small", small)):
             check_integer(name, number, 0)
         check_integer("log_limit", log_limit, 0)
         check_choice("on_race", on_race, ("raise", "list"))
         check_choice("on_unwritten", on_unwritten, ("raise", "count"))
-        self._streams = Streams(schedule_named(schedule, seed), on_race, on_unwritten, log_limit)
-        self._device = Pool(self, "device", budget, None if backed else small)
-        self._host = Pool(self, "host", host_memory, None if backed else small)
-        self._faults, self._free_waits = Faults(fail), free_waits
-        self._how = {"schedule": schedule, "seed": str(seed), "backed": str(backed)}
-        self._closed = False
-        self._leaks: tuple[str, ...] = ()
-
-    # What a report or a test asks.
-
-    @property
-    def budget(self) -> int:
-        """Bytes of device memory that may be in use."""
-        return self._device.budget
-
-    @property
-    def used(self) -> int:
-        """Bytes of device memory in use, each allocation rounded up to `ALIGNMENT`."""
-        return self._device.used
-
-    @property
-    def peak(self) -> int:
-        """The most that were ever in use."""
-        return self._device.peak
-
-    @property
-    def pinned(self) -> int:
-        """Bytes of pinned host memory in use, rounded like those of the device."""
-        return self._host.used
-
-    @property
-    def calls(self) -> int:
-        """How many calls were counted that a `Failure` could let fail."""
-        return self._faults.calls.total()
-
-    @property
-    def calls_by_kind(self) -> Mapping[str, int]:
-        """The same, by kind."""
-        return dict(self._faults.calls)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the failure that was asked for has happened, and a late one has been told."""
-        return self._faults.happened
-
-    @property
-    def log(self) -> tuple[Record, ...]:
-        """The latest operations whose times are settled, by number; after `finish`, all."""
-        return records(self._streams.tasks)
-
-    @property
-    def races(self) -> tuple[RaceError, ...]:
-        """Those found, where ``on_race="list"``."""
-        return tuple(self._streams.races)
-
-    @property
-    def unwritten(self) -> Mapping[str, int]:
-        """Reads of bytes that nobody wrote, in words, with how often."""
-        return dict(self._streams.unwritten)
-
-    def leaks(self) -> tuple[str, ...]:
-        """What memory is for that nobody freed: until now or, once closed, until then."""
-        return self._leaks if self._closed else self._in_use()
-
-    def describe(self) -> Mapping[str, str]:
-        """The presets and the schedule."""
-        machine = self.machine
-        return {"device": f"simulated {machine.name}", "link": machine.link.name, **self._how}
+        streams = Streams(schedule_named(schedule, seed), on_race, on_unwritten, log_limit)
+        largest = None if backed else small
+        pools = Pool(self, "device", budget, largest), Pool(self, "host", host_memory, largest)
+        how = {"schedule": schedule, "seed": str(seed), "backed": str(backed)}
+        super().__init__(machine_of(machine, link), streams, pools, Faults(fail), how)
+        self._free_waits = free_waits
 
     # Memory.
 
@@ -190,20 +127,22 @@ class SimDevice:
         pool = self._device if memory.place == "device" else self._host
         if not pool.holds(block):
             return
+        if self._streams.captures(memory):
+            raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
         pending = self._streams.pending(block)
         if pending and not self._free_waits:
             task = Task(0, "host", "free", memory.what)
             self._streams.check(Access(0, memory.nbytes, True, HOST, task), block)
-        try:
+        try:  # also where a kernel's meaning fails that is run only now
             self._streams.host_waits("free", memory.what, [access.task for access in pending], {})
         finally:
             pool.free(block)
 
     def write(self, span: Span, data: npt.NDArray[Any]) -> None:
         """See `DevicePort.write`."""
-        if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
-            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array")
-        part = _pinned(span).part(0, check_fits("data", data.nbytes, span))
+        if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
+            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
+        part = pinned(span).part(0, fits("data", data.nbytes, span))
         self._call("write", span.memory.what, host=True)
         self._on_host("write", Touch("span", part, False, True))
         there = view(part)
@@ -212,8 +151,10 @@ class SimDevice:
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
         """See `DevicePort.read`."""
+        for size in shape:
+            check_integer("shape", size, 0)
+        part = pinned(span).part(0, fits("dtype and shape", prod(shape) * np.dtype(dtype).itemsize, span))
         answer = np.zeros(tuple(shape), dtype)
-        part = _pinned(span).part(0, check_fits("dtype and shape", answer.nbytes, span))
         self._call("read", span.memory.what, host=True)
         self._on_host("read", Touch("span", part, True, False))
         here = view(part)
@@ -265,7 +206,7 @@ class SimDevice:
 
         def graph() -> SimGraph:
             if not graphs:
-                raise DeviceError("a graph was asked for before its capture had ended")
+                raise ArgumentError("graph", "still being captured", "asked for after the block")
             return graphs[0]
 
         try:
@@ -279,7 +220,7 @@ class SimDevice:
         """See `DevicePort.replay`."""
         own = self._own(stream, "replay")
         if not isinstance(graph, SimGraph) or graph.owner is not self:
-            raise DeviceError("a graph of another device")
+            raise ArgumentError("graph", f"a {type(graph).__name__}", "one of this device")
         for operation in graph.operations:
             for touch in operation.touches:
                 block_of(self, touch.span, self._device, self._host)
@@ -312,12 +253,12 @@ class SimDevice:
         """See `DevicePort.seconds`; virtual.
 
         Raises:
-            DeviceError: the host does not know them as reached.
+            ArgumentError: the host does not know them as reached.
         """
         ends = []
         for mark in (self._event(first), self._event(second)):
             if not self._streams.known(mark):
-                raise DeviceError(f"event #{mark.task.number} of {mark.stream.name} is not known to be reached")
+                raise ArgumentError("events", "not known to be reached", "those that the host has waited for")
             assert mark.task.end is not None
             ends.append(mark.task.end)
         return ends[1] - ends[0]
@@ -328,7 +269,7 @@ class SimDevice:
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
         """See `DevicePort.on_host`; memory without bytes is shown as zeros."""
-        touches = [Touch("reads", _pinned(span), True, False) for span in reads]
+        touches = [Touch("reads", pinned(span), True, False) for span in reads]
         for touch in touches:
             block_of(self, touch.span, self._host)
         self._call("on_host", what, host=True)
@@ -393,47 +334,18 @@ class SimDevice:
         last = [stream.last for stream in self._streams.all if stream.last is not None]
         self._streams.host_waits("finish", "all streams", last, known)
 
-    def _in_use(self) -> tuple[str, ...]:
-        return tuple(block.memory.what for pool in (self._host, self._device) for block in pool.blocks.values())
-
     def _own(self, stream: port.Stream, call: str = "") -> SimStream:
         """The stream, if it is this device's; `call` is what a capture does not keep."""
         if not isinstance(stream, SimStream) or stream.owner is not self:
-            raise DeviceError(f"stream of another device: {stream.name}")
+            raise ArgumentError("stream", f"a {type(stream).__name__}", "one of this device")
         if call and stream.captured is not None:
-            raise DeviceError(f"{call} during a capture of {stream.name}: a capture keeps copies and launches only")
+            raise ArgumentError(f"stream {stream.name}", "making a graph", "given only copies and launches meanwhile")
         return stream
 
     def _event(self, event: port.Event) -> SimEvent:
         if not isinstance(event, SimEvent) or event.stream.owner is not self:
-            raise DeviceError("an event of another device")
+            raise ArgumentError("event", f"a {type(event).__name__}", "one of this device")
         return event
-
-
-def _machine(machine: str | Machine, link: str | Link | None) -> Machine:
-    """The machine that is meant."""
-    if isinstance(machine, str):
-        check_choice("machine", machine, tuple(MACHINES))
-        machine = MACHINES[machine]
-    if isinstance(link, str):
-        check_choice("link", link, tuple(LINKS))
-        link = LINKS[link]
-    return machine if link is None else replace(machine, link=link)
-
-
-def _pinned(span: Span) -> Span:
-    if not isinstance(span, Span):
-        raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
-    if span.memory.place != "host":
-        raise ArgumentError("span", f"on the device ({span.memory.what})", "a span of pinned memory")
-    return span
-
-
-def check_fits(argument: str, nbytes: int, span: Span) -> int:
-    """Refuse more bytes than a span has."""
-    if nbytes > span.nbytes:
-        raise ArgumentError(argument, f"{nbytes} bytes", f"at most the span's {span.nbytes}")
-    return nbytes
 
 
 if TYPE_CHECKING:

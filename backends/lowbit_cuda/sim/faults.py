@@ -11,8 +11,9 @@ The kinds of failure:
 ``interrupt``
     a `KeyboardInterrupt` in place of the call, which has changed nothing.
 ``late``
-    the call returns as if all were well, but what it asked for is never done, and what it should have written is
-    undefined. The device tells by a `DeviceError` of a later call, which changes nothing itself.
+    the call returns as if all were well, but a copy, a launch or a graph is never done, and what it should have
+    written is undefined. The device tells by a `DeviceError` of a later call, if there is one, which changes nothing
+    itself.
 
 A failure happens once. `free` and `close` do not fail: they are how a program gets out.
 """

@@ -25,7 +25,9 @@ Source: MoE offloading §4.3 for the four machines and their links (it names non
 makers' documents named beside each number.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from lowbit.check import check_choice
 
 
 @dataclass(frozen=True)
@@ -121,3 +123,18 @@ MACHINES = {
     )
 }
 """The paper's four machines by name."""
+
+
+def machine_of(machine: str | Machine, link: str | Link | None) -> Machine:
+    """The machine that is meant, with another link if one is given.
+
+    Raises:
+        ArgumentError: no such preset.
+    """
+    if isinstance(machine, str):
+        check_choice("machine", machine, tuple(MACHINES))
+        machine = MACHINES[machine]
+    if isinstance(link, str):
+        check_choice("link", link, tuple(LINKS))
+        link = LINKS[link]
+    return machine if link is None else replace(machine, link=link)

@@ -166,3 +166,19 @@ def view(span: Span) -> Bytes | None:
     """The bytes of a span themselves, or None where there are none."""
     data = span.memory.handle.data
     return None if data is None else data[span.offset : span.offset + span.nbytes]
+
+
+def pinned(span: Span) -> Span:
+    """The span, if it is of pinned memory."""
+    if not isinstance(span, Span):
+        raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
+    if span.memory.place != "host":
+        raise ArgumentError("span", f"on the device ({span.memory.what})", "a span of pinned memory")
+    return span
+
+
+def fits(argument: str, nbytes: int, span: Span) -> int:
+    """The number of bytes, if a span has as many."""
+    if nbytes > span.nbytes:
+        raise ArgumentError(argument, f"{nbytes} bytes", f"at most the span's {span.nbytes}")
+    return nbytes

@@ -18,9 +18,9 @@ Operation *n* given to *s* sets :math:`C_s \\leftarrow \\max(C_s, C_h)`, since t
 *m* of stream *u* is ordered before an operation of *s* if and only if :math:`m \\le C_s[u]`.
 
 **Forgetting.** Everything to come is ordered after what the host knows. So an access with :math:`m \\le C_h[u]`
-conflicts with nothing any more and is forgotten. Nor is an access needed for bytes that a later one, ordered after it, touches as
-strongly (a write is as strong as both): what is not ordered after the first is not ordered after the second either. A
-run of any length needs memory only for what the host has not waited for.
+conflicts with nothing any more and is forgotten. Nor is an access needed for bytes that a later one, ordered after it,
+touches as strongly (a write is as strong as both): what is not ordered after the first is not ordered after the second
+either. A run of any length needs memory only for what the host has not waited for.
 
 Source: lowbit's own; vector clocks are those of the literature on race detection.
 """

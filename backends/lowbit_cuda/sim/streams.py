@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lowbit_cuda.port import DeviceError
+from lowbit_cuda.port import DeviceError, Memory
 from lowbit_cuda.sim.clock import Task, VirtualClock
 from lowbit_cuda.sim.memory import Block
 from lowbit_cuda.sim.operations import Operation, Touch
@@ -138,6 +138,7 @@ class Streams:
             self.clock.wait(other)
             self.schedule.need(other)
         task.end, task.done = self.clock.now, True
+        self.tasks.append(task)
         self.order.wait(HOST, clock)
 
     def reached(self, event: SimEvent) -> bool:
@@ -155,6 +156,11 @@ class Streams:
     def pending(self, block: Block) -> list[Access]:
         """What was given to streams with a block and is not known as done."""
         return self.order.pending(block.accesses)
+
+    def captures(self, memory: Memory) -> bool:
+        """Whether a graph in the making uses a memory."""
+        kept = (operation for stream in self.all for operation in stream.captured or ())
+        return any(touch.span.memory is memory for operation in kept for touch in operation.touches)
 
     # What they are made of.
 
