@@ -1,0 +1,91 @@
+// Threads as threads of the system, for the sanitizer that watches those: tiny blocks, in a process of their own.
+//
+// This file and the runtime are compiled without that sanitizer, and wait on atomics that it does not see: a lock that
+// it saw would order everything that two threads do around a shuffle. It is told of the order that barriers make.
+
+#include <sched.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "modes.h"
+
+extern "C" {
+void __tsan_acquire(void* address);
+void __tsan_release(void* address);
+}
+
+namespace lowbit_shim {
+
+namespace {
+
+constexpr unsigned MOST = 1024;  // threads of a block
+constexpr int FAILED = 3;
+
+thread_local Thread* current_thread = nullptr;
+std::atomic<bool> busy{false};
+std::vector<std::atomic<unsigned>> released(MOST);  // how often each thread was told to go on
+std::vector<unsigned> waited(MOST);
+
+}  // namespace
+
+Thread* current() { return current_thread; }
+bool own_stack(const Thread&, const char*) { return false; }
+int stack_owner(const char*) { return -1; }
+
+// Between `lock` and `unlock` a thread is alone among the threads of the block.
+void lock() {
+  while (busy.exchange(true, std::memory_order_acquire)) sched_yield();
+}
+void unlock() { busy.store(false, std::memory_order_release); }
+
+void suspend(Thread& thread) {
+  unlock();
+  const unsigned number = thread.number;
+  while (released[number].load(std::memory_order_acquire) == waited[number]) sched_yield();
+  ++waited[number];
+  lock();
+}
+
+void resume(Thread& thread) { released[thread.number].fetch_add(1, std::memory_order_release); }
+void yield(Thread&) {}
+
+// A process that has failed is of no more use, for its other threads cannot be ended.
+void abandon(const std::string& failure) {
+  std::fprintf(stderr, "%s\n", failure.c_str());
+  std::_Exit(FAILED);
+}
+
+void run_block() {
+  std::vector<std::thread> running;
+  for (Thread& thread : threads().threads) {
+    waited[thread.number] = released[thread.number].load();
+    running.emplace_back([&thread] {
+      current_thread = &thread;
+      call_kernel();
+      lock();
+      threads().leave(thread);
+      unlock();
+    });
+  }
+  for (std::thread& thread : running) thread.join();
+}
+
+// Each meeting has another place than the one before it, which some threads may not have left yet. (Where lanes of a
+// warp meet in parts, more is ordered than they do; the watch sees that, this does not.)
+char places[2][MOST / LANES + 1];
+unsigned met[MOST][2];
+
+char* place_of(const Thread& thread, bool all) {
+  return &places[met[thread.number][all] % 2][all ? MOST / LANES : thread.warp()];
+}
+
+void before_meeting(const Thread& thread, bool all) { __tsan_release(place_of(thread, all)); }
+void after_meeting(const Thread& thread, bool all) {
+  __tsan_acquire(place_of(thread, all));
+  ++met[thread.number][all];
+}
+
+}  // namespace lowbit_shim
