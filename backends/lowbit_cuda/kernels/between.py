@@ -8,6 +8,7 @@ from lowbit_cuda.kernels.pieces import (
     FLOAT_NAMES,
     MOST_TOKENS,
     RESULT,
+    SHARED_SUMS,
     THREADS,
     counts,
     integers,
@@ -41,7 +42,7 @@ def rms_norm() -> Kernel:
         ),
         grid=lambda n: (number(n, "tokens"), 1, 1),
         block=THREADS,
-        shared=lambda n: 4 * THREADS // 32,
+        shared=lambda n: SHARED_SUMS,
         meaning=meanings.rms_norm,
         check=check,
     )

@@ -6,20 +6,18 @@ just what threads want that compute a column each. What is changed is how the ro
 
 **Panels.** The matrix is cut into panels of 32 columns, stored one after the other, each row by row. A row of a panel
 is 128 bytes, and a panel is one run of memory, read from its beginning to its end by one block of threads. The last
-panel is as wide as is left, rounded up to a multiple of four columns, so that a thread's 16 bytes are always there;
-columns that were added hold zeros. Scales and zeros are cut into the same panels, a row for each group. Nothing else
-is changed: a word is the word of the chapter.
+panel is filled up with columns of zeros, so that no thread has to ask whether its 16 bytes are there. Scales and zeros
+are cut into the same panels, a row for each group. Nothing else is changed: a word is the word of the chapter.
 
 **Zeros** are stored in the dtype of the scales, also those that are codes, all of which float16 holds. A group then
 has two numbers of one kind, whatever the convention.
 
-**A blob** is one matrix in one run of bytes: words, scales, zeros, each from a multiple of 16 bytes on. A model moves
-blobs. With W the columns rounded up to a multiple of four, G the groups and c the bytes of a scale, a blob has
+**A blob** is one matrix in one run of bytes: words, scales, zeros. A model moves blobs. With W the columns rounded up
+to whole panels, G the groups and c the bytes of a scale, it has :math:`W (bK/8 + 2cG)` bytes, and each part begins at a
+multiple of 64.
 
-.. math:: \frac{b K W}{8} + 2 \left\lceil \frac{c\,G W}{16} \right\rceil 16 \quad\text{bytes.}
-
-**Dense matrices**, of float32 or float16 weights, are stored column by column: a column is one run, since there a warp
-computes a column.
+**Dense matrices**, of float32 or float16 weights, are stored column by column: a column is one run, since there a block
+of threads computes one.
 
 Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.layouts`.
 """
@@ -39,11 +37,8 @@ from lowbit_cuda.port import Number, Span
 PANEL = 32
 """Columns of a panel."""
 
-QUAD = 4
-"""Columns of a thread: a row of a panel is a multiple of it."""
-
 PART = 16
-"""Words, scales and zeros of a blob begin at a multiple of this many bytes."""
+"""Bytes that a thread reads at once: spans that are read so begin at a multiple of it."""
 
 MOST = 2**31 - 1
 """Kernels count in int32."""
@@ -60,24 +55,21 @@ def up(count: int, multiple: int) -> int:
 
 
 def to_panels(matrix: Array) -> Array:
-    """R × N as panels: R · W elements, W being N rounded up to a multiple of four.
+    """R × N as panels: R · W elements, W being N rounded up to whole panels.
 
-    >>> to_panels(np.array([[1, 2, 3], [4, 5, 6]])).tolist()
-    [1, 2, 3, 0, 4, 5, 6, 0]
+    >>> panels = to_panels(np.arange(1, 67).reshape(2, 33))
+    >>> panels.size, panels[[0, 31, 32, 63, 64, 65, 96]].tolist()
+    (128, [1, 32, 34, 65, 33, 0, 66])
     """
     rows, columns = matrix.shape
-    whole = columns // PANEL * PANEL
-    left = matrix[:, :whole].reshape(rows, -1, PANEL).swapaxes(0, 1)
-    right = np.pad(matrix[:, whole:], ((0, 0), (0, up(columns, QUAD) - columns)))
-    return np.concatenate([left.ravel(), right.ravel()])
+    whole = np.pad(matrix, ((0, 0), (0, up(columns, PANEL) - columns)))
+    return np.ascontiguousarray(whole.reshape(rows, -1, PANEL).swapaxes(0, 1)).ravel()
 
 
 def from_panels(panels: Array, rows: int, columns: int) -> Array:
     """The inverse of `to_panels`: R × N."""
-    whole = columns // PANEL * PANEL
-    left = panels[: rows * whole].reshape(-1, rows, PANEL).swapaxes(0, 1).reshape(rows, whole)
-    right = panels[rows * whole :].reshape(rows, -1)
-    return np.ascontiguousarray(np.concatenate([left, right], axis=1)[:, :columns])
+    whole = panels.reshape(-1, rows, PANEL).swapaxes(0, 1).reshape(rows, -1)
+    return np.ascontiguousarray(whole[:, :columns])
 
 
 # **A quantised matrix.**
@@ -110,7 +102,7 @@ class MatrixLayout:
         check_choice("bits", self.bits, BITS)
         check_integer("rows", self.rows, 1, MOST)
         check_rows("rows", self.rows, self.bits)
-        check_integer("columns", self.columns, 1, MOST - QUAD)
+        check_integer("columns", self.columns, 1, MOST - PANEL)
         check_choice("scale_dtype", self.scale_dtype, SCALE_DTYPES)
         check_choice("convention", self.convention, CONVENTIONS)
         check_group_size(self.bits, self.rows, self.group_size)
@@ -130,7 +122,7 @@ class MatrixLayout:
     @property
     def width(self) -> int:
         """Columns that are stored."""
-        return up(self.columns, QUAD)
+        return up(self.columns, PANEL)
 
     @property
     def groups(self) -> int:
@@ -160,7 +152,7 @@ class MatrixLayout:
 
     @property
     def _scale_bytes(self) -> int:
-        return up(self.scales * np.dtype(self.scale_dtype).itemsize, PART)
+        return self.scales * np.dtype(self.scale_dtype).itemsize
 
     def apply(self, matrix: QuantizedMatrix) -> npt.NDArray[np.uint8]:
         """The blob of a matrix: uint8, `nbytes`.

@@ -12,6 +12,8 @@ Extent = Callable[[Numbers], int]
 FLOAT_NAMES = {"float32": "f32", "float16": "f16"}
 MOST_TOKENS = 65535
 THREADS = 256
+SHARED_SUMS = 4 * THREADS // 32
+"""Bytes: a number of each warp of a block."""
 
 
 def number(numbers: Numbers, name: str) -> int:

@@ -6,12 +6,13 @@ from lowbit.check import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.packing import CODES_PER_UNIT, check_rows
 from lowbit_cuda.kernels import numpy_kernels as meanings
-from lowbit_cuda.kernels.layouts import MOST, PANEL, PART, QUAD, check_group_size, up
+from lowbit_cuda.kernels.layouts import MOST, PANEL, PART, check_group_size, up
 from lowbit_cuda.kernels.pieces import (
     ACTIVATIONS,
     FLOAT_NAMES,
     MOST_TOKENS,
     RESULT,
+    SHARED_SUMS,
     THREADS,
     Extent,
     counts,
@@ -51,14 +52,14 @@ def check_product(numbers: Numbers, bits: int) -> None:
     counts(numbers, "tokens", "rows", most={"tokens": MOST_TOKENS})
     counts(numbers, "tokens", "columns")
     check_rows("rows", number(numbers, "rows"), bits)
-    check_integer("columns", numbers["columns"], 1, MOST - QUAD)
+    check_integer("columns", numbers["columns"], 1, MOST - PANEL)
     check_group_size(bits, number(numbers, "rows"), number(numbers, "group_size"))
     check_choice("zero_point", numbers["zero_point"], (0, 1))
     check_integer("words", _words(bits)(numbers), 1, MOST)
 
 
 def _width(numbers: Numbers) -> int:
-    return up(number(numbers, "columns"), QUAD)
+    return up(number(numbers, "columns"), PANEL)
 
 
 def _words(bits: int) -> Extent:
@@ -130,10 +131,7 @@ def dequantize(bits: int, scales: str = "float16") -> Kernel:
     )
 
 
-# **Products with dense matrices**: routers and heads. A warp computes a column.
-
-DENSE_COLUMNS = 8
-"""Columns of a block."""
+# **Products with dense matrices**: routers and heads. A block computes a column.
 
 
 def dense(weights: str = "float32") -> Kernel:
@@ -159,8 +157,9 @@ def dense(weights: str = "float32") -> Kernel:
             span("weights", weights, "read", product_of("rows", "columns"), alignment=PART),
             *integers("tokens", "rows", "columns"),
         ),
-        grid=lambda n: (-(-number(n, "columns") // DENSE_COLUMNS), number(n, "tokens"), 1),
+        grid=lambda n: (number(n, "columns"), number(n, "tokens"), 1),
         block=THREADS,
+        shared=lambda n: SHARED_SUMS,
         meaning=meanings.dense,
         check=check,
         flops=lambda n: 2.0 * number(n, "tokens") * number(n, "rows") * number(n, "columns"),
