@@ -125,7 +125,7 @@ def _kernel_object(source: Path, flavor: Flavor) -> Path:
 
 
 def _object(source: Path, options: tuple[str, ...]) -> Path:
-    return _compiled(source.read_text(), source, options)
+    return _compiled(f'#line 1 "{source.name}"\n{source.read_text()}', source, options)
 
 
 def _compiled(text: str, source: Path, options: tuple[str, ...]) -> Path:

@@ -39,16 +39,16 @@ void answer(const void* bytes, std::size_t count) {
 
 }  // namespace
 
-// A launch: its name, eleven numbers, the mutation's file, then each slot: 0 and a number, or 1 and an array.
+// A launch: nine numbers, its name, the mutation's file, then each slot: 0 and a number, or 1 and an array.
 int main() {
-  std::int64_t n[10];
+  std::int64_t n[9];
   while (std::fread(n, sizeof n, 1, stdin) == 1) {
     const std::string name = read_text(), file = read_text();
     std::vector<std::uint64_t> slots;
     std::vector<Array> arrays;
     std::vector<lowbit_shim_region> regions;
-    arrays.reserve(static_cast<std::size_t>(n[9]));
-    for (std::int64_t slot = 0; slot < n[9]; ++slot) {
+    arrays.reserve(static_cast<std::size_t>(n[8]));
+    for (std::int64_t slot = 0; slot < n[8]; ++slot) {
       if (read_one<std::int64_t>() == 0) {
         slots.push_back(read_one<std::uint64_t>());
         continue;

@@ -14,7 +14,6 @@ Array = npt.NDArray[Any]
 
 READ, WRITE, UPDATE, PART = 1, 2, 3, 4  # as in launch.h
 POISON = 0xFF  # bytes that nobody has written: NaN as a number of any size
-NAMES = {"f": "f", "i": "i", "u": "u"}
 
 
 class KernelError(DeviceError):
@@ -137,7 +136,7 @@ def check_description(kernel: Kernel, description: str) -> None:
         )
     for parameter, given in zip(kernel.parameters, found, strict=True):
         kind = np.dtype(parameter.kind)
-        wanted = f"{kind.itemsize}{NAMES[kind.kind]}"
+        wanted = f"{kind.itemsize}{kind.kind}"
         if parameter.access is None:
             right = given == wanted
         else:
@@ -152,6 +151,5 @@ def check_description(kernel: Kernel, description: str) -> None:
 def _holds(element: str, kind: np.dtype[Any]) -> bool:
     """Whether a pointer to such elements fits a span: the kind itself, its bits, or several at once."""
     size, letter = int(element[:-1]), element[-1]
-    return size % kind.itemsize == 0 and (
-        letter == "s" or letter == "u" or size == kind.itemsize and letter == kind.kind
-    )
+    same = size == kind.itemsize and letter == kind.kind
+    return same or (size % kind.itemsize == 0 and letter in "su")

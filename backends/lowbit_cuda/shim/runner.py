@@ -277,8 +277,8 @@ def _serialized(launch: Launch) -> bytes:
     """A launch as driver.cpp reads it."""
     kernel, options = launch.kernel, launch.options
     mutation = options.mutation or Mutation("", 0)
-    numbers = (*kernel.grid(launch.numbers), kernel.block, kernel.shared(launch.numbers))
-    numbers += options.seed, int(options.strict), mutation.line, 0, len(kernel.parameters)
+    sizes = (*kernel.grid(launch.numbers), kernel.block, kernel.shared(launch.numbers))
+    numbers = (*sizes, options.seed, int(options.strict), mutation.line, len(kernel.parameters))
     parts = [np.array(numbers, np.int64).tobytes(), _text(kernel.name.encode()), _text(mutation.file.encode())]
     for parameter in kernel.parameters:
         if parameter.access is None:

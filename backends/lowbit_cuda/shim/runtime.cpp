@@ -122,8 +122,8 @@ namespace {
 std::uint64_t meet(Wait wait) {
   Thread& thread = *current();
   const bool barrier = wait.meeting == Meeting::block || wait.meeting == Meeting::warp;
-  const bool planted = mutated(wait.site);
   lock();
+  const bool planted = mutated(wait.site);
   note(wait.meeting, wait.operation, wait.site);
   unlock();
   if (planted && wait.meeting != Meeting::shuffle) return wait.bits;

@@ -15,6 +15,10 @@
 extern "C" {
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
+void AnnotateIgnoreReadsBegin(const char* file, int line);
+void AnnotateIgnoreReadsEnd(const char* file, int line);
+void AnnotateIgnoreWritesBegin(const char* file, int line);
+void AnnotateIgnoreWritesEnd(const char* file, int line);
 }
 
 namespace lowbit_shim {
@@ -35,11 +39,17 @@ Thread* current() { return current_thread; }
 bool own_stack(const Thread&, const char*) { return false; }
 int stack_owner(const char*) { return -1; }
 
-// Between `lock` and `unlock` a thread is alone among the threads of the block.
+// The sanitizer sees calls of the standard library even from here; between these it is to overlook them.
 void lock() {
   while (busy.exchange(true, std::memory_order_acquire)) sched_yield();
+  AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+  AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
 }
-void unlock() { busy.store(false, std::memory_order_release); }
+void unlock() {
+  AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+  AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  busy.store(false, std::memory_order_release);
+}
 
 void suspend(Thread& thread) {
   unlock();
