@@ -45,7 +45,7 @@ def folder(model: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_configuration(folder: Path) -> None:
     """Every number of ``config.json`` arrives under its name here."""
-    expected = LlamaConfig(2, 32, 48, 4, 2, 8, 260, 64, 1e6, 1e-5, Routing(4, 2))
+    expected = LlamaConfig(2, 32, 64, 4, 2, 8, 260, 64, 1e6, 1e-5, Routing(4, 2))
     assert open_checkpoint(folder).config == expected
 
 

@@ -19,7 +19,7 @@ MIXTRAL: dict[str, Any] = {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,

@@ -207,7 +207,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
         return target
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        sweep(folder)
         with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=folder) as workplace:
             whole = Path(workplace) / resource.file
             _assemble(resource, whole, folder, Path(workplace), report)
@@ -332,7 +332,7 @@ def _largest_in(folder: Path) -> int:
     return largest
 
 
-def _sweep(folder: Path) -> None:
+def sweep(folder: Path) -> None:
     """Remove what a killed process left a day ago or more; an interrupted one cleans up after itself."""
     for leftover in folder.glob(f"{WORKPLACE_PREFIX}*"):
         with suppress(FileNotFoundError):

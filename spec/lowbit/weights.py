@@ -34,6 +34,9 @@ Floats = npt.NDArray[np.float32]
 Matrix = QuantizedMatrix | Floats
 """K × N weights: quantised, or float32."""
 
+Change = Callable[[str, Matrix], Matrix]
+"""From the name of a matrix, as in `LayerWeights.linears`, and the matrix to what takes its place."""
+
 Progress = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
 
@@ -75,9 +78,10 @@ class GatedWeights:
         """Its matrices by name."""
         return {"gate": self.gate, "up": self.up, "down": self.down}
 
-    def changed(self, change: Callable[[Matrix], Matrix]) -> Self:
-        """The same with every quantisable matrix replaced."""
-        return replace(self, gate=change(self.gate), up=change(self.up), down=change(self.down))
+    def changed(self, change: Change, prefix: str = "") -> Self:
+        """The same with every matrix replaced; names begin with the prefix."""
+        parts: dict[str, Any] = {name: change(prefix + name, matrix) for name, matrix in self.linears().items()}
+        return replace(self, **parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,9 +106,12 @@ class SparseWeights:
         }
         return {"router": self.router} | named
 
-    def changed(self, change: Callable[[Matrix], Matrix]) -> Self:
-        """The same with every quantisable matrix replaced."""
-        return replace(self, experts=tuple(expert.changed(change) for expert in self.experts))
+    def changed(self, change: Change, prefix: str = "") -> Self:
+        """The same with every matrix of the experts replaced; names begin with the prefix."""
+        experts = enumerate(self.experts)
+        return replace(
+            self, experts=tuple(expert.changed(change, f"{prefix}experts[{number}].") for number, expert in experts)
+        )
 
 
 FeedForwardWeights = GatedWeights | SparseWeights
@@ -151,10 +158,10 @@ class LayerWeights:
         inner = {f"feed_forward.{name}": matrix for name, matrix in self.feed_forward.linears().items()}
         return {name: getattr(self, name) for name in ATTENTION} | inner
 
-    def changed(self, change: Callable[[Matrix], Matrix]) -> Self:
-        """The same with every quantisable matrix replaced."""
-        attention: dict[str, Any] = {name: change(getattr(self, name)) for name in ATTENTION}
-        return replace(self, **attention, feed_forward=self.feed_forward.changed(change))
+    def changed(self, change: Change) -> Self:
+        """The same with every quantisable matrix replaced: all of `linears` but the router."""
+        attention: dict[str, Any] = {name: change(name, getattr(self, name)) for name in ATTENTION}
+        return replace(self, **attention, feed_forward=self.feed_forward.changed(change, "feed_forward."))
 
 
 class LayeredWeights(Protocol):
@@ -238,6 +245,15 @@ class LlamaWeights:
         """
         check_integer("layer", number, 0, len(self.layers) - 1)
         return self.layers[number]
+
+    def changed(self, change: Change, progress: Progress | None = None) -> Self:
+        """The same with every quantisable matrix of the blocks replaced; `progress` is called after each block."""
+        layers = []
+        for layer in self.layers:
+            layers.append(layer.changed(change))
+            if progress is not None:
+                progress(len(layers), len(self.layers))
+        return replace(self, layers=tuple(layers))
 
 
 def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> LlamaWeights:
@@ -328,17 +344,12 @@ def requantize(
         ArgumentError: see `lowbit.affine.quantize`.
     """
 
-    def again(matrix: Matrix) -> QuantizedMatrix:
+    def again(name: str, matrix: Matrix) -> Matrix:
         return quantize(
             to_float(matrix), bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype
         )
 
-    layers = []
-    for layer in weights.layers:
-        layers.append(layer.changed(again))
-        if progress is not None:
-            progress(len(layers), len(weights.layers))
-    return replace(weights, layers=tuple(layers))
+    return weights.changed(again, progress)
 
 
 def matrices(weights: LlamaWeights) -> Iterator[tuple[str, Matrix]]:

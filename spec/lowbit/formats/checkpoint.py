@@ -35,9 +35,6 @@ from lowbit.weights import ATTENTION, Floats, GatedWeights, LayerWeights, Matrix
 
 CONFIG = "config.json"
 
-Change = Callable[[str, Floats], Matrix]
-"""From the name of a linear layer (of `LayerWeights.linears`) and its weights, K × N, to what takes their place."""
-
 
 def as_stored(name: str, matrix: Floats) -> Matrix:
     """The weights as they are."""
@@ -82,13 +79,14 @@ class Checkpoint:
         """Float32, hidden × vocabulary."""
         return read_floats(self.table, EMBEDDING if self.tied else HEAD, transposed=True)
 
-    def layer(self, number: int, change: Change = as_stored) -> LayerWeights:
+    def layer(self, number: int, change: Callable[[str, Floats], Matrix] = as_stored) -> LayerWeights:
         """One block.
 
         Args:
             number: 0 to the number of layers - 1.
-            change: called for each linear layer as soon as it is read, routers included; only what it answers with is
-                kept, so a block can be quantised with one of its matrices in memory as float32.
+            change: called with the name and the weights of each linear layer as soon as it is read, routers included;
+                only what it answers with is kept, so a block can be quantised with one of its matrices in memory as
+                float32.
 
         Raises:
             ArgumentError: there is no such block.

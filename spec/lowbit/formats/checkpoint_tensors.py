@@ -15,7 +15,7 @@ Source: the safetensors format; the ``safetensors`` library checks the headers.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
+from lowbit.check import spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_json import Fields, read_fields
 from lowbit.formats.gguf_header import shown
@@ -37,6 +38,8 @@ LENGTH_BYTES = 8
 
 STORED: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
 """The types that weights may have, and what numpy reads each as."""
+DTYPES = STORED | {"U32": np.dtype("<u4")}
+"""The same with that of packed codes."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Place:
 
     Attributes:
         shard: the file.
-        type: a key of `STORED`.
+        type: a key of `DTYPES`.
         shape: as it is stored.
         offset: bytes from the start of the file.
     """
@@ -73,7 +76,7 @@ class Place:
     @property
     def nbytes(self) -> int:
         """Bytes of data."""
-        return STORED[self.type].itemsize * prod(self.shape)
+        return DTYPES[self.type].itemsize * prod(self.shape)
 
 
 Table = Mapping[str, Place]
@@ -140,6 +143,24 @@ def shard_table(path: Path) -> Table:
         ArgumentError: the file cannot be read.
         FormatError: it is not a sound safetensors file, or holds a type that is no weight's.
     """
+    return read_header(path, tuple(STORED)).table
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of itself: its tensors, and texts by name."""
+
+    table: Table
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path, types: Sequence[str]) -> Header:
+    """The checked header of a safetensors file whose tensors are of these types.
+
+    Raises:
+        ArgumentError: the file cannot be read.
+        FormatError: it is not a sound safetensors file, or holds another type.
+    """
     try:
         status = path.stat()
         with path.open("rb") as stream:
@@ -147,6 +168,7 @@ def shard_table(path: Path) -> Table:
         with safe_open(path, framework="numpy") as opened:
             slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
             claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+            metadata = dict(opened.metadata() or {})
     except SafetensorError as error:
         raise FormatError(path.name, "header", shown(str(error)), "that of a safetensors file") from error
     except OSError as error:
@@ -154,13 +176,13 @@ def shard_table(path: Path) -> Table:
     shard, offset = Shard(path, status.st_size, status.st_mtime_ns), LENGTH_BYTES + header
     table: dict[str, Place] = {}
     for name, (kind, shape) in claims.items():  # in the order of their places
-        if kind not in STORED:
-            raise FormatError(path.name, f"type of tensor {shown(name)}", kind, "F16, BF16 or F32")
+        if kind not in types:
+            raise FormatError(path.name, f"type of tensor {shown(name)}", kind, spoken(types))
         table[name] = Place(shard, kind, shape, offset)
         offset += table[name].nbytes
     if offset != status.st_size:
         raise FormatError(path.name, "size", f"{status.st_size} bytes", f"the {offset} bytes of its tensors")
-    return table
+    return Header(table, metadata)
 
 
 # **Reading.**

@@ -1,0 +1,210 @@
+"""A checkpoint quantised layer by layer, and kept: a model that fits neither in memory nor in one's patience.
+
+Quantising Mixtral 8x7B reads 93 GB. So it is done once: block after block is read, quantised as a `plan` says, and
+written to a file of its own; the next run finds the files and maps them. At any time no more than one matrix is in
+memory as float32, and one block quantised.
+
+**What is kept under which name.** The folder is named by a sum of all that its content follows from: names, sizes and
+times of the shards, the configuration, the index, the plan, and `VERSION`, which changes when the method does. Another
+plan, or another checkpoint under the same path, has another folder. Nothing in it is believed that does not carry the
+same sum and hold together (`quantized_file`); a file that does not is made again.
+
+**Interrupted, and twice at once.** A file appears whole under its name or not at all, so an interrupt loses one block.
+Two processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
+replaces a file by its like.
+
+Old folders are never removed: each holds a whole model, and only its user knows whether it is still wanted. They lie in
+``quantized`` in the cache folder of `lowbit.data`, and can be deleted at any time.
+
+Source: lowbit's own.
+"""
+
+import hashlib
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lowbit.affine import QuantizedMatrix
+from lowbit.config import LlamaConfig
+from lowbit.data import CACHE_VARIABLE, cache_folder, sweep
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.checkpoint import Checkpoint, assembled
+from lowbit.formats.checkpoint_names import VECTORS
+from lowbit.formats.gguf_header import shown
+from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, write_quantized
+from lowbit.plan import HEAD, Plan
+from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
+
+VERSION = 1
+FOLDER = "quantized"
+SLACK = 2**20
+"""Bytes of a file beyond its matrices; a header is far smaller."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedCheckpoint:
+    """A checkpoint as a plan has it: a `LayeredWeights` whose blocks are mapped from files, or made when asked for.
+
+    Attributes:
+        source: the checkpoint.
+        plan: how its matrices are quantised.
+        folder: where the files are.
+        digest: the sum that names the folder.
+    """
+
+    source: Checkpoint
+    plan: Plan
+    folder: Path
+    digest: str
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model."""
+        return self.source.config
+
+    @property
+    def embedding(self) -> Floats:
+        """Float32, vocabulary × hidden, as the checkpoint stores it."""
+        return self.source.embedding
+
+    @property
+    def norm(self) -> Floats:
+        """Float32, hidden."""
+        return self.source.norm
+
+    @property
+    def head(self) -> Matrix:
+        """Hidden × vocabulary."""
+        if self.plan.head is None:
+            return self.source.head
+        shape = (self.config.hidden, self.config.vocabulary)
+        return self._read(HEAD, {HEAD: shape})[HEAD]
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block; made first where its file is missing or not sound.
+
+        Raises:
+            ArgumentError: there is no such block; weights that cannot be quantised so.
+            FormatError: the checkpoint has changed.
+            UnavailableError: the file cannot be written.
+        """
+        sizes = vector_sizes(self.config)
+        shapes: dict[str, tuple[int, ...]] = {name: (sizes[name],) for name in VECTORS}
+        found = self._read(self._name(number), shapes | linear_shapes(self.config))
+        vectors = {name: vector for name in VECTORS if isinstance(vector := found.pop(name), np.ndarray)}
+        return assembled(self.config, vectors, found)
+
+    def keep(self, name: str) -> None:
+        """See to it that a part of `parts` has its file; of one that is there only the header is looked at."""
+        with suppress(ArgumentError, FormatError):
+            check_origin(self._file(name), self._origin(name))
+            return
+        write_quantized(self._file(name), self._made(name), self._origin(name))
+
+    def parts(self) -> list[str]:
+        """The names of all files: the blocks in order, then the head if it is quantised."""
+        return [self._name(number) for number in range(self.config.layers)] + [HEAD] * (self.plan.head is not None)
+
+    def missing_bytes(self) -> int:
+        """About what the files that are missing will take."""
+        missing = [name for name in self.parts() if not self._file(name).exists()]
+        head = {HEAD: (self.config.hidden, self.config.vocabulary)}
+        return sum(self._nbytes(head if name == HEAD else linear_shapes(self.config)) + SLACK for name in missing)
+
+    def _nbytes(self, shapes: dict[str, tuple[int, int]]) -> int:
+        """What matrices of these shapes weigh under the plan."""
+        choices = {name: self.plan.of(name) for name in shapes}
+        return sum(
+            4 * rows * columns if (choice := choices[name]) is None else choice.nbytes(rows, columns)
+            for name, (rows, columns) in shapes.items()
+        )
+
+    def _name(self, number: int) -> str:
+        return f"layer-{number:05}"
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def _origin(self, name: str) -> Origin:
+        return Origin(self.digest, name)
+
+    def _made(self, name: str) -> dict[str, Matrix]:
+        """A part from the checkpoint: at no time more than one matrix as float32."""
+        if name == HEAD:
+            return {HEAD: self.plan(HEAD, self.source.head)}
+        layer = self.source.layer(int(name.rpartition("-")[2]), self.plan)
+        return {vector: getattr(layer, vector) for vector in VECTORS} | layer.linears()
+
+    def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
+        """A part from its file, made first where that is missing or not sound."""
+        with suppress(ArgumentError, FormatError):
+            return self._checked(name, shapes)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_quantized(self._file(name), self._made(name), self._origin(name))
+        return self._checked(name, shapes)
+
+    def _checked(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
+        found = read_matrices(self._file(name), self._origin(name))
+        given = {
+            part: (matrix.rows, matrix.columns) if isinstance(matrix, QuantizedMatrix) else matrix.shape
+            for part, matrix in found.items()
+        }
+        if given != shapes:
+            part = min(part for part in given.keys() | shapes.keys() if given.get(part) != shapes.get(part))
+            allowed = "of the shape that the model asks for"
+            raise FormatError(self._file(name).name, f"shape of {shown(part)}", given.get(part, "missing"), allowed)
+        return found
+
+
+def quantized(
+    source: Checkpoint, plan: Plan, folder: Path | None = None, progress: Progress | None = None
+) -> QuantizedCheckpoint:
+    """A checkpoint quantised as a plan says, every part in a file of its own; what is there already is not made again.
+
+    Args:
+        source: from `open_checkpoint`.
+        plan: what becomes of its matrices.
+        folder: where the folder of this model goes; ``quantized`` in the cache folder by default.
+        progress: called after each part.
+
+    Raises:
+        ArgumentError: weights that cannot be quantised so.
+        FormatError: a weight that is not finite, or a checkpoint that has changed since it was opened.
+        UnavailableError: no room, or a folder that cannot be written.
+    """
+    digest = digest_of(source, plan)
+    place = (cache_folder() / FOLDER if folder is None else folder) / digest
+    result = QuantizedCheckpoint(source, plan, place, digest)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        sweep(place)
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
+        raise UnavailableError("the cache of quantised weights", f"{place}: {error.strerror}", remedy) from error
+    if (needed := result.missing_bytes()) > free:
+        reason = f"{needed / 1e9:.1f} GB are needed and {place.parent} has {free / 1e9:.1f} GB"
+        remedy = f"make room or give another folder in {CACHE_VARIABLE}"
+        raise UnavailableError("room for quantised weights", reason, remedy)
+    parts = result.parts()
+    for done, name in enumerate(parts, start=1):
+        result.keep(name)
+        if progress is not None:
+            progress(done, len(parts))
+    return result
+
+
+def digest_of(source: Checkpoint, plan: Plan) -> str:
+    """The sum of all that quantised weights follow from."""
+    shards = {place.shard for place in source.table.values()}
+    content = {
+        "version": VERSION,
+        "shards": sorted((shard.path.name, shard.size, shard.changed) for shard in shards),
+        "description": source.digest,
+        "plan": asdict(plan),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
