@@ -47,7 +47,7 @@ from lowbit_cuda.sim.clock import Task
 from lowbit_cuda.sim.faults import Failure, Faults
 from lowbit_cuda.sim.machines import Link, Machine, machine_of
 from lowbit_cuda.sim.memory import SMALL, Block, Pool, block_of, check_owner, fits, pinned, view
-from lowbit_cuda.sim.operations import Operation, Touch, copy_operation, launch_operation, lost
+from lowbit_cuda.sim.operations import Compute, Operation, Touch, copy_operation, in_numpy, launch_operation, lost
 from lowbit_cuda.sim.order import HOST, Access, Clock, join
 from lowbit_cuda.sim.report import Reported
 from lowbit_cuda.sim.schedule import schedule as schedule_named
@@ -74,6 +74,7 @@ class SimDevice(Reported):
         free_waits: False makes a `free` that has to wait for a stream a `RaceError`: for programs that claim to free
             nothing that is in use.
         fail: what shall fail, if anything.
+        kernels: what runs kernels: their meanings in numpy, or their own C++ (`lowbit_cuda.shim`).
         log_limit: how many operations the log keeps, the latest.
 
     Raises:
@@ -95,6 +96,7 @@ class SimDevice(Reported):
         on_unwritten: OnUnwritten = "count",
         free_waits: bool = True,
         fail: Failure | None = None,
+        kernels: Compute = in_numpy,
         log_limit: int = 100_000,
     ) -> None:
         budget = machine_of(machine, link).memory if budget is None else budget
@@ -108,7 +110,7 @@ class SimDevice(Reported):
         pools = Pool(self, "device", budget, largest), Pool(self, "host", host_memory, largest)
         how = {"schedule": schedule, "seed": str(seed), "backed": str(backed)}
         super().__init__(machine_of(machine, link), streams, pools, Faults(fail), how)
-        self._free_waits = free_waits
+        self._free_waits, self._kernels = free_waits, kernels
 
     # Memory.
 
@@ -179,7 +181,7 @@ class SimDevice(Reported):
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: port.Stream) -> None:
         """See `DevicePort.launch`."""
-        operation = launch_operation(self.machine, kernel, arguments)
+        operation = launch_operation(self.machine, kernel, arguments, self._kernels)
         for touch in operation.touches:
             block_of(self, touch.span, self._device)
         failed = self._call("launch", kernel.name)

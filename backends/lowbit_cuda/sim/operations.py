@@ -10,14 +10,20 @@ refused, since the blocks of a kernel have no order. What a kernel declares to w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter, Span
 from lowbit_cuda.sim.clock import Engine
 from lowbit_cuda.sim.machines import Machine
 from lowbit_cuda.sim.memory import UNWRITTEN, view
+
+Array = npt.NDArray[Any]
+Compute = Callable[[Kernel, Mapping[str, Array], Mapping[str, Number]], None]
+"""What runs a kernel: it is given an array for each span and each number, by name, and fills what is written."""
 
 GRID = (2**31 - 1, 65535, 65535)
 BLOCK = 1024
@@ -89,8 +95,21 @@ def copy_operation(machine: Machine, target: Span, source: Span) -> Operation:
     return Operation("copy", f"{source.memory.what} → {target.memory.what}", engine, seconds, touches, run)
 
 
-def launch_operation(machine: Machine, kernel: Kernel, arguments: Mapping[str, Span | Number]) -> Operation:
+def in_numpy(kernel: Kernel, arrays: Mapping[str, Array], numbers: Mapping[str, Number]) -> None:
+    """Do what a kernel means."""
+    kernel.meaning(**arrays, **numbers)
+
+
+def launch_operation(
+    machine: Machine, kernel: Kernel, arguments: Mapping[str, Span | Number], compute: Compute = in_numpy
+) -> Operation:
     """A launch.
+
+    Args:
+        machine: which takes its time.
+        kernel: what is launched.
+        arguments: spans and numbers.
+        compute: does what the kernel means.
 
     Raises:
         ArgumentError: see `Kernel.checked`; or the same bytes in two arguments, one of them written.
@@ -106,7 +125,7 @@ def launch_operation(machine: Machine, kernel: Kernel, arguments: Mapping[str, S
     given = {name: _passed(parameters[name], number) for name, number in numbers.items()}
 
     def run() -> None:
-        _compute(kernel, touches, given)
+        _compute(kernel, touches, given, compute)
 
     return Operation("launch", kernel.name, "compute", seconds, touches, run)
 
@@ -167,7 +186,7 @@ def _fill(span: Span, value: int) -> None:
         data[:] = value
 
 
-def _compute(kernel: Kernel, touches: Sequence[Touch], numbers: Mapping[str, Number]) -> None:
+def _compute(kernel: Kernel, touches: Sequence[Touch], numbers: Mapping[str, Number], compute: Compute) -> None:
     kinds = {parameter.name: parameter.kind for parameter in kernel.parameters}
     views = {touch.name: view(touch.span) for touch in touches}
     backed = {name: data for name, data in views.items() if data is not None}
@@ -182,7 +201,7 @@ def _compute(kernel: Kernel, touches: Sequence[Touch], numbers: Mapping[str, Num
             _fill(touch.span, UNWRITTEN)
         if not touch.writes:
             arrays[touch.name].flags.writeable = False
-    kernel.meaning(**arrays, **numbers)
+    compute(kernel, arrays, numbers)
 
 
 def _passed(parameter: Parameter, number: Number) -> Number:
