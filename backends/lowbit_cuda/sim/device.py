@@ -132,7 +132,7 @@ class SimDevice(Reported):
         if self._streams.captures(memory):
             raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
         pending = self._streams.pending(block)
-        if pending and not self._free_waits:
+        if not self._free_waits:
             task = Task(0, "host", "free", memory.what)
             self._streams.check(Access(0, memory.nbytes, True, HOST, task), block)
         try:  # also where a kernel's meaning fails that is run only now
