@@ -131,12 +131,13 @@ class _Partial:
         return self.arrived <= other.arrived and self.finished <= other.finished and self.host <= other.host
 
 
-MOST = 512
-"""Partial choices that are kept: all of them up to nine experts, and in practice far beyond."""
+EXACT, KEPT = 8, 32
+"""Up to how many experts all partial choices are kept that can matter; and how many of them where there are more
+experts, so that deciding over a prompt takes milliseconds. Then the choice is a good one and may not be the best."""
 
 
 def choose(jobs: Sequence[Job], queued: float = 0.0, busy: float = 0.0) -> Choice:
-    """The choice with the least makespan; of equals the one with the fewest experts on the host.
+    """The choice with the least makespan; of equals one with few experts on the host. Exact up to `EXACT` experts.
 
     The link brings an expert in 4 s, the host runs one in 5: one here, one there takes 5 s and not 8.
 
@@ -164,7 +165,7 @@ def choose(jobs: Sequence[Job], queued: float = 0.0, busy: float = 0.0) -> Choic
         following = [partial.on_device(job) for partial in partials]
         if job.host is not None:
             following += [partial.computed(job) for partial in partials if partial.host + job.host <= worst]
-        partials = _worthwhile(following)
+        partials = _worthwhile(following, 2**EXACT if len(jobs) <= EXACT else KEPT)
     best = min(partials, key=_rank)
     return Choice(best.on_host, best.makespan)
 
@@ -173,10 +174,10 @@ def _rank(partial: _Partial) -> tuple[float, int, tuple[int, ...]]:
     return partial.makespan, len(partial.on_host), partial.on_host
 
 
-def _worthwhile(partials: Sequence[_Partial]) -> list[_Partial]:
-    """Without those that another beats."""
+def _worthwhile(partials: Sequence[_Partial], most: int) -> list[_Partial]:
+    """Without those that another beats, and not more than the `most` best."""
     kept: list[_Partial] = []
     for partial in sorted(partials, key=lambda p: (p.arrived, p.finished, p.host, len(p.on_host), p.on_host)):
         if not any(other.beats(partial) for other in kept):
             kept.append(partial)
-    return kept if len(kept) <= MOST else sorted(kept, key=_rank)[:MOST]
+    return sorted(kept, key=_rank)[:most]
