@@ -7,8 +7,10 @@ which waits it needs to be right; `run` gives it to a device with the waits that
 
 from dataclasses import dataclass, replace
 
+import hypothesis.strategies as st
 import numpy as np
 import numpy.typing as npt
+from hypothesis import HealthCheck, settings
 
 from lowbit_cuda.port import Event, Kernel, Memory, Numbers, Parameter, Span, Stream
 from lowbit_cuda.sim import SimDevice
@@ -194,3 +196,35 @@ def _contents(device: SimDevice, memories: list[Memory]) -> list[Floats]:
             device.synchronize(device.record(stream))
             contents.append(device.read(out.span(), np.float32, (CELLS,)))
     return contents
+
+
+# **Drawing programs.**
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[Step, ...]:
+    """Copies, launches, and what the host does, on few and overlapping bytes."""
+
+    def part(memory: int, cells: int) -> Part:
+        begin = draw(st.integers(0, CELLS - cells))
+        return Part(memory, begin, begin + cells)
+
+    def one() -> Step:
+        lane = draw(st.sampled_from((*STREAMS, *STREAMS, HOST)))
+        cells = draw(st.integers(1, CELLS))
+        if lane == HOST:
+            pinned = part(DEVICE_MEMORIES + draw(st.integers(0, PINNED - 1)), cells)
+            return Step("write", lane, target=pinned) if draw(st.booleans()) else Step("read", lane, source=pinned)
+        device = draw(st.permutations(range(DEVICE_MEMORIES)))
+        if draw(st.booleans()):
+            return Step("combine", lane, part(device[0], cells), part(device[1], cells))
+        other = draw(st.sampled_from((device[1], *range(DEVICE_MEMORIES, DEVICE_MEMORIES + PINNED))))
+        source, target = draw(st.permutations((device[0], other)))
+        return Step("copy", lane, part(source, cells), part(target, cells))
+
+    return tuple(one() for _ in range(draw(st.integers(2, 12))))
+
+
+DRAWN = settings(
+    max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from itertools import product
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from sim_programs import CELLS, DEVICE_MEMORIES, HOST, PINNED, STREAMS, Part, Program, Step, complete, races, run, scale
+from hypothesis import given
+from sim_programs import DRAWN, Program, Step, complete, races, run, scale, steps
 
 from lowbit_cuda.port import Span, Stream
 from lowbit_cuda.sim import Failure, RaceError, SimDevice
@@ -122,7 +121,7 @@ def one_byte_in_common_below(scene: Scene) -> None:
 
 
 def last_byte_before_what_was_overwritten(scene: Scene) -> None:
-    """Of the first copy only the bytes before 17 still matter, because a later one, ordered after it, wrote the rest."""
+    """Of the first copy only the bytes before 17 still matter: a later one, ordered after it, wrote the rest."""
     scene.device.copy(scene.slot, scene.expert, scene.copies)
     scene.then(scene.copies, scene.compute)
     scene.device.copy(scene.slot.part(17), scene.expert.part(17), scene.compute)
@@ -316,41 +315,12 @@ def test_a_failed_copy_counts_as_a_copy() -> None:
 # **Drawn programs**, against reachability in the graph of their operations.
 
 
-@st.composite
-def steps(draw: st.DrawFn) -> tuple[Step, ...]:
-    """Copies, launches, and what the host does, on few and overlapping bytes."""
-
-    def part(memory: int, cells: int) -> Part:
-        begin = draw(st.integers(0, CELLS - cells))
-        return Part(memory, begin, begin + cells)
-
-    def one() -> Step:
-        lane = draw(st.sampled_from((*STREAMS, *STREAMS, HOST)))
-        cells = draw(st.integers(1, CELLS))
-        if lane == HOST:
-            pinned = part(DEVICE_MEMORIES + draw(st.integers(0, PINNED - 1)), cells)
-            return Step("write", lane, target=pinned) if draw(st.booleans()) else Step("read", lane, source=pinned)
-        device = draw(st.permutations(range(DEVICE_MEMORIES)))
-        if draw(st.booleans()):
-            return Step("combine", lane, part(device[0], cells), part(device[1], cells))
-        other = draw(st.sampled_from((device[1], *range(DEVICE_MEMORIES, DEVICE_MEMORIES + PINNED))))
-        source, target = draw(st.permutations((device[0], other)))
-        return Step("copy", lane, part(source, cells), part(target, cells))
-
-    return tuple(one() for _ in range(draw(st.integers(2, 12))))
-
-
 def has_race(program: Program, schedule: str) -> bool:
     try:
         run(program, SimDevice("t4", schedule=schedule, seed=1))
     except RaceError:
         return True
     return False
-
-
-DRAWN = settings(
-    max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
 
 
 @given(steps())

@@ -40,6 +40,7 @@ class Task:
         duration: seconds.
         run: what it really does; None when it has been done, or where there is nothing to do.
         after: what must be done before it and has not been.
+        given: when the host gave or began it.
         ready: not before this second.
         begin, end: seconds, None until settled.
         done: whether it has really been run.
@@ -54,6 +55,7 @@ class Task:
     duration: float = 0.0
     run: Callable[[], None] | None = None
     after: tuple["Task", ...] = ()
+    given: float = 0.0
     ready: float = 0.0
     begin: float | None = None
     end: float | None = None
@@ -85,7 +87,7 @@ class VirtualClock:
 
     def add(self, task: Task) -> None:
         """The host gives a task to the device, now."""
-        task.ready = self.now
+        task.given = task.ready = self.now
         for before in task.after:
             if before.end is None:
                 before.dependents.append(task)

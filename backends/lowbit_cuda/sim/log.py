@@ -17,6 +17,7 @@ class Record:
             ``synchronize`` and ``finish``.
         what: for a copy from which memory to which, for a launch the kernel.
         engine: ``to device``, ``to host`` or ``compute``; for events and the host an empty text.
+        given: virtual seconds when the host gave it to the stream, or began it.
         begin, end: virtual seconds.
     """
 
@@ -25,6 +26,7 @@ class Record:
     kind: str
     what: str
     engine: str
+    given: float
     begin: float
     end: float
 
@@ -32,7 +34,7 @@ class Record:
 def records(tasks: Iterable[Task]) -> tuple[Record, ...]:
     """Those whose times are settled, by number."""
     return tuple(
-        Record(task.number, task.stream, task.kind, task.what, task.engine or "", task.begin, task.end)
+        Record(task.number, task.stream, task.kind, task.what, task.engine or "", task.given, task.begin, task.end)
         for task in tasks
         if task.begin is not None and task.end is not None
     )

@@ -133,7 +133,7 @@ class Streams:
     def host_waits(self, kind: str, what: str, last: Iterable[Task], clock: Clock) -> None:
         """The host waits for tasks, and knows afterwards as done what `clock` says."""
         task = self._task("host", kind, what)
-        task.begin = self.clock.now
+        task.given = task.begin = self.clock.now
         for other in last:
             self.clock.wait(other)
             self.schedule.need(other)
@@ -176,7 +176,7 @@ class Streams:
         self.schedule.add(task)
 
     def _spend(self, task: Task, seconds: float) -> None:
-        task.begin = self.clock.now
+        task.given = task.begin = self.clock.now
         self.clock.spend(seconds)
         task.end, task.done = self.clock.now, True
         self.tasks.append(task)
