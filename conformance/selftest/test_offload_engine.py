@@ -1,0 +1,158 @@
+"""The CUDA backend's engine on a simulated device: the specification's events, the right bytes, no race, no byte more.
+
+Schedules run what was asked for at once, as late as possible, and in random order; the simulation proves the order
+whichever it is (`lowbit_cuda.sim.order`).
+"""
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from engine_house import NBYTES, House, blob, room_for
+from engine_runs import runs, walk
+from hypothesis import given, settings
+
+from lowbit.errors import ArgumentError
+from lowbit.offload import Arrangement, Request
+from lowbit_cuda.engine import Engine, device_bytes, slots_within, stride
+from lowbit_cuda.port import DeviceMemoryError
+from lowbit_cuda.sim import SimDevice
+
+SCHEDULES = st.one_of(
+    st.just(("eager", 0)), st.just(("late", 0)), st.integers(0, 2**16).map(lambda seed: ("random", seed))
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(runs(), SCHEDULES, st.sampled_from([0, 1, 3]))
+def test_any_run(run: tuple[Arrangement, list[Request]], schedule: tuple[str, int], waits: int) -> None:
+    """Whatever is asked for, in any schedule, waiting never, always or now and then: events, bytes, order, memory."""
+    arrangement, requests = run
+    device = SimDevice(schedule=schedule[0], seed=schedule[1], budget=room_for(arrangement), on_unwritten="raise")
+    house = House(arrangement, device=device)
+    for number, request in enumerate(requests):
+        house.ask(request)
+        if waits and number % waits == 0:
+            house.wait()
+    house.check(requests)
+    house.check_homes()
+    assert device.peak == device.budget, "every byte that was reckoned with, and no more"
+    house.close()
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+@pytest.mark.parametrize("schedule", ["eager", "late", "random"])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_long_walks(memory: Any, schedule: str, slots: int) -> None:
+    """A run like a program's, with prompts, right and wrong guesses, abandoned passes, and a `reset` in its middle."""
+    arrangement = Arrangement(4, 8, slots, 3, memory)
+    house = House(arrangement, device=SimDevice(schedule=schedule, seed=1, on_unwritten="raise"))
+    for seed in range(2):
+        requests = walk(arrangement, seed, 60)
+        for request in requests:
+            house.ask(request)
+            house.wait()
+        house.check(requests)
+        house.check_homes()
+        house.engine.reset()
+        house.forget()
+        assert house.engine.requests == []
+    house.close()
+
+
+def test_a_refused_request_changes_nothing() -> None:
+    """Wrong requests are refused by name and the run goes on as if they had not been made."""
+    arrangement = Arrangement(3, 4, 1, 2, "swap")
+    house = House(arrangement)
+    requests = walk(arrangement, 3, 20)
+    for request in requests:
+        for wrong in (Request(request.layer, (0, 0)), Request(request.layer, (4,)), Request(3, (0,))):
+            with pytest.raises(ArgumentError):
+                house.ask(wrong)
+        house.ask(request)
+    house.check(requests)
+    house.close()
+
+
+# **Memory.**
+
+
+def test_slots_within_a_budget() -> None:
+    """k is the most that fits, to the byte, and never more than there are experts; too little is refused."""
+    for slots in (1, 2, 5, 8):
+        arrangement = Arrangement(3, 8, slots, 4)
+        needed = device_bytes(arrangement, 300)
+        assert slots_within(needed, 300, 3, 8, 4) == slots
+        if slots > 1:
+            assert slots_within(needed - 1, 300, 3, 8, 4) == slots - 1
+    assert slots_within(1 << 40, 300, 3, 8, 4) == 8
+    with pytest.raises(ArgumentError, match="at least 3584"):
+        slots_within(3583, 300, 3, 8, 4)
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_one_byte_too_few(memory: Any) -> None:
+    """A budget one alignment short of what the engine needs is refused, and nothing is kept."""
+    arrangement = Arrangement(3, 4, 2, 2, memory)
+    device = SimDevice(budget=device_bytes(arrangement, NBYTES) - 1)
+    with pytest.raises(DeviceMemoryError, match="expert blocks"):
+        Engine(device, arrangement, NBYTES, device.stream("compute"))
+    assert device.leaks() == ()
+
+
+def test_too_little_pinned_memory() -> None:
+    """Where the host cannot pin the places of the last layer, those of the others and the blocks are given back."""
+    arrangement = Arrangement(3, 4, 2, 2)
+    device = SimDevice(host_memory=3 * 4 * 256 - 1)
+    with pytest.raises(DeviceMemoryError, match="experts of layer 2"):
+        Engine(device, arrangement, NBYTES, device.stream("compute"))
+    assert device.leaks() == ()
+
+
+def test_what_is_pinned() -> None:
+    """Mirror pins every expert; swap only those that do not begin on the device, and one more while it is filled."""
+    for memory, places in (("mirror", 3 * 4), ("swap", 3 * 2)):
+        house = House(Arrangement(3, 4, 2, 2, memory), fill=False)  # type: ignore[arg-type]  # one of the two
+        before = house.device.pinned
+        house.engine.fill(1, 0, blob(1, 0))
+        assert house.device.pinned == before + (256 if memory == "swap" else 0)
+        house.fill()
+        assert house.device.pinned - stride(400 * NBYTES) == places * 256
+        house.engine.reset()
+        house.check_homes()
+        house.close()
+
+
+def test_filling_is_checked() -> None:
+    """Wrong sizes, experts that there are not, filling twice, and running before all are there are refused by name."""
+    house = House(Arrangement(2, 3, 1, 2, "swap"), fill=False)
+    with pytest.raises(ArgumentError, match="without expert 0 of layer 0"):
+        house.run(0, [0])
+    for layer, expert, data, name in [
+        (2, 0, blob(0, 0), "layer"),
+        (0, 3, blob(0, 0), "expert"),
+        (0, 0, blob(0, 0)[:-1].copy(), "data"),
+        (0, 0, blob(0, 0, 2 * NBYTES)[::2], "data"),
+    ]:
+        with pytest.raises(ArgumentError, match=name):
+            house.engine.fill(layer, expert, data)
+    house.fill()
+    with pytest.raises(ArgumentError, match="which is there"):
+        house.engine.fill(1, 2, blob(1, 2))
+    house.run(0, [0, 1])
+    house.check()
+    house.close()
+
+
+def test_blobs_of_any_type() -> None:
+    """A blob is bytes: an array of words is taken as it lies."""
+    device = SimDevice(on_unwritten="raise")
+    engine = Engine(device, Arrangement(1, 1, 1, 1), 16, device.stream("compute"))
+    engine.fill(0, 0, np.arange(4, dtype=np.uint32))
+    seen = list[int]()
+    engine.run(0, [0], [], lambda expert, span, stream: seen.append(span.nbytes))
+    assert seen == [16]
+    engine.close()
+    engine.close()
+    assert device.leaks() == ()

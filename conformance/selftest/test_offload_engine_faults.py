@@ -1,0 +1,224 @@
+"""Whatever fails, and wherever: a clear error, nothing leaked, no expert lost, and the engine usable afterwards.
+
+A program is run once to count its calls to the device, and then again for each call, with a failure there: the call is
+refused, or interrupted, or fails without a word until the next call. After the failure the same engine must do a whole
+run rightly, and give everything back.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_house import NBYTES, House
+
+from lowbit.errors import ArgumentError
+from lowbit.offload import Arrangement, Request
+from lowbit_cuda.engine import Engine, EngineError
+from lowbit_cuda.port import DeviceError, DeviceMemoryError, Span, Stream
+from lowbit_cuda.sim import SimDevice
+from lowbit_cuda.sim.faults import Failure, Faults
+
+LONG, SHORT = Arrangement(3, 5, 2, 2, "mirror"), Arrangement(2, 4, 1, 2, "mirror")
+
+
+def swapped(arrangement: Arrangement) -> Arrangement:
+    """The same under swap."""
+    return Arrangement(arrangement.layers, arrangement.experts, arrangement.slots, arrangement.buffers, "swap")
+
+
+REQUESTS = [
+    Request(0, (1, 2, 3), (0,)),  # more than there are slots
+    Request(1, (0, 3)),
+    Request(0, (2,), (1,)),  # a pass that ends here
+    Request(0, (0, 1), (2, 1)),
+    Request(1, (2,)),
+]
+
+
+def built(arrangement: Arrangement, failure: Failure | None, schedule: str = "eager") -> tuple[SimDevice, House]:
+    """A house, in which failures are counted from the first `run` on, so that filling is over."""
+    device = SimDevice(schedule=schedule, seed=3, on_unwritten="raise")
+    house = House(arrangement, device=device)
+    device._faults = Faults(failure)
+    return device, house
+
+
+def calls_of(arrangement: Arrangement, reset: bool) -> int:
+    """How many calls the program below makes."""
+    device, house = built(arrangement, None)
+    program(house, reset)
+    return device.calls
+
+
+def program(house: House, reset: bool) -> None:
+    """What fails: a run, and perhaps the return to the beginning."""
+    for request in REQUESTS:
+        house.ask(request)
+        house.wait()
+    if reset:
+        house.engine.reset()
+
+
+@pytest.mark.parametrize("kind", ["error", "interrupt", "late"])
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+@pytest.mark.parametrize("schedule", ["eager", "late"])
+def test_each_call_in_turn(kind: str, memory: str, schedule: str) -> None:
+    """Each call of a run and of a `reset` fails once: afterwards the engine begins anew and all is right."""
+    arrangement = SHORT if memory == "mirror" else swapped(SHORT)
+    for at in range(1, calls_of(arrangement, True) + 1):
+        device, house = built(arrangement, Failure(at, kind), schedule)
+        try:
+            program(house, True)
+        except EngineError as error:
+            assert kind != "interrupt" and "failed" in str(error)
+        except KeyboardInterrupt:
+            assert kind == "interrupt"
+        except DeviceError:  # of the test's own wait, not of the engine's doing: what it says may still concern it
+            assert kind != "interrupt"
+            house.engine.reset()
+        else:
+            # `reset` and the first run wait a second time where a wait fails; or it was the last call of all.
+            assert device.calls_by_kind["finish"] == 3 or (kind == "late" and not device.failed)
+            survive(device.finish)
+        after_a_failure(house)
+
+
+def after_a_failure(house: House) -> None:
+    """The engine is as new: a whole run is right, every expert where it should be, and nothing is left over."""
+    house.forget()
+    if house.engine.requests and house.engine._whole:
+        house.engine.reset()
+    for request in REQUESTS:
+        house.ask(request)
+    house.check(REQUESTS)
+    house.check_homes()
+    house.close()
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+@pytest.mark.parametrize("kind", ["error", "interrupt", "late"])
+def test_building(memory: str, kind: str) -> None:
+    """Each call while the engine is made fails once: nothing is kept, and it can be made again."""
+    arrangement = SHORT if memory == "mirror" else swapped(SHORT)
+    for at in range(1, 7):  # two streams, the blocks, the places of two layers, and one that is not reached
+        device = SimDevice()
+        stream = device.stream("compute")
+        device._faults = Faults(Failure(at, kind))
+        try:
+            engine = Engine(device, arrangement, NBYTES, stream)
+        except (DeviceError, KeyboardInterrupt):
+            assert device.leaks() == ()
+            engine = Engine(device, arrangement, NBYTES, stream)
+        engine.close()
+        assert device.leaks() == ()
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+@pytest.mark.parametrize("kind", ["error", "interrupt", "late"])
+def test_filling(memory: str, kind: str) -> None:
+    """Each call while the engine is filled fails once: it is filled on from there, and all is right."""
+    arrangement, at, failed = SHORT if memory == "mirror" else swapped(SHORT), 0, True
+    while failed:
+        at += 1
+        house = House(arrangement, device=SimDevice(on_unwritten="raise"), fill=False)
+        house.device._faults = Faults(Failure(at, kind))
+        while not house.engine._filling.complete:
+            survive(house.fill)
+        failed, house.device._faults = house.device.failed, Faults(None)
+        after_a_failure(house)
+    assert at >= 2 * 4, "there is a call for each expert at least"
+
+
+def survive(function: Any) -> Any:
+    """What a function answers, or None where the device failed it."""
+    try:
+        return function()
+    except (DeviceError, KeyboardInterrupt):
+        return None
+
+
+# **What the error says.**
+
+
+def test_it_says_what_was_being_done() -> None:
+    """A copy that fails: which expert of which layer, whether it was needed or guessed, and the device's own words."""
+    for of, at, words in [
+        ("copy", 1, "loading expert 1 of layer 0: copy of experts of layer 0"),
+        ("copy", 4, "prefetching expert 0 of layer 1: copy of experts of layer 1"),
+        ("launch", 1, "running expert 1 of layer 0: launch of show"),
+    ]:
+        _, house = built(LONG, Failure(at, "error", of=of))
+        with pytest.raises(EngineError, match=words) as caught:
+            program(house, False)
+        assert (caught.value.layer, caught.value.expert) == ((1, 0) if at == 4 else (0, 1))
+        assert isinstance(caught.value.__cause__, DeviceError)
+    _, house = built(swapped(LONG), Failure(2, "error", of="copy"))
+    with pytest.raises(EngineError, match="taking back expert 0 of layer 0: copy of expert blocks"):
+        house.run(0, [2])
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_work_that_fails(memory: str) -> None:
+    """An allocation that fails among the caller's kernels, or an error of the caller's, ends the pass and no more."""
+    arrangement = LONG if memory == "mirror" else swapped(LONG)
+    _, house = built(arrangement, None)
+
+    def greedy(expert: int, span: Span, stream: Stream) -> None:
+        house.device.allocate(1 << 50, "activations")
+
+    def wrong(expert: int, span: Span, stream: Stream) -> None:
+        raise ArgumentError("weight", float("nan"), "finite")
+
+    for work, error, words in [
+        (greedy, EngineError, "running expert 1 of layer 0: device memory for activations"),
+        (wrong, ArgumentError, "weight is nan"),
+    ]:
+        with pytest.raises(error, match=words) as caught:
+            house.engine.run(0, [1, 2, 3], [0], work)
+        if error is EngineError:
+            assert isinstance(caught.value.__cause__, DeviceMemoryError)
+        with pytest.raises(ArgumentError, match="0 at first"):
+            house.engine.run(1, [0], [], house.work)
+        for request in REQUESTS:
+            house.ask(request)
+        house.check(REQUESTS)
+        house.check_homes()
+        house.forget()
+    house.close()
+
+
+def test_late_schedule_and_cancelled_pass() -> None:
+    """A generation that simply stops asking leaves nothing that the next one must clean up."""
+    for memory in (LONG, swapped(LONG)):
+        _, house = built(memory, None, "late")
+        for layer in (0, 1, 0, 0, 1, 2, 0):
+            house.run(layer, [layer, 4], [2, 3] if layer < 2 else [])
+        house.check()
+        house.check_homes()
+        house.close()
+
+
+def test_an_expert_that_is_lost_is_not_made_up() -> None:
+    """Where a device lies about a copy so that an expert lies nowhere, the engine refuses to go on without it."""
+    _, house = built(swapped(SHORT), None)
+    house.run(0, [2])
+    house.device.finish()
+    engine = house.engine
+    for home in engine._homes():
+        if home.holds == (0, 2):
+            home.holds = None
+    assert engine._journal is not None
+    engine._journal._moves.clear()
+    with pytest.raises(EngineError, match="looking for expert 2 of layer 0: its bytes are lost"):
+        engine.reset()
+    house.close()
+
+
+def test_numpy_is_not_kept() -> None:
+    """What was filled is the engine's own: the caller's array may change afterwards."""
+    house = House(SHORT, fill=False)
+    data = np.zeros(NBYTES, np.uint8)
+    house.engine.fill(0, 0, data)
+    data[:] = 1
+    assert (house.device.read(house.engine._host.places[0][0].span, np.uint8, (NBYTES,)) == 0).all()
+    house.close()
