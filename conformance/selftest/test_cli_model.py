@@ -77,7 +77,8 @@ def test_generate_on_another_backend_requantized(model: Path) -> None:
     again = requantize(loaded.weights, bits=2, group_size=32)
     decoder, _ = build(again, load("reference"))
     assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
-    assert found["requantized"] == {"bits": 2, "group_size": 32, "convention": "minimum"}
+    part = {"bits": 2, "group_size": 32, "method": "nearest"}
+    assert found["requantized"] == {"experts": part, "attention": part, "head": None}
     assert found["backend"] == "reference"
 
 

@@ -12,8 +12,8 @@ K. HQQ's zero is a real number that codes are shifted by, so its minimum is
 
 .. math:: \min = -s\,z,
 
-and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes some
-hundred times as long as the range does, and 13 times the matrix in memory.
+and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes more
+than a hundred times as long as the range does, and 13 times the matrix in memory.
 
 Source: MoE offloading §3.3, §4.2; errata H.
 """

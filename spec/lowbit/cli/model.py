@@ -23,26 +23,36 @@ from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.decoder import Step, next_logits
 from lowbit.decoder import generate as generate_steps
 from lowbit.errors import ArgumentError
+from lowbit.formats.checkpoint_config import ARCHITECTURES as KINDS
 from lowbit.formats.gguf_architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.perplexity import perplexity as measure
+from lowbit.plan import METHODS
 
 ModelOption = Annotated[
     Path | None,
     typer.Option(
         "--model",
-        help=f"A GGUF file of architecture {spoken(list(ARCHITECTURES))}; "
-        f"without it {TABLE[DEFAULT_MODEL].file}, fetched.",
+        help=f"A GGUF file of architecture {spoken(list(ARCHITECTURES))}, or a directory with config.json and "
+        f"safetensors of model type {spoken(list(KINDS))}; without it {TABLE[DEFAULT_MODEL].file}, fetched.",
     ),
 ]
 BackendOption = Annotated[str, typer.Option("--backend", help="A name that `lowbit backends` lists.")]
 PromptOption = Annotated[str, typer.Option("--prompt", help="The text to continue.")]
 BitsOption = Annotated[
-    int | None, typer.Option("--bits", help="Re-quantise the linear layers; without it they are as stored.")
+    int | None, typer.Option("--bits", help="Quantise the linear layers anew; without it they are as stored.")
 ]
 GroupOption = Annotated[
     int | None, typer.Option("--group-size", help=f"With --bits: weights a group; without it {DEFAULT_GROUP_SIZE}.")
 ]
+ExpertsBitsOption = Annotated[
+    int | None,
+    typer.Option("--experts-bits", help="Bits of the experts (or the dense feed-forward part), if other than --bits."),
+]
+ExpertsGroupOption = Annotated[
+    int | None, typer.Option("--experts-group-size", help="Weights a group there, if other than --group-size.")
+]
+MethodOption = Annotated[str | None, typer.Option("--method", help=f"How: {spoken(METHODS)}; without it {METHODS[0]}.")]
 ContractOption = Annotated[
     str,
     typer.Option(
@@ -67,18 +77,21 @@ def generate(
     backend: BackendOption = "numpy",
     bits: BitsOption = None,
     group_size: GroupOption = None,
+    experts_bits: ExpertsBitsOption = None,
+    experts_group_size: ExpertsGroupOption = None,
+    method: MethodOption = None,
     contract: ContractOption = "float32",
     steps: StepsOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a prompt: always the likeliest token, until N tokens or the end of the text."""
     check_integer("--tokens", tokens, least=1)
-    quantization = chosen(bits, group_size)
+    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     with registry.load(backend) as engine:
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = _encoded(tokenizer, prompt)
-        ready = on_backend(loaded, engine, quantization, contract_of(contract), steps=steps)
+        ready = on_backend(loaded, engine, plan, contract_of(contract), steps=steps)
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
             answers = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
@@ -110,16 +123,22 @@ def logits(
     top: Annotated[int, typer.Option("--top", help="How many of the highest to show.")] = 10,
     model: ModelOption = None,
     backend: BackendOption = "numpy",
+    bits: BitsOption = None,
+    group_size: GroupOption = None,
+    experts_bits: ExpertsBitsOption = None,
+    experts_group_size: ExpertsGroupOption = None,
+    method: MethodOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The highest logits of the token that would follow a prompt."""
     check_integer("--top", top, least=1)
+    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     with registry.load(backend) as engine:
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
-        check_integer("--top", top, 1, loaded.weights.config.vocabulary)
+        check_integer("--top", top, 1, loaded.config.vocabulary)
         ids = _encoded(tokenizer, prompt)
-        ready = on_backend(loaded, engine, None)
+        ready = on_backend(loaded, engine, plan)
         with progress_bar("reading the prompt") as progress:
             scores = next_logits(ready.decoder, ids, progress).astype(np.float64)
     probabilities = softmax(scores)
@@ -154,20 +173,23 @@ def perplexity(
     backend: BackendOption = "numpy",
     bits: BitsOption = None,
     group_size: GroupOption = None,
+    experts_bits: ExpertsBitsOption = None,
+    experts_group_size: ExpertsGroupOption = None,
+    method: MethodOption = None,
     contract: ContractOption = "float32",
     as_json: JsonOption = False,
 ) -> None:
     """The perplexity of a text, over windows that do not overlap."""
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
-    quantization = chosen(bits, group_size)
+    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     path = file_of(text, DEFAULT_TEXT)
     words = read_text(path)
     with registry.load(backend) as engine:
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
-        ready = on_backend(loaded, engine, quantization, contract_of(contract))
+        ready = on_backend(loaded, engine, plan, contract_of(contract))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
             result = measure(ready.decoder, ids, window, bos=tokenizer.bos, progress=progress)
