@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -37,7 +37,7 @@ from lowbit_cuda.cuda.driver import DriverError, call, package_version
 from lowbit_cuda.cuda.handles import CudaEvent, CudaGraph, CudaStream, graph_of
 from lowbit_cuda.cuda.launches import Program, values
 from lowbit_cuda.cuda.memory import Heap
-from lowbit_cuda.port import DeviceError, Event, Graph, Kernel, Memory, Number, Span, Stream
+from lowbit_cuda.port import DeviceError, DevicePort, Event, Graph, Kernel, Memory, Number, Span, Stream
 
 Own = TypeVar("Own", CudaStream, CudaEvent, CudaGraph)
 
@@ -136,13 +136,15 @@ class CudaDevice:
     def write(self, span: Span, data: npt.NDArray[Any]) -> None:
         """The host writes pinned memory."""
         self._enter()
-        if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
-            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array")
+        if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
+            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
         self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
         """The host reads pinned memory."""
         self._enter()
+        for size in shape:
+            check_integer("shape", size, 0)
         answer: npt.NDArray[Any] = np.empty(tuple(shape), dtype)
         answer.reshape(-1).view(np.uint8)[:] = self._heap.bytes_of(span, answer.nbytes)
         return answer
@@ -164,11 +166,13 @@ class CudaDevice:
         self._enter()
         from cuda.bindings import driver
 
+        to, of, given = self._address(target), self._address(source), self._own("stream", stream, CudaStream)
         if target.nbytes != source.nbytes:
-            raise ArgumentError("bytes of target and source", f"{target.nbytes} and {source.nbytes}", "as many")
+            raise ArgumentError("target", f"{target.nbytes} bytes", f"the source's {source.nbytes}")
         if target.memory.place == source.memory.place == "host":
             raise ArgumentError("target and source", "both on the host", "at least one on the device")
-        to, of, given = self._address(target), self._address(source), self._own(stream, CudaStream)
+        if max(to, of) < min(to, of) + target.nbytes:
+            raise ArgumentError("target and source", f"the same bytes of {target.memory.what}", "bytes of their own")
         if target.nbytes:
             handle = given.core.handle
             self._call(f"a copy in {given.name}", driver.cuMemcpyAsync, to, of, target.nbytes, handle)
@@ -179,7 +183,7 @@ class CudaDevice:
         self._enter()
         spans, numbers = kernel.checked(arguments)
         packed = values(kernel, {name: self._address(span) for name, span in spans.items()}, numbers)
-        given = self._own(stream, CudaStream)
+        given = self._own("stream", stream, CudaStream)
         self._program(kernel.source).launch(kernel, numbers, packed, given.core)
         given.used(*(span.memory for span in spans.values()))
 
@@ -202,7 +206,7 @@ class CudaDevice:
     def wait(self, stream: Stream, event: Event) -> None:
         """Let a stream wait for a mark."""
         self._enter()
-        mark = self._own(event, CudaEvent)
+        mark = self._own("event", event, CudaEvent)
         self._call(f"letting {stream.name} wait", self._idle(stream).core.wait, mark.core)
 
     @contextmanager
@@ -228,7 +232,7 @@ class CudaDevice:
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Run a graph."""
         self._enter()
-        kept, given = self._own(graph, CudaGraph), self._idle(stream)
+        kept, given = self._own("graph", graph, CudaGraph), self._idle(stream)
         for memory in kept.memories:
             self._heap.of(memory)
         self._call(f"running a graph in {stream.name}", kept.core.launch, given.core)
@@ -239,26 +243,26 @@ class CudaDevice:
     def synchronize(self, event: Event) -> None:
         """Wait until the event is reached."""
         self._enter()
-        self._call("waiting for an event", self._own(event, CudaEvent).core.sync)
+        self._call("waiting for an event", self._own("event", event, CudaEvent).core.sync)
 
     def finish(self) -> None:
         """Wait until every stream is done."""
         self._enter()
-        for stream in self._streams:
-            self._idle(stream)
-        for stream in self._streams:
-            self._wait_for(stream)
+        for given in self._streams:
+            self._idle(given)
+        for given in self._streams:
+            self._wait_for(given)
 
     def reached(self, event: Event) -> bool:
         """Whether the event is reached."""
         self._enter()
-        return bool(self._call("asking for an event", getattr, self._own(event, CudaEvent).core, "is_done"))
+        return bool(self._call("asking for an event", getattr, self._own("event", event, CudaEvent).core, "is_done"))
 
     def seconds(self, first: Event, second: Event) -> float:
         """Between two events, on the device's clock, whose resolution is about half a microsecond."""
         if not (self.reached(first) and self.reached(second)):
             raise ArgumentError("events", "not both reached", "events that are")
-        start, end = self._own(first, CudaEvent).core, self._own(second, CudaEvent).core
+        start, end = self._own("event", first, CudaEvent).core, self._own("event", second, CudaEvent).core
         return float(self._call("measuring between events", lambda: end - start)) / 1000
 
     def now(self) -> float:
@@ -299,9 +303,10 @@ class CudaDevice:
             yield partial(self._wait_for, stream)
         for graph in list(self._graphs):
             yield partial(self._call, "giving back a graph", graph.close)
-        yield self._programs.clear
+        for program in self._programs.values():
+            yield program.close
         for memory in list(self._heap.held.values()):
-            yield partial(self.free, memory)
+            yield partial(self._heap.free, memory, lambda stream: None, lost=bool(self._lost))  # all have ended
         for stream in self._streams:
             yield partial(self._call, f"giving back {stream.name}", stream.core.close)
 
@@ -338,17 +343,23 @@ class CudaDevice:
         self._call(f"waiting for {stream.name}", stream.core.sync)
 
     def _address(self, span: Span) -> int:
+        if not isinstance(span, Span):
+            raise ArgumentError("span", f"a {type(span).__name__}", "a Span of memory of this device")
         return self._heap.of(span.memory).pointer + span.offset
 
-    def _own(self, given: object, kind: type[Own]) -> Own:
+    def _own(self, name: str, given: object, kind: type[Own]) -> Own:
         """A stream, event or graph, if this device gave it out."""
         if not isinstance(given, kind) or given.device is not self:
-            raise ArgumentError(kind.__name__, f"a {type(given).__name__}", "one of this device")
+            raise ArgumentError(name, f"a {type(given).__name__}", "one of this device")
         return given
 
     def _idle(self, stream: Stream) -> CudaStream:
         """A stream that is not making a graph."""
-        given = self._own(stream, CudaStream)
+        given = self._own("stream", stream, CudaStream)
         if given.capture is not None:
             raise ArgumentError(f"stream {given.name}", "making a graph", "given only copies and launches meanwhile")
         return given
+
+
+if TYPE_CHECKING:
+    KEEPS_TO_THE_PORT: type[DevicePort] = CudaDevice

@@ -37,15 +37,16 @@ class DriverError(DeviceError):
 
     Attributes:
         operation: what was tried.
-        code: the error's name, as ``CUDA_ERROR_LAUNCH_FAILED``.
+        code: the error's name, as ``CUDA_ERROR_LAUNCH_FAILED``; empty where cuda.core hides it.
         text: NVIDIA's explanation.
         sticky: whether the context is lost with it.
     """
 
     def __init__(self, operation: str, code: str, text: str) -> None:
-        self.operation, self.code, self.text, self.sticky = operation, code, on_one_line(text), code in STICKY
+        self.operation, self.code, self.sticky = operation, code, code in STICKY
+        self.text = on_one_line(text.split(". ")[0]).rstrip(".")
         lost = "; the device is lost to this process, which must be started anew" if self.sticky else ""
-        super().__init__(f"{operation} failed: {code}" + (f": {self.text}" if self.text else "") + lost)
+        super().__init__(": ".join(filter(None, (f"{operation} failed", code, self.text))) + lost)
 
 
 def call(operation: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -59,16 +60,34 @@ def call(operation: str, function: Callable[..., Any], *arguments: Any) -> Any:
     except DeviceError:
         raise
     except Exception as error:
-        found = _NAME.search(str(error))
-        if found is None:
+        if (told := _of_core(error)) is None:
             raise
-        raise DriverError(operation, found[1], found[2]) from error
+        raise DriverError(operation, *told) from error
     if not (isinstance(answer, tuple) and answer and type(answer[0]).__name__ == "CUresult"):
         return answer
     code, *rest = answer
     if int(code) != 0:
         raise DriverError(operation, code.name, _explanation(code))
     return rest[0] if len(rest) == 1 else tuple(rest) or None
+
+
+def _of_core(error: Exception) -> tuple[str, str] | None:
+    """The name and explanation that an exception of cuda.core hides in its text; None if it is no error of the driver.
+
+    >>> _of_core(RuntimeError("CUDA_ERROR_UNKNOWN: Nobody knows."))
+    ('CUDA_ERROR_UNKNOWN', 'Nobody knows.')
+    >>> _of_core(RuntimeError("Failed to create CUDA event"))
+    ('', 'Failed to create CUDA event')
+    """
+    text = str(error)
+    if found := _NAME.search(text):
+        return found[1], found[2]
+    if type(error).__name__ == "CUDAError" and text.isdigit():
+        from cuda.bindings import driver
+
+        code = driver.CUresult(int(text))
+        return code.name, _explanation(code)
+    return ("", text) if type(error) is RuntimeError else None
 
 
 def _explanation(code: Any) -> str:

@@ -4,7 +4,10 @@ The arguments of a kernel are handed over as its signature has them: an address 
 number in the type that `Parameter.kind` names, so that a count is never read as half of something longer. A number that
 its type cannot hold is refused here, because on the device it would silently be another.
 
-Source: lowbit's own; the calls are those of cuda.core.
+Machine code is loaded by the driver's own call and not by cuda.core, which keeps what it once loaded until the process
+ends.
+
+Source: lowbit's own; the calls are those of the CUDA driver API and of cuda.core.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +17,7 @@ import numpy as np
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda.compiler import Cubin
-from lowbit_cuda.port import Kernel, Number, Numbers
+from lowbit_cuda.port import DeviceError, Kernel, Number, Numbers
 
 ALWAYS_SHARED = 48 << 10
 """Bytes of shared memory that a block may have without asking."""
@@ -23,7 +26,7 @@ MOST_THREADS = 1024
 
 
 class Program:
-    """Machine code of one source, loaded when its first kernel is asked for.
+    """Machine code of one source on a device.
 
     Args:
         cubin: the machine code.
@@ -32,45 +35,54 @@ class Program:
     """
 
     def __init__(self, cubin: Cubin, ordinal: int, call: Callable[..., Any]) -> None:
-        from cuda.core import ObjectCode
+        from cuda.bindings import driver
 
-        self._call, self._ordinal = call, ordinal
-        self._code = call(f"loading {cubin.source}", lambda: ObjectCode.from_cubin(cubin.code, name=cubin.source))
-        self._kernels: dict[str, Any] = {}
+        self._call, self._ordinal, self.source = call, ordinal, cubin.source
+        self._library = call(f"loading {cubin.source}", driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
+        self._kernels: dict[str, tuple[Any, Any]] = {}
         self._shared: dict[str, int] = {}
 
     def launch(self, kernel: Kernel, numbers: Numbers, packed: Sequence[object], stream: Any) -> None:
         """Start a kernel in a stream of cuda.core, with what `values` gave.
 
         Raises:
-            ArgumentError: more blocks or threads than a device can have.
-            DriverError: the driver refused it.
+            DeviceError: more blocks, threads or shared memory than the device has, or the driver refused it.
         """
         from cuda.core import LaunchConfig, launch
 
         grid, block, shared = kernel.grid(numbers), kernel.block, kernel.shared(numbers)
         if not all(1 <= blocks <= most for blocks, most in zip(grid, MOST_BLOCKS, strict=True)):
-            raise ArgumentError(f"grid of {kernel.name}", grid, f"1 to {MOST_BLOCKS} blocks")
+            raise DeviceError(f"launch of {kernel.name}: {grid} blocks; allowed: 1 to {MOST_BLOCKS}")
         if not 1 <= block <= MOST_THREADS:
-            raise ArgumentError(f"block of {kernel.name}", block, f"1 to {MOST_THREADS} threads")
+            raise DeviceError(f"launch of {kernel.name}: {block} threads in a block; allowed: 1 to {MOST_THREADS}")
         loaded = self._loaded(kernel.name, shared)
         config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
         self._call(f"launching {kernel.name}", launch, stream, config, loaded, *packed)
 
     def _loaded(self, name: str, shared: int) -> Any:
-        """The kernel, allowed as much shared memory as it is about to be given."""
-        if name not in self._kernels:
-            self._kernels[name] = self._call(f"loading {name}", self._code.get_kernel, name)
-        if shared > self._shared.get(name, ALWAYS_SHARED):
-            from cuda.bindings import driver
+        """cuda.core's kernel, allowed as much shared memory as it is about to be given."""
+        from cuda.bindings import driver
+        from cuda.core import Kernel as CoreKernel
 
+        if name not in self._kernels:
+            handle = self._call(f"finding {name}", driver.cuLibraryGetKernel, self._library, name.encode())
+            self._kernels[name] = handle, self._call(f"finding {name}", CoreKernel.from_handle, int(handle))
+        handle, loaded = self._kernels[name]
+        if shared > self._shared.get(name, ALWAYS_SHARED):
             most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            device = driver.CUdevice(self._ordinal)
-            handle = self._kernels[name].handle
-            asking = f"asking for {shared} bytes of shared memory for {name}"
+            asking, device = f"asking for {shared} bytes of shared memory for {name}", driver.CUdevice(self._ordinal)
             self._call(asking, driver.cuKernelSetAttribute, most, shared, handle, device)
             self._shared[name] = shared
-        return self._kernels[name]
+        return loaded
+
+    def close(self) -> None:
+        """Unload it; nothing may be running that is of it."""
+        from cuda.bindings import driver
+
+        self._kernels.clear()
+        library, self._library = self._library, None
+        if library is not None:
+            self._call(f"unloading {self.source}", driver.cuLibraryUnload, library)
 
 
 def values(kernel: Kernel, addresses: Mapping[str, int], numbers: Mapping[str, Number]) -> list[object]:
@@ -95,9 +107,9 @@ def number_of(name: str, kind: str, value: Number) -> object:
     lowbit.errors.ArgumentError: rows is 2147483648; allowed: a number that int32 holds
     """
     dtype = np.dtype(kind)
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        if value != int(value) or not limits.min <= value <= limits.max:
-            raise ArgumentError(name, value, f"a number that {kind} holds")
-        return dtype.type(int(value))
-    return dtype.type(value)
+    if dtype.kind not in "iu":
+        return dtype.type(value)
+    limits = np.iinfo(dtype)
+    if not limits.min <= value <= limits.max or value != int(value):  # not a number, or infinite, is refused first
+        raise ArgumentError(name, value, f"a number that {kind} holds")
+    return dtype.type(int(value))

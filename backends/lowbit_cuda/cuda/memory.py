@@ -152,15 +152,17 @@ class Heap:
     def of(self, memory: Memory) -> Block:
         """The block behind it; `DeviceError` if it was given back or is another device's."""
         block = memory.handle
-        if isinstance(block, Block) and block.heap is self:
+        if isinstance(block, Block) and block.heap is self and self.held.get(id(memory)) is memory:
             return block
         raise DeviceError(f"{'use after free' if block is None else 'memory of another device'}: {memory.what}")
 
     def bytes_of(self, span: Span, nbytes: int) -> npt.NDArray[np.uint8]:
         """The first bytes of a span of pinned memory, in place."""
+        if not isinstance(span, Span):
+            raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
         view = self.of(span.memory).view
         if view is None:
-            raise ArgumentError(f"memory for {span.memory.what}", "on the device", "pinned memory on the host")
+            raise ArgumentError("span", f"on the device ({span.memory.what})", "a span of pinned memory")
         if nbytes > span.nbytes:
-            raise ArgumentError("data", f"of {nbytes} bytes", f"at most the {span.nbytes} of the span")
+            raise ArgumentError("data", f"{nbytes} bytes", f"at most the span's {span.nbytes}")
         return view[span.offset : span.offset + nbytes]

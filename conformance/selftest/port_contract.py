@@ -1,0 +1,457 @@
+"""The contract of the port as programs: each asks a device for something small and looks whether it got it.
+
+They know nothing of the device but `DevicePort`. The tests give them to the simulation under each of its schedules, to
+the device for GPUs over a stand-in for NVIDIA's driver, and, where there is a GPU, to that.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from lowbit.errors import ArgumentError
+from lowbit_cuda.port import (
+    DeviceError,
+    DeviceMemoryError,
+    DevicePort,
+    Kernel,
+    Memory,
+    Numbers,
+    Parameter,
+    Span,
+    Stream,
+)
+
+KERNELS = Path(__file__).parent / "contract_kernels"
+BUDGET = 1 << 20
+COUNT = 300
+"""Numbers in an array: more than a block has threads, and no multiple of it."""
+
+Program = Callable[[DevicePort], None]
+PROGRAMS: dict[str, Program] = {}
+
+
+def program(function: Program) -> Program:
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+# **Kernels.**
+
+
+def count(numbers: Numbers) -> int:
+    return int(numbers["n"])
+
+
+def some_blocks(numbers: Numbers) -> tuple[int, int, int]:
+    return -(-count(numbers) // 128), 1, 1
+
+
+def _fill(y: npt.NDArray[np.float32], n: int, first: float, step: int) -> None:
+    y[:] = np.float32(first) + (np.arange(n, dtype=np.int64) * step).astype(np.float32)
+
+
+def _add(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32], n: int, by: float) -> None:
+    y[:] = y + np.float32(by) * x
+
+
+def _turn(x: npt.NDArray[np.int32], y: npt.NDArray[np.int32], n: int) -> None:
+    y[:] = x[::-1]
+
+
+fill = Kernel(
+    "contract_fill",
+    "contract.cuh",
+    (
+        Parameter("y", "float32", "write", count),
+        Parameter("n", "int64"),
+        Parameter("first", "float32"),
+        Parameter("step", "int32"),
+    ),
+    some_blocks,
+    128,
+    _fill,
+)
+add = Kernel(
+    "contract_add",
+    "contract.cuh",
+    (
+        Parameter("x", "float32", "read", count),
+        Parameter("y", "float32", "update", count),
+        Parameter("n", "int32"),
+        Parameter("by", "float32"),
+    ),
+    some_blocks,
+    128,
+    _add,
+)
+turn = Kernel(
+    "contract_turn",
+    "contract.cuh",
+    (Parameter("x", "int32", "read", count), Parameter("y", "int32", "write", count), Parameter("n", "int32")),
+    lambda numbers: (1, 1, 1),
+    128,
+    _turn,
+    shared=lambda numbers: 4 * count(numbers),
+)
+
+
+# **What programs share.**
+
+
+def ramp(first: float = 0.0) -> npt.NDArray[np.float32]:
+    return np.arange(COUNT, dtype=np.float32) + np.float32(first)
+
+
+def sent(device: DevicePort, stream: Stream, values: npt.NDArray[Any]) -> Memory:
+    """The values on the device; the host has waited for them."""
+    host, there = device.pin(values.nbytes, "values"), device.allocate(values.nbytes, "values")
+    device.write(host.span(), values)
+    device.copy(there.span(), host.span(), stream)
+    device.synchronize(device.record(stream))
+    device.free(host)
+    return there
+
+
+def fetched(device: DevicePort, stream: Stream, span: Span, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    """What the device holds when the stream comes to it."""
+    host = device.pin(span.nbytes, "answer")
+    device.copy(host.span(), span, stream)
+    device.synchronize(device.record(stream))
+    answer = device.read(host.span(), dtype, (span.nbytes // np.dtype(dtype).itemsize,))
+    device.free(host)
+    return answer
+
+
+def until_reached(device: DevicePort, event: Any) -> None:
+    """Ask until it is so."""
+    end = time.monotonic() + 20
+    while not device.reached(event):
+        assert time.monotonic() < end, "an event was not reached in 20 seconds"
+        device.on_host("waiting", (), lambda: None)
+
+
+def refused(kind: type[Exception], function: Callable[..., object], *arguments: object) -> None:
+    with pytest.raises(kind):
+        function(*arguments)
+
+
+# **Memory.**
+
+
+@program
+def what_is_copied_comes_back(device: DevicePort) -> None:
+    """Host to device, device to device, device to host; parts of it, at odd places, and nothing beside them."""
+    stream = device.stream("copies")
+    first = sent(device, stream, np.arange(1000, dtype=np.uint8))
+    second = sent(device, stream, np.zeros(1000, np.uint8))
+    device.copy(second.span(3, 501), first.span(7, 501), stream)
+    wanted = np.zeros(1000, np.uint8)
+    wanted[3:504] = np.arange(1000, dtype=np.uint8)[7:508]
+    assert np.array_equal(fetched(device, stream, second.span(), np.uint8), wanted)
+    assert np.array_equal(fetched(device, stream, second.span(500, 7), np.uint8), wanted[500:507])
+
+
+@program
+def the_budget_is_counted_to_the_byte(device: DevicePort) -> None:
+    """Each allocation counts as a multiple of 256; one byte too many is refused and changes nothing."""
+    assert (device.budget, device.used, device.peak, device.pinned) == (BUDGET, 0, 0, 0)
+    small = device.allocate(1, "small")
+    large = device.allocate(BUDGET - 512, "large")
+    pinned = device.pin(257, "beside it")
+    assert (small.nbytes, device.used, device.peak, device.pinned) == (1, BUDGET - 256, BUDGET - 256, 512)
+    with pytest.raises(DeviceMemoryError) as caught:
+        device.allocate(257, "too much")
+    error = caught.value
+    assert (error.what, error.asked, error.used, error.budget) == ("too much", 257, BUDGET - 256, BUDGET)
+    assert (device.used, device.peak) == (BUDGET - 256, BUDGET - 256)
+    last = device.allocate(256, "just enough")
+    assert device.used == device.peak == BUDGET
+    for memory in (small, large, last, last, pinned, pinned):
+        device.free(memory)
+    assert (device.used, device.peak, device.pinned) == (0, BUDGET, 0)
+    for nbytes in (0, -1, 1.5, None, True):
+        refused(ArgumentError, device.allocate, nbytes, "nothing")
+        refused(ArgumentError, device.pin, nbytes, "nothing")
+
+
+@program
+def memory_that_is_freed_is_waited_for_and_then_refused(device: DevicePort) -> None:
+    """A copy given before `free` is done; one given after it is refused, and so is a graph that holds it."""
+    stream = device.stream("copies")
+    kept, host = device.allocate(4 * COUNT, "kept"), device.pin(4 * COUNT, "host")
+    device.write(host.span(), ramp())
+    device.copy(kept.span(), host.span(), stream)
+    device.free(host)
+    assert np.array_equal(fetched(device, stream, kept.span()), ramp())
+    refused(DeviceError, device.copy, kept.span(), host.span(), stream)
+    refused(DeviceError, device.write, host.span(), ramp())
+    refused(DeviceError, device.read, host.span(), np.float32, (1,))
+    with device.capture(stream) as graph:
+        device.launch(fill, {"y": kept.span(), "n": COUNT, "first": 0.0, "step": 1}, stream)
+        refused(ArgumentError, device.free, kept)
+    device.free(kept)
+    refused(DeviceError, device.replay, graph(), stream)
+    refused(DeviceError, device.launch, fill, {"y": kept.span(), "n": COUNT, "first": 0.0, "step": 1}, stream)
+    assert (device.used, device.pinned) == (0, 0)
+
+
+# **Order.**
+
+
+@program
+def streams_wait_for_events(device: DevicePort) -> None:
+    """A copy on one stream, a kernel that needs it on another, and the next copy into the same place after that."""
+    copies, compute = device.stream("copies"), device.stream("compute")
+    hosts = [device.pin(4 * COUNT, f"host {i}") for i in range(3)]
+    for i, host in enumerate(hosts):
+        device.write(host.span(), ramp(1000.0 * i))
+    staging, total = device.allocate(4 * COUNT, "staging"), device.allocate(4 * COUNT, "total")
+    device.launch(fill, {"y": total.span(), "n": COUNT, "first": 0.5, "step": 0}, compute)
+    for host in hosts:
+        device.wait(copies, device.record(compute))
+        device.copy(staging.span(), host.span(), copies)
+        device.wait(compute, device.record(copies))
+        device.launch(add, {"x": staging.span(), "y": total.span(), "n": COUNT, "by": 2.0}, compute)
+    wanted = np.full(COUNT, 0.5, np.float32)
+    for i in range(3):
+        wanted = wanted + np.float32(2) * ramp(1000.0 * i)
+    assert np.array_equal(fetched(device, compute, total.span()), wanted)
+
+
+@program
+def the_host_may_write_again_when_it_has_waited(device: DevicePort) -> None:
+    """One pinned buffer, used three times."""
+    stream = device.stream("copies")
+    host, places = device.pin(4 * COUNT, "host"), [device.allocate(4 * COUNT, f"place {i}") for i in range(3)]
+    for i, place in enumerate(places):
+        device.write(host.span(), ramp(10.0 * i))
+        device.copy(place.span(), host.span(), stream)
+        event = device.record(stream)
+        if i % 2:
+            device.synchronize(event)
+        else:
+            until_reached(device, event)
+    for i, place in enumerate(places):
+        assert np.array_equal(fetched(device, stream, place.span()), ramp(10.0 * i))
+
+
+@program
+def an_event_marks_one_place(device: DevicePort) -> None:
+    """Recording again makes another event; both have a time, the later not before the earlier."""
+    stream, other = device.stream("first"), device.stream("second")
+    memory = device.allocate(4 * COUNT, "memory")
+    numbers: Mapping[str, Any] = {"y": memory.span(), "n": COUNT, "first": 0.0, "step": 1}
+    first = device.record(stream)
+    device.launch(fill, numbers, stream)
+    second = device.record(stream)
+    device.wait(other, second)
+    third = device.record(other)
+    device.synchronize(third)
+    for event in (first, second, third):
+        until_reached(device, event)
+        device.synchronize(event)
+    assert 0 <= device.seconds(first, second) < 10
+    assert device.seconds(second, second) == 0
+    before = device.now()
+    device.finish()
+    assert device.now() >= before
+
+
+# **Kernels.**
+
+
+@program
+def numbers_arrive_as_their_kinds(device: DevicePort) -> None:
+    """An int64, a float32 and a negative int32 side by side; spans that begin within an allocation."""
+    stream = device.stream("compute")
+    memory = sent(device, stream, np.full(COUNT + 20, -7, np.float32))
+    span = memory.span(40, 4 * COUNT)
+    device.launch(fill, {"y": span, "n": COUNT, "first": 0.1, "step": -3}, stream)
+    wanted = np.full(COUNT + 20, -7, np.float32)
+    wanted[10 : 10 + COUNT] = np.float32(0.1) + (-3 * np.arange(COUNT)).astype(np.float32)
+    assert np.array_equal(fetched(device, stream, memory.span()), wanted)
+
+
+@program
+def blocks_have_the_shared_memory_they_ask_for(device: DevicePort) -> None:
+    """A little, and more than a block has without asking."""
+    stream = device.stream("compute")
+    for n in (COUNT, 15000, COUNT):
+        values = np.arange(n, dtype=np.int32)
+        x, y = sent(device, stream, values), device.allocate(4 * n, "turned")
+        device.launch(turn, {"x": x.span(), "y": y.span(), "n": n}, stream)
+        assert np.array_equal(fetched(device, stream, y.span(), np.int32), values[::-1])
+        device.free(x)
+        device.free(y)
+
+
+# **Graphs.**
+
+
+@program
+def a_graph_runs_when_it_is_replayed(device: DevicePort) -> None:
+    """Not when it is captured; as often as asked, on what memory holds then."""
+    stream = device.stream("compute")
+    x, y = sent(device, stream, ramp()), sent(device, stream, np.zeros(COUNT, np.float32))
+    host = device.pin(4 * COUNT, "host")
+    device.write(host.span(), np.zeros(COUNT, np.float32))
+    with device.capture(stream) as graph:
+        refused(ArgumentError, graph)
+        device.launch(add, {"x": x.span(), "y": y.span(), "n": COUNT, "by": 1.0}, stream)
+        device.copy(host.span(), y.span(), stream)
+        device.launch(add, {"x": x.span(), "y": y.span(), "n": COUNT, "by": 1.0}, stream)
+    device.finish()
+    assert not device.read(host.span(), np.float32, (COUNT,)).any()
+    for times in (1, 2):
+        device.replay(graph(), stream)
+        device.synchronize(device.record(stream))
+        assert np.array_equal(device.read(host.span(), np.float32, (COUNT,)), ramp() * (2 * times - 1))
+    assert np.array_equal(fetched(device, stream, y.span()), ramp() * 4)
+    device.replay(graph(), other := device.stream("another"))
+    assert np.array_equal(fetched(device, other, y.span()), ramp() * 6)
+
+
+@program
+def a_stream_that_makes_a_graph_does_nothing_else(device: DevicePort) -> None:
+    """And what goes wrong in the block leaves the stream as it was; other streams go on meanwhile."""
+    stream, other = device.stream("captured"), device.stream("other")
+    y = device.allocate(4 * COUNT, "y")
+    arguments: Mapping[str, Any] = {"y": y.span(), "n": COUNT, "first": 0.0, "step": 1}
+    event = device.record(other)
+    with device.capture(stream) as graph:
+        device.launch(fill, arguments, stream)
+    with device.capture(stream):
+        refused(ArgumentError, device.record, stream)
+        refused(ArgumentError, device.wait, stream, event)
+        refused(ArgumentError, device.finish)
+        refused(ArgumentError, device.replay, graph(), stream)
+        refused(ArgumentError, device.capture(stream).__enter__)
+        until_reached(device, device.record(other))
+    with pytest.raises(ZeroDivisionError), device.capture(stream) as broken:
+        device.launch(fill, arguments, stream)
+        raise ZeroDivisionError
+    refused(ArgumentError, broken)
+    device.launch(fill, arguments, stream)
+    assert np.array_equal(fetched(device, stream, y.span()), ramp())
+
+
+# **The host.**
+
+
+@program
+def the_host_works_on_pinned_memory_in_place(device: DevicePort) -> None:
+    """It is shown each span's bytes, read only; its answer and its errors come back."""
+    host, memory = device.pin(4 * COUNT, "host"), device.allocate(4, "memory")
+    device.write(host.span(), ramp())
+
+    def work(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> float:
+        assert first.dtype == second.dtype == np.uint8
+        refused(ValueError, first.__setitem__, 0, 1)
+        return float(first.view(np.float32).sum() + second.view(np.float32)[0])
+
+    assert device.on_host("adding", (host.span(), host.span(8, 4)), work) == ramp().sum() + 2
+    refused(ArgumentError, device.on_host, "adding", (memory.span(),), lambda x: None)
+    with pytest.raises(ZeroDivisionError):
+        device.on_host("failing", (), lambda: 1 // 0)
+    device.write(host.span(4), np.array([[9], [8]], np.float32))
+    assert device.read(host.span(), np.float32, (2, 2)).tolist() == [[0, 9], [8, 3]]
+
+
+@program
+def any_thread_may_use_it(device: DevicePort) -> None:
+    """One at a time: what one thread was given, the next goes on with."""
+    stream, found = device.stream("compute"), list[object]()
+    memory = sent(device, stream, ramp())
+
+    def work() -> None:
+        try:
+            device.launch(fill, {"y": memory.span(), "n": COUNT, "first": 5.0, "step": 1}, stream)
+            found.append(fetched(device, stream, memory.span()))
+            device.allocate(256, "by another thread")
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == 1, found
+    assert np.array_equal(fetched(device, stream, memory.span()), ramp(5))
+    assert device.used == 1280 + 256
+
+
+# **What is refused.**
+
+
+@program
+def what_cannot_be_meant_is_refused(device: DevicePort) -> None:
+    """With an error that says what is allowed, before anything runs."""
+    stream, x, y = device.stream("compute"), device.allocate(64, "x"), device.allocate(64, "y")
+    host = device.pin(64, "host")
+    numbers: Mapping[str, Any] = {"x": x.span(), "y": y.span(), "n": 16, "by": 1.0}
+    wrong: tuple[Mapping[str, Any], ...] = (
+        {"x": x.span(0, 60)},
+        {"x": host.span()},
+        {"x": 3},
+        {"n": x.span()},
+        {"n": 17},
+        {"extra": 1},
+        {"x": x.span(2, 62), "n": 15},
+    )
+    for change in wrong:
+        refused(ArgumentError, device.launch, add, {**numbers, **change}, stream)
+    refused(ArgumentError, device.launch, add, {"x": x.span()}, stream)
+    refused(DeviceError, device.launch, add, {**numbers, "n": 0}, stream)
+    for target, source in (
+        (x.span(0, 8), y.span(0, 9)),
+        (host.span(0, 8), host.span(8, 8)),
+        (x.span(0, 8), x.span(4, 8)),
+    ):
+        refused(ArgumentError, device.copy, target, source, stream)
+    for call, arguments in (
+        (device.copy, (x.span(), y.span(), "compute")),
+        (device.launch, (add, numbers, None)),
+        (device.record, (None,)),
+        (device.wait, (stream, stream)),
+        (device.replay, (stream, stream)),
+        (device.synchronize, (stream,)),
+        (device.reached, (None,)),
+        (device.write, (x.span(), np.zeros(1))),
+        (device.write, (host.span(), np.zeros(9))),
+        (device.write, (host.span(), np.zeros((8, 8), np.uint8)[:, :1])),
+        (device.write, (host.span(), [1, 2])),
+        (device.read, (x.span(), np.uint8, (1,))),
+        (device.read, (host.span(), np.float64, (3, 3))),
+    ):
+        refused(ArgumentError, call, *arguments)
+    refused(ArgumentError, x.span, 65)
+    refused(ArgumentError, x.span().part, 60, 5)
+    refused(DeviceError, device.copy, x.span(), Memory("nobody's", 64, "device").span(), stream)
+    device.finish()
+
+
+@program
+def after_its_end_it_does_nothing(device: DevicePort) -> None:
+    """Closing twice and freeing late are harmless; everything else is an error that says so."""
+    stream = device.stream("compute")
+    memory, event = sent(device, stream, ramp()), device.record(stream)
+    device.close()
+    device.close()
+    device.free(memory)
+    for call, arguments in (
+        (device.allocate, (1, "more")),
+        (device.pin, (1, "more")),
+        (device.stream, ("more",)),
+        (device.record, (stream,)),
+        (device.synchronize, (event,)),
+        (device.finish, ()),
+        (device.reached, (event,)),
+        (device.copy, (memory.span(0, 8), memory.span(8, 8), stream)),
+    ):
+        refused(DeviceError, call, *arguments)
+    assert device.used == 0
