@@ -184,6 +184,23 @@ class Gated:
         return through(self._down, self._joined(through(self._gate, x), through(self._up, x)))
 
 
+def routes(scores: Floats, routing: Routing) -> tuple[Ids, Reals]:
+    """The experts of each token and their weights, T × k both, for a router's scores (float32, T × E).
+
+    >>> routes(np.array([[0, 2, 1, 2]], np.float32), Routing(experts=4, top_k=2))
+    (array([[1, 3]]), array([[0.5, 0.5]]))
+
+    Raises:
+        ArgumentError: a score that is not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise ArgumentError("weights", "such that a router's score is not finite", "weights that do not overflow")
+    if routing.softmax == "before":
+        scores = softmax(scores.astype(np.float64)).astype(np.float32)
+    chosen = top_k(scores, routing.top_k)
+    return chosen, weights(scores, chosen, routing.softmax)
+
+
 class Sparse:
     """Many experts, of which each token runs a few: `routing.sparse` over linear layers of any kind.
 
@@ -205,7 +222,7 @@ class Sparse:
         self._experts = [Gated(activation, expert, linear, between) for expert in part.experts]
 
     def __call__(self, x: Reals) -> Reals:
-        chosen, shares = self._route(x)
+        chosen, shares = routes(self._router(x.astype(np.float32)), self._routing)
         if self._observe is not None:
             self._observe(x, chosen)
         y = np.zeros_like(x)
@@ -213,16 +230,6 @@ class Sparse:
             tokens, place = np.nonzero(chosen == e)
             y[tokens] += shares[tokens, place, np.newaxis] * self._experts[e](x[tokens])
         return y
-
-    def _route(self, x: Reals) -> tuple[Ids, Reals]:
-        """The experts of each token and their weights, T × k both; the choice is made on float32 scores."""
-        scores = self._router(x.astype(np.float32))
-        if not np.isfinite(scores).all():
-            raise ArgumentError("weights", "such that a router's score is not finite", "weights that do not overflow")
-        if self._routing.softmax == "before":
-            scores = softmax(scores.astype(np.float64)).astype(np.float32)
-        chosen = top_k(scores, self._routing.top_k)
-        return chosen, weights(scores, chosen, self._routing.softmax)
 
 
 def feed_forward(

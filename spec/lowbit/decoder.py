@@ -90,7 +90,7 @@ class Decoder:
         Raises:
             ArgumentError: no tokens, a token outside the vocabulary, or more tokens than the context.
         """
-        ids, parts, work = self._checked(tokens, already=len(state[0])), [], 0
+        ids, parts, work = token_ids(tokens, self.config, already=len(state[0])), [], 0
         for start in range(0, len(ids), PREFILL_TOKENS):
             part = ids[start : start + PREFILL_TOKENS]
             turns = self._rotations(start=len(state[0]), count=len(part))
@@ -121,15 +121,19 @@ class Decoder:
         bases = {block.rope_base for block in self._blocks}
         return {base: rotation(self._layout, base, start, count) for base in bases}
 
-    def _checked(self, tokens: Sequence[int], already: int) -> npt.NDArray[np.int64]:
-        config = self.config
-        if not 1 <= len(tokens) <= config.context - already:
-            raise ArgumentError(
-                "number of tokens", len(tokens), f"1 to {config.context - already} (context {config.context})"
-            )
-        for position, token in enumerate(tokens):
-            check_integer(f"tokens[{position}]", token, 0, config.vocabulary - 1)
-        return np.array(tokens, np.int64)
+
+def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> npt.NDArray[np.int64]:
+    """Tokens as an array, after `already` others.
+
+    Raises:
+        ArgumentError: no tokens, a token outside the vocabulary, or more tokens than the context.
+    """
+    if not 1 <= len(tokens) <= config.context - already:
+        allowed = f"1 to {config.context - already} (context {config.context})"
+        raise ArgumentError("number of tokens", len(tokens), allowed)
+    for position, token in enumerate(tokens):
+        check_integer(f"tokens[{position}]", token, 0, config.vocabulary - 1)
+    return np.array(tokens, np.int64)
 
 
 # **Whoever answers.** What follows asks no more of a model than this. The decoder above is one; a backend that keeps a

@@ -40,7 +40,7 @@ KEYS: tuple[Keys, ...] = get_args(Keys)
 
 # **Sizes** as people write them: with a unit, of which those with an i are powers of 1024 and the others of 1000.
 
-UNITS = {"": 1, "B": 1} | {
+UNITS: dict[str, int] = {"": 1, "B": 1} | {
     prefix + ending: base**power
     for power, prefix in enumerate("KMGT", 1)
     for ending, base in (("B", 1000), ("iB", 1024))
@@ -65,7 +65,7 @@ def bytes_of(text: str, argument: str = "size") -> int:
     if found is None or found[2] not in UNITS:
         raise ArgumentError(argument, repr(text), ALLOWED)
     whole, _, fraction = found[1].partition(".")  # in integers, since a float has not all the digits of a large size
-    size = int(whole + fraction) * UNITS[found[2]] // int("1" + "0" * len(fraction))
+    size = int(whole + fraction) * UNITS[found[2]] // int(10 ** len(fraction))
     if size < 1:
         raise ArgumentError(argument, repr(text), "at least one byte")
     return size

@@ -1,0 +1,200 @@
+"""Loading: a model's weights to where they are used, a layer at a time.
+
+What stays goes to the device, experts go to the engine, and of the rest only the embedding stays on the host, in
+float32: a token looks up one row of it. How many slots there are is settled with the first layer (`budget`), because
+under swap the host has no place for the experts that begin on the device.
+
+Source: lowbit's own.
+"""
+
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+
+from lowbit.backend import load as load_backend
+from lowbit.config import LlamaConfig
+from lowbit.device import DeviceSettings
+from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.offload import Arrangement
+from lowbit.weights import NORMS, Floats, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
+from lowbit_cuda.engine.cost import Rates
+from lowbit_cuda.engine.engine import Engine
+from lowbit_cuda.kernels.layouts import DenseLayout
+from lowbit_cuda.model.block import Block, Gate
+from lowbit_cuda.model.budget import Need
+from lowbit_cuda.model.cold import ColdExperts, measure
+from lowbit_cuda.model.lane import Lane, charged
+from lowbit_cuda.model.matrices import ExpertLayout, Layout, Resident, layout_of
+from lowbit_cuda.model.sparse import Sparse
+from lowbit_cuda.model.workspace import FLOAT, Sizes, Workspace, take
+from lowbit_cuda.port import Span
+
+BACKEND = "cuda"
+"""What messages call this backend."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model on a device.
+
+    Attributes:
+        config: its shape; the context is the one that was asked for.
+        embedding: float32, vocabulary × hidden.
+        blocks: in order.
+        norm: gain of the last norm.
+        head: what makes logits.
+        work: the workspace.
+        engine: what brings experts; None for a dense model.
+        sparse: the sparse part of blocks; None for a dense model.
+    """
+
+    config: LlamaConfig
+    embedding: Floats
+    blocks: tuple[Block, ...]
+    norm: Span
+    head: Resident
+    work: Workspace
+    engine: Engine | None
+    sparse: Sparse | None
+
+
+def check_model(config: LlamaConfig) -> None:
+    """Refuse a model that the kernels do not do.
+
+    Raises:
+        NotDeclaredError: what of it is not done.
+    """
+    if config.activation != "silu":
+        raise NotDeclaredError(BACKEND, "whole models", f"gates that go through {config.activation}")
+    for name in ("hidden", "feed_forward"):
+        if getattr(config, name) % 8:
+            raise NotDeclaredError(BACKEND, "whole models", f"{name} {getattr(config, name)}, no multiple of 8")
+
+
+def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
+    """Refuse a layer that is not done, or is not of its model."""
+    done = {*NORMS, "query", "key", "value", "output", "feed_forward"}
+    for field in fields(layer):
+        if field.name not in done and getattr(layer, field.name) is not None:
+            raise NotDeclaredError(BACKEND, "whole models", f"layers with a {field.name}")
+    sparse = isinstance(layer.feed_forward, SparseWeights)
+    if sparse != (config.routing is not None):
+        raise ArgumentError("feed_forward", "sparse" if sparse else "dense", "of the kind that the configuration says")
+
+
+class Loader:
+    """Puts one model on one device."""
+
+    def __init__(self, lane: Lane, weights: LayeredWeights, settings: DeviceSettings) -> None:
+        check_model(weights.config)
+        self._lane, self._weights, self._settings = lane, weights, settings
+        own = weights.config.context
+        self._config = replace(weights.config, context=min(own, settings.context or own))
+        self._first: LayerWeights | None = weights.layer(0)
+        check_layer(self._config, self._first)
+        self._expert = expert_layout(self._first)
+        self._sizes = Sizes(self._config, self._config.context, settings.keys, self._expert)
+
+        self.engine: Engine | None = None
+
+    def load(self, progress: Progress | None = None) -> Loaded:
+        """Load it; `engine` is to be closed by whoever called, also where this fails.
+
+        Args:
+            progress: called after each layer.
+
+        Raises:
+            ArgumentError: the budget is too small, or layers differ in how they are stored.
+            DeviceError: the device failed.
+        """
+        lane, config, head = self._lane, self._config, self._weights.head
+        slots = self._need(layout_of(head)).slots(lane.port.budget - lane.port.used)
+        work = take(lane, self._sizes)
+        last, norm = Resident(lane, head, "head"), lane.store(self._weights.norm, "last norm")
+        sparse = None
+        if config.routing:
+            cold, rates = self._cold(work)
+            arrangement = Arrangement(
+                config.layers, config.routing.experts, slots, self._settings.buffers, self._settings.mode
+            )
+            self.engine = Engine(
+                lane.port,
+                arrangement,
+                self._expert.nbytes,
+                lane.stream,
+                prefetch=self._settings.prefetch,
+                rates=rates,
+            )
+            sparse = Sparse(lane, config, self._expert, self.engine, cold)
+        blocks = self._blocks(progress)
+        lane.drop_upload()
+        return Loaded(config, self._weights.embedding, blocks, norm, last, work, self.engine, sparse)
+
+    def _need(self, head: Layout) -> Need:
+        """What the model takes, if all layers are like the first."""
+        config, first = self._config, self._first
+        assert first is not None
+        gain = FLOAT * config.hidden
+        attention = [layout_of(matrix).nbytes for matrix in (first.query, first.key, first.value, first.output)]
+        dense = [self._expert.nbytes] if config.routing is None else []
+        layer = charged([gain, gain, *attention, *dense])
+        stays = self._sizes.total + config.layers * layer + charged([head.nbytes, gain, *self._router_bytes()])
+        if config.routing is None:
+            return Need(stays, 0, 0, 0, 0)
+        return Need(stays, config.layers, config.routing.experts, self._expert.nbytes, self._settings.buffers)
+
+    def _router_bytes(self) -> list[int]:
+        """Bytes of all routers, which are one matrix."""
+        if self._config.routing is None:
+            return []
+        return [self._config.layers * DenseLayout(self._config.hidden, self._config.routing.experts).nbytes]
+
+    def _cold(self, work: Workspace) -> tuple[ColdExperts | None, Rates | None]:
+        """Who runs experts on the host, and how fast; measured before slots take what memory there is."""
+        if self._settings.cold_experts is None:
+            return None, None
+        assert self._first is not None
+        cold = ColdExperts(load_backend(self._settings.cold_experts), self._expert)
+        return cold, measure(self._lane, work, cold, self._expert.apply(experts_of(self._first)[0]))
+
+    def _blocks(self, progress: Progress | None) -> tuple[Block, ...]:
+        config, lane = self._config, self._lane
+        routers = [lane.allocate(nbytes, "routers") for nbytes in self._router_bytes()]
+        blocks = []
+        for number in range(config.layers):
+            layer = self._first or self._weights.layer(number)
+            self._first = None  # so that one layer at a time is in memory
+            check_layer(config, layer)
+            block = Block(lane, config, number, layer, self._settings.keys)
+            if isinstance(layer.feed_forward, SparseWeights):
+                block.gate = self._gate(number, layer.feed_forward.router, routers[0])
+                self._fill(number, layer.feed_forward)
+            blocks.append(block)
+            if progress is not None:
+                progress(number + 1, config.layers)
+        return tuple(blocks)
+
+    def _gate(self, number: int, router: Floats, routers: Span) -> Gate:
+        """Bring a router to the device; the next one will lie behind it."""
+        layout = DenseLayout(*router.shape)
+        guessing = self._settings.prefetch != "off" and number + 1 < self._config.layers
+        first = number * layout.nbytes
+        self._lane.upload(routers.part(first, layout.nbytes), layout.apply(router))
+        count = 2 if guessing else 1
+        own = routers.part(first, count * layout.nbytes)
+        return Gate(own, count * layout.columns, inputs=self._settings.cold_experts is not None)
+
+    def _fill(self, number: int, part: SparseWeights) -> None:
+        assert self.engine is not None
+        for expert, weights in enumerate(part.experts):
+            self.engine.fill(number, expert, self._expert.apply(weights))
+
+
+def experts_of(layer: LayerWeights) -> tuple[GatedWeights, ...]:
+    """The experts of a layer; of a dense one its feed-forward part."""
+    part = layer.feed_forward
+    return part.experts if isinstance(part, SparseWeights) else (part,)
+
+
+def expert_layout(layer: LayerWeights) -> ExpertLayout:
+    """The layout that holds all experts of a layer."""
+    return reduce(ExpertLayout.wider, map(ExpertLayout.of, experts_of(layer)))

@@ -1,0 +1,175 @@
+"""Matrices on a device: which layout a matrix has there, and which kernel multiplies by it.
+
+A quantised matrix stays as it is, with other places for its words (`lowbit_cuda.kernels.layouts`). Plain weights are
+stored in float16 where that loses nothing, and else in float32.
+
+Which kernel runs is decided by the layout and the number of tokens, and the number of tokens changes no bit of a
+token's result.
+
+An *expert*, or the feed-forward part of a dense block, is three matrices in one run of bytes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import ArgumentError
+from lowbit.weights import Floats, GatedWeights, Matrix
+from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
+from lowbit_cuda.kernels.table import kernel
+from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.port import Span
+
+Layout = MatrixLayout | DenseLayout
+Blob = npt.NDArray[np.uint8]
+
+MANY = 8
+"""Tokens for which the kernels of many tokens are made."""
+
+
+def layout_of(matrix: Matrix) -> Layout:
+    """How a matrix is stored.
+
+    Raises:
+        ArgumentError: groups that end inside a unit, or a size that kernels do not count.
+    """
+    if not isinstance(matrix, np.ndarray):
+        return MatrixLayout.of(matrix)
+    rows, columns = matrix.shape
+    return DenseLayout(rows, columns, "float16" if fits_float16(matrix) else "float32")
+
+
+def fits_float16(weights: Floats) -> bool:
+    """Whether float16 holds every weight exactly.
+
+    >>> fits_float16(np.array([0.5, -3.0], np.float32)), fits_float16(np.array([0.1], np.float32))
+    (True, False)
+    """
+    with np.errstate(over="ignore"):
+        return bool((weights.astype(np.float16) == weights).all())
+
+
+def blob_of(layout: Layout, matrix: Matrix) -> Blob:
+    """The bytes of a matrix in a layout that can hold it, its own or, for plain weights, float32."""
+    if isinstance(layout, DenseLayout):
+        if not isinstance(matrix, np.ndarray):
+            raise ArgumentError("matrix", "quantised", "plain weights, as in the layers before")
+        if layout.dtype == "float16" and not fits_float16(matrix):
+            raise ArgumentError("matrix", "not held by float16", "weights that are, as in the layers before")
+        return layout.apply(matrix)
+    if isinstance(matrix, np.ndarray):
+        raise ArgumentError("matrix", "plain weights", f"{layout.bits} bits, as in the layers before")
+    return layout.apply(matrix)
+
+
+def multiply(lane: Lane, layout: Layout, blob: Span, y: Span, x: Span, tokens: int) -> None:
+    """Y (T × N) = X (T × K) W."""
+    if isinstance(layout, DenseLayout):
+        dense = kernel("dense", weights=layout.dtype)
+        lane.launch(dense, y=y, x=x, weights=blob, tokens=tokens, rows=layout.rows, columns=layout.columns)
+        return
+    gemm = kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1 if tokens == 1 else MANY)
+    lane.launch(gemm, y=y, x=x, **layout.spans(blob), tokens=tokens, **layout.numbers)
+
+
+class Resident:
+    """A matrix that stays on the device."""
+
+    def __init__(self, lane: Lane, matrix: Matrix, what: str) -> None:
+        self._lane, self.layout = lane, layout_of(matrix)
+        self._blob = lane.store(blob_of(self.layout, matrix), what)
+
+    def __call__(self, y: Span, x: Span, tokens: int) -> None:
+        """Y = X W."""
+        multiply(self._lane, self.layout, self._blob, y, x, tokens)
+
+
+# **Experts.**
+
+
+@dataclass(frozen=True)
+class ExpertLayout:
+    """How the three matrices of a gated linear unit lie one after the other."""
+
+    gate: Layout
+    up: Layout
+    down: Layout
+
+    @classmethod
+    def of(cls, expert: GatedWeights) -> "ExpertLayout":
+        """The layout that holds this expert."""
+        return cls(layout_of(expert.gate), layout_of(expert.up), layout_of(expert.down))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an expert."""
+        return self.gate.nbytes + self.up.nbytes + self.down.nbytes
+
+    @property
+    def inner(self) -> int:
+        """Numbers between the halves, for a token."""
+        return self.gate.columns
+
+    @property
+    def fused(self) -> bool:
+        """Whether one kernel computes the first half: both matrices are quantised alike."""
+        return isinstance(self.gate, MatrixLayout) and self.gate == self.up
+
+    def apply(self, expert: GatedWeights) -> Blob:
+        """The bytes of an expert.
+
+        Raises:
+            ArgumentError: its matrices are stored otherwise.
+        """
+        parts = zip((self.gate, self.up, self.down), expert.linears().values(), strict=True)
+        return np.concatenate([blob_of(layout, matrix) for layout, matrix in parts])
+
+    def wider(self, others: "ExpertLayout") -> "ExpertLayout":
+        """The layout that holds this expert and another: float32 where one of the two needs it.
+
+        Raises:
+            ArgumentError: they are not quantised alike.
+        """
+        pairs = zip((self.gate, self.up, self.down), (others.gate, others.up, others.down), strict=True)
+        return ExpertLayout(*(_wider(one, other) for one, other in pairs))
+
+    def restore(self, blob: Blob) -> GatedWeights:
+        """The expert of a blob, the inverse of `apply`."""
+        ends = np.cumsum([self.gate.nbytes, self.up.nbytes, self.down.nbytes])
+        parts = np.split(blob, ends[:-1])
+        layouts = self.gate, self.up, self.down
+        return GatedWeights(*(layout.restore(part) for layout, part in zip(layouts, parts, strict=True)))
+
+    def run(self, lane: Lane, blob: Span, y: Span, x: Span, inner: Span, spare: Span | None, tokens: int) -> None:
+        """Y (T × hidden) = (silu(X gate) ⊗ X up) down.
+
+        To work with, `inner` has T × `inner` numbers and `spare` twice as many; a fused layout needs no `spare`.
+        """
+        gate, up, down = self._spans(blob)
+        if isinstance(self.gate, MatrixLayout) and self.fused:
+            expert_in = kernel(
+                "expert_in", bits=self.gate.bits, scales=self.gate.scale_dtype, tokens=1 if tokens == 1 else MANY
+            )
+            matrices = self.gate.spans(gate, "gate_") | self.gate.spans(up, "up_")
+            lane.launch(expert_in, y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
+        else:
+            assert spare is not None
+            count = tokens * self.inner
+            left, right = spare.part(0, 4 * count), spare.part(4 * count, 4 * count)
+            multiply(lane, self.gate, gate, left, x, tokens)
+            multiply(lane, self.up, up, right, x, tokens)
+            lane.launch(kernel("swiglu"), y=inner, gate=left, up=right, count=count)
+        multiply(lane, self.down, down, y, inner, tokens)
+
+    def _spans(self, blob: Span) -> tuple[Span, Span, Span]:
+        first, second = self.gate.nbytes, self.gate.nbytes + self.up.nbytes
+        return blob.part(0, first), blob.part(first, self.up.nbytes), blob.part(second, self.down.nbytes)
+
+
+def _wider(one: Layout, other: Layout) -> Layout:
+    if one == other:
+        return one
+    if isinstance(one, DenseLayout) and isinstance(other, DenseLayout):
+        return DenseLayout(one.rows, one.columns, "float32")
+    raise ArgumentError("an expert", other, f"{one}, as the others: all fit in the same slots")

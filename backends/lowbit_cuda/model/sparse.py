@@ -1,0 +1,195 @@
+"""The sparse part of a block: the host chooses, the engine brings, the device computes.
+
+A gate's scores come to the host, because which experts are needed decides which copies are asked for. The choice is
+that of the chapter `lowbit.routing`, made by its own functions, so it has its ties and its order.
+
+Each expert runs once for all the tokens of a chunk that chose it: their rows are gathered, and its answers are put at
+the places that these tokens have for it. A token's places are in the order of its experts' numbers, and they are added
+up only when all are there. So nothing that the engine decides can be seen in an answer.
+
+Source: MoE offloading §2.1, §3; the chapters `lowbit.routing` and `lowbit.blocks`.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.blocks import routes
+from lowbit.config import LlamaConfig, Routing
+from lowbit.routing import Floats, Ids, top_k
+from lowbit_cuda.engine.engine import Engine
+from lowbit_cuda.kernels.table import kernel
+from lowbit_cuda.model.cold import ColdExperts
+from lowbit_cuda.model.lane import Lane, through
+from lowbit_cuda.model.matrices import Blob, ExpertLayout
+from lowbit_cuda.model.workspace import FLOAT, INDEX, Workspace
+from lowbit_cuda.port import Span, Stream
+
+GUESSES = 2
+"""Experts that are guessed for each token; the paper takes one or two."""
+
+Indices = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """The experts of T tokens, each token's by ascending number.
+
+    Attributes:
+        chosen: T × k.
+        shares: float32, T × k, of the same experts.
+    """
+
+    chosen: Ids
+    shares: Floats
+
+    @property
+    def needed(self) -> tuple[int, ...]:
+        """All of them, ascending."""
+        return tuple(int(expert) for expert in np.unique(self.chosen))
+
+    def of(self, expert: int) -> tuple[Indices, Indices]:
+        """The tokens that chose an expert, and where its answers belong among all T · k."""
+        tokens, place = np.nonzero(self.chosen == expert)
+        return tokens.astype(np.int32), (tokens * self.chosen.shape[1] + place).astype(np.int32)
+
+
+def choose(scores: Floats, routing: Routing) -> Routes:
+    """The routes of tokens with these scores (float32, T × E).
+
+    Raises:
+        ArgumentError: a score that is not finite.
+    """
+    chosen, shares = routes(scores, routing)
+    order = np.argsort(chosen, axis=1)
+    ascending, sorted_shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(shares, order, axis=1)
+    return Routes(ascending, sorted_shares.astype(np.float32))
+
+
+def guesses(scores: Floats, count: int = GUESSES) -> tuple[int, ...]:
+    """The experts that most of the tokens will probably need, likeliest first; of equals the lowest number.
+
+    One token's guesses are in the order of their scores:
+
+    >>> guesses(np.array([[0.0, 3.0, 1.0, 2.0]], np.float32))
+    (1, 3)
+    """
+    if not np.isfinite(scores).all():
+        return ()  # the next layer's own gate will have to say what is wrong
+    likely = top_k(scores, min(count, scores.shape[1]))
+    if len(likely) == 1:
+        return tuple(int(expert) for expert in likely[0])
+    votes = np.bincount(likely.ravel(), minlength=scores.shape[1])
+    order = np.argsort(-votes, kind="stable")
+    return tuple(int(expert) for expert in order[votes[order] > 0])
+
+
+class Sparse:
+    """The sparse parts of all blocks."""
+
+    def __init__(
+        self, lane: Lane, config: LlamaConfig, layout: ExpertLayout, engine: Engine, cold: ColdExperts | None
+    ) -> None:
+        assert config.routing is not None
+        self._lane, self._config, self._routing = lane, config, config.routing
+        self._layout, self._engine, self._cold = layout, engine, cold
+
+    def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> None:
+        """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers."""
+        experts = self._routing.experts
+        scores = self._lane.port.read(work.host["scores"], np.float32, (tokens, columns))
+        found = choose(np.ascontiguousarray(scores[:, :experts]), self._routing)
+        likely = guesses(np.ascontiguousarray(scores[:, experts:])) if columns > experts else ()
+        self._send(work.host["shares"], work["shares"], found.shares)
+        places = self._send_indices(work, found) if tokens > 1 else {}
+        offered = partial(self._compute_on_host, layer, work, found, places) if self._cold else None
+        self._engine.run(
+            layer,
+            found.needed,
+            likely,
+            partial(self._compute, work, found, places),
+            tokens={expert: len(found.of(expert)[0]) for expert in found.needed},
+            compute_on_host=offered,
+        )
+
+    def combine(self, work: Workspace, tokens: int) -> None:
+        """Add the weighted answers to the stream, in the order of their experts' numbers."""
+        self._lane.launch(
+            kernel("combine"),
+            y=work["x"],
+            answers=work["answers"],
+            weights=work["shares"],
+            tokens=tokens,
+            experts=self._routing.top_k,
+            columns=self._config.hidden,
+        )
+
+    # One expert.
+
+    def _compute(
+        self,
+        work: Workspace,
+        found: Routes,
+        places: dict[int, tuple[Span, Span]],
+        expert: int,
+        blob: Span,
+        stream: Stream,
+    ) -> None:
+        through(self._lane, stream)
+        hidden, k = self._config.hidden, self._routing.top_k
+        spare = work.device.get("spare")
+        run = partial(self._layout.run, self._lane, blob, inner=work["inner"], spare=spare)
+        if len(found.chosen) == 1:
+            place = found.needed.index(expert)
+            run(y=work.rows("answers", 1, hidden, first=place), x=work["normed"], tokens=1)
+            return
+        rows, targets = places[expert]
+        count, tokens = rows.nbytes // INDEX, len(found.chosen)
+        sized = {"count": count, "columns": hidden}
+        self._lane.launch(
+            kernel("gather", table="float32"), y=work["picked"], x=work["normed"], index=rows, rows=tokens, **sized
+        )
+        run(y=work["out"], x=work["picked"], tokens=count)
+        self._lane.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=targets, rows=tokens * k, **sized)
+
+    def _compute_on_host(
+        self, layer: int, work: Workspace, found: Routes, places: dict[int, tuple[Span, Span]], expert: int, blob: Blob
+    ) -> None:
+        """Run an expert on the host, and bring its answers to their places."""
+        assert self._cold is not None
+        hidden, k, tokens = self._config.hidden, self._routing.top_k, len(found.chosen)
+        own, targets = found.of(expert)
+        inputs = self._lane.port.read(work.host["normed"], np.float32, (tokens, hidden))
+        answers = self._cold.answer((layer, expert), blob, np.ascontiguousarray(inputs[own]))
+        first = sum(found.of(before)[0].size for before in found.needed if before < expert)
+        pinned = work.host["answers"].part(FLOAT * hidden * first)
+        if tokens == 1:
+            self._send(pinned, work.rows("answers", 1, hidden, first=int(targets[0])), answers)
+            return
+        self._send(pinned, work["out"], answers)
+        sized = {"count": own.size, "columns": hidden}
+        index = places[expert][1]
+        self._lane.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=index, rows=tokens * k, **sized)
+
+    # What goes to the device.
+
+    def _send(self, pinned: Span, there: Span, data: npt.NDArray[np.generic]) -> None:
+        data = np.ascontiguousarray(data)
+        self._lane.port.write(pinned, data)
+        self._lane.copy(there.part(0, data.nbytes), pinned)
+
+    def _send_indices(self, work: Workspace, found: Routes) -> dict[int, tuple[Span, Span]]:
+        """For each expert the rows of its tokens and the places of its answers, all in one copy."""
+        parts: list[Indices] = []
+        spans: dict[int, tuple[Span, Span]] = {}
+        start = 0
+        for expert in found.needed:
+            own = found.of(expert)
+            parts += own
+            size = INDEX * len(own[0])
+            spans[expert] = work["index"].part(start, size), work["index"].part(start + size, size)
+            start += 2 * size
+        self._send(work.host["index"], work["index"], np.concatenate(parts))
+        return spans
