@@ -27,7 +27,7 @@ from lowbit.errors import UnavailableError
 HERE = Path(__file__).parent
 KERNELS = HERE.parent / "kernels"
 COMMON = (
-    *("-std=c++17", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"),
+    *("-std=c++17", "-gdwarf-4", "-g1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-strict-aliasing"),
     *("-Wall", "-Wextra", "-Wshadow", "-Werror", f"-I{HERE}", f"-I{KERNELS}"),
 )
 KERNEL_NAME = re.compile(r'extern\s+"C"\s+void\s+(\w+)\s*\(')
@@ -116,26 +116,29 @@ def build(sources: Sequence[Path], flavor: Flavor) -> Path:
 
 def _kernel_object(source: Path, flavor: Flavor) -> Path:
     """The object of a source of kernels, with a line for each that makes it known to the runtime."""
-    text = source.read_text()
     options = (*COMMON, *flavor.kernels)
-    names = KERNEL_NAME.findall(_preprocessed(text, source, options))
+    names = KERNEL_NAME.findall(_preprocessed(_including(source), options))
     lines = (f'static const lowbit_shim::Known known_{n}(lowbit_shim::kernel<{n}>("{n}"));' for n in names)
-    text = f'#include "launch.h"\n#line 1 "{source.name}"\n{text}\n' + "\n".join(lines) + "\n"
-    return _compiled(text, source, options)
+    text = "\n".join(['#include "launch.h"', _including(source), *lines, ""])
+    return _compiled(text, source.stem, options)
 
 
 def _object(source: Path, options: tuple[str, ...]) -> Path:
-    return _compiled(f'#line 1 "{source.name}"\n{source.read_text()}', source, options)
+    return _compiled(_including(source), source.stem, options)
 
 
-def _compiled(text: str, source: Path, options: tuple[str, ...]) -> Path:
-    key = _digest(_preprocessed(text, source, options), _version(compiler()), *options)
-    command = [compiler(), *options, f"-I{source.parent}", "-xc++", "-c", "-"]
-    return _made(f"{source.stem}-{key}.o", lambda target: _run([*command, "-o", str(target)], text))
+def _including(source: Path) -> str:
+    return f'#include "{source.absolute()}"\n'  # so that messages and lines are those of the file
 
 
-def _preprocessed(text: str, source: Path, options: tuple[str, ...]) -> str:
-    return _run([compiler(), *options, f"-I{source.parent}", "-xc++", "-E", "-"], text)
+def _compiled(text: str, name: str, options: tuple[str, ...]) -> Path:
+    key = _digest(_preprocessed(text, options), _version(compiler()), *options)
+    command = [compiler(), *options, "-xc++", "-c", "-"]
+    return _made(f"{name}-{key}.o", lambda target: _run([*command, "-o", str(target)], text))
+
+
+def _preprocessed(text: str, options: tuple[str, ...]) -> str:
+    return _run([compiler(), *options, "-xc++", "-E", "-"], text)
 
 
 @cache
@@ -181,5 +184,4 @@ def _run(command: Sequence[str], text: str = "") -> str:
 
 def has_kernels(source: Path) -> bool:
     """Whether a file has kernels, or is only included by others."""
-    text = source.read_text()
-    return bool(KERNEL_NAME.search(_preprocessed(text, source, COMMON)))
+    return bool(KERNEL_NAME.search(_preprocessed(_including(source), COMMON)))

@@ -9,6 +9,10 @@
 
 #include "launch.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace {
 
 template <class T>
@@ -24,11 +28,24 @@ std::string read_text() {
   return text;
 }
 
+// An array in memory of exactly its size, at a multiple of its alignment and of no more.
 struct Array {
   std::string name;
   std::int32_t access;
+  std::int64_t alignment;
   std::string bytes;
   std::unique_ptr<char, decltype(&std::free)> memory{nullptr, &std::free};
+
+  char* begin() const { return memory.get() + alignment; }
+  void place() {
+    void* room = nullptr;
+    if (posix_memalign(&room, 512, static_cast<std::size_t>(alignment) + bytes.size()) != 0) std::abort();
+    memory.reset(static_cast<char*>(room));
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_poison_memory_region(room, static_cast<std::size_t>(alignment));
+#endif
+    __builtin_memcpy(begin(), bytes.data(), bytes.size());
+  }
 };
 
 void answer(const void* bytes, std::size_t count) {
@@ -56,16 +73,14 @@ int main() {
       Array array;
       array.name = read_text();
       array.access = static_cast<std::int32_t>(read_one<std::int64_t>());
+      array.alignment = read_one<std::int64_t>();
       array.bytes = read_text();
-      void* memory = nullptr;
-      if (posix_memalign(&memory, 256, array.bytes.size()) != 0) std::abort();
-      __builtin_memcpy(memory, array.bytes.data(), array.bytes.size());
-      array.memory.reset(static_cast<char*>(memory));
-      slots.push_back(reinterpret_cast<std::uint64_t>(memory));
+      array.place();
+      slots.push_back(reinterpret_cast<std::uint64_t>(array.begin()));
       arrays.push_back(std::move(array));
     }
     for (const Array& array : arrays)
-      regions.push_back({array.memory.get(), static_cast<std::int64_t>(array.bytes.size()), array.access, 0,
+      regions.push_back({array.begin(), static_cast<std::int64_t>(array.bytes.size()), array.access, 0,
                          array.name.c_str()});
     char message[4096] = "";
     lowbit_shim_launch launch{};
@@ -86,7 +101,7 @@ int main() {
     lowbit_shim_run(&launch);
     answer(message, __builtin_strlen(message));
     for (const Array& array : arrays)
-      if (array.access != lowbit_shim::READ) answer(array.memory.get(), array.bytes.size());
+      if (array.access != lowbit_shim::READ) answer(array.begin(), array.bytes.size());
   }
   return 0;
 }

@@ -119,6 +119,11 @@ def access_code(parameter: Parameter) -> int:
     return READ if parameter.access == "read" else UPDATE
 
 
+def alignment_of(parameter: Parameter) -> int:
+    """Bytes of which a span's place is a multiple; it is put at a multiple of no more, to see that this is enough."""
+    return max(parameter.alignment, np.dtype(parameter.kind).itemsize)
+
+
 def check_description(kernel: Kernel, description: str) -> None:
     """The arguments in the source are those of the table.
 

@@ -30,6 +30,7 @@ from lowbit_cuda.shim.launching import (
     Mutation,
     Options,
     access_code,
+    alignment_of,
     check_description,
     slot,
 )
@@ -37,7 +38,7 @@ from lowbit_cuda.shim.launching import (
 __all__ = ["KernelError", "Launch", "Mutation", "Options", "Sanitized", "ShimKernels", "Watched"]
 
 GAP = 1 << 20  # bytes between arrays, so that what is read beyond one is not another
-ALIGNMENT = 256
+ALIGNMENT = 512  # bytes, twice the most that a span may ask for
 MESSAGE = 4096
 TIMEOUT = 60  # seconds for launches under a sanitizer
 _LINE = re.compile(r"\{line ([0-9a-f]+)\}")
@@ -89,7 +90,7 @@ class Watched:
         self._library.lowbit_shim_meetings.restype = ctypes.c_char_p
         self._message = ctypes.create_string_buffer(MESSAGE)
         self._room = _Room()
-        self._checked: set[str] = set()
+        self._checked: set[Kernel] = set()
         self._alone = threading.Lock()  # the runtime knows one launch at a time
 
     def run(self, launch: Launch) -> None:
@@ -115,12 +116,12 @@ class Watched:
         return [(name, file, int(line)) for name, file, line in (re.split("[ :]", line) for line in lines)]
 
     def _check(self, kernel: Kernel) -> None:
-        if kernel.name not in self._checked:
+        if kernel not in self._checked:
             description = self._library.lowbit_shim_describe(kernel.name.encode())
             if description is None:
                 raise KernelError(kernel.name, "table", "no source has a kernel of this name")
             check_description(kernel, description.decode())
-            self._checked.add(kernel.name)
+            self._checked.add(kernel)
 
     def _given(self, launch: Launch, copies: Mapping[str, Array]) -> _Launch:
         kernel, options = launch.kernel, launch.options
@@ -172,7 +173,7 @@ class _Room:
         self._memory = mmap.mmap(-1, 1)
 
     def copies(self, launch: Launch) -> dict[str, Array]:
-        """Each array's bytes, as far from a multiple of `ALIGNMENT` as they are; what is to be written is poison."""
+        """Each array's bytes, at a multiple of its alignment and no more; what is to be written is poison."""
         spans = [parameter for parameter in launch.kernel.parameters if parameter.access]
         size = sum(launch.arrays[parameter.name].nbytes + GAP + ALIGNMENT for parameter in spans) + GAP
         if size > len(self._memory):
@@ -181,7 +182,7 @@ class _Room:
         copies, offset = {}, GAP
         for parameter in spans:
             given = launch.arrays[parameter.name]
-            offset += (given.ctypes.data - room.ctypes.data - offset) % ALIGNMENT
+            offset += (alignment_of(parameter) - room.ctypes.data - offset) % ALIGNMENT
             copy = copies[parameter.name] = room[offset : offset + given.nbytes]
             copy[:] = POISON if access_code(parameter) == WRITE else _bytes_of(given)
             offset += given.nbytes + GAP
@@ -286,7 +287,8 @@ def _serialized(launch: Launch) -> bytes:
             continue
         given = _bytes_of(launch.arrays[parameter.name])
         poison = access_code(parameter) == WRITE
-        parts += [np.int64(1).tobytes(), _text(parameter.name.encode()), np.int64(access_code(parameter)).tobytes()]
+        parts += [np.int64(1).tobytes(), _text(parameter.name.encode())]
+        parts.append(np.array([access_code(parameter), alignment_of(parameter)], np.int64).tobytes())
         parts.append(_text(bytes([POISON]) * given.nbytes if poison else given.tobytes()))
     return b"".join(parts)
 

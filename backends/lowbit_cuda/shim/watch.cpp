@@ -103,7 +103,9 @@ bool before(const Access& entry, const Thread& thread) {
 
 [[noreturn]] void report_race(const Region& region, std::int64_t word, const Access& entry, const Thread& thread,
                               bool writes, const void* line) {
-  const std::uint32_t others = entry.warp == thread.warp() ? entry.lanes & ~(1u << thread.lane()) : entry.lanes;
+  std::uint32_t others = entry.lanes;
+  for (unsigned lane = 0; entry.warp == thread.warp() && lane < LANES; ++lane)
+    if (lane == thread.lane() || entry.segment <= thread.seen[lane]) others &= ~(1u << lane);
   const bool elsewhere = entry.segment < block_start;
   std::string said = "thread " + std::to_string(thread.number) + (writes ? " writes " : " reads ") +
                      where(region, word * 4) + " at " + hex(line) + ", which " +
@@ -186,7 +188,7 @@ void check(const char* address, std::size_t size, bool writes, bool aligned, con
     if (writes) {
       region->written[byte] = 1;
     } else if (!region->written[byte]) {
-      raise("uninitialized", who + " reads " + where(*region, byte) + " at " + hex(line) + ", which nobody has written");
+      raise("uninitialized", who + " reads " + where(*region, byte) + " at " + hex(line) + ", which nobody has written yet");
     }
   }
   for (std::int64_t word = offset / 4; word * 4 < end; ++word) {
