@@ -41,6 +41,9 @@ GAP = 1 << 20  # bytes between arrays, so that what is read beyond one is not an
 ALIGNMENT = 512  # bytes, twice the most that a span may ask for
 MESSAGE = 4096
 TIMEOUT = 60  # seconds for launches under a sanitizer
+# Without addresses and numbers of processes, so that what is said is the same every time.
+_COMPLAINT = re.compile(r"((?:Address|Thread)Sanitizer: [\w -]+?(?= on | \(pid|:|$)|runtime error: .*)", re.M)
+_PLACE = re.compile(r"(\w+\.cuh):(\d+)")
 _LINE = re.compile(r"\{line ([0-9a-f]+)\}")
 
 
@@ -309,11 +312,11 @@ def _answers(output: bytes) -> Any:
 
 def _complaint(said: str) -> tuple[str, str]:
     """What a process that did not come to its end has said: kind and message."""
-    lines = said.splitlines()
-    for number, line in enumerate(lines):
-        if "ERROR: AddressSanitizer" in line or "runtime error" in line or "WARNING: ThreadSanitizer" in line:
-            place = next((rest.strip() for rest in lines[number:] if ".cuh:" in rest), "")
-            return "sanitizer", f"{line.split(': ', 1)[-1].strip()}; {place}"
-    if len(lines) >= 2:
-        return lines[-2].strip(), lines[-1].strip()
-    return "sanitizer", said.strip() or "the process died without a word"
+    found = _COMPLAINT.search(said)
+    if found:
+        places = dict.fromkeys(f"{name}:{line}" for name, line in _PLACE.findall(said))
+        return "sanitizer", f"{re.sub('0x[0-9a-f]+ ', '', found[1])}; at {', '.join(list(places)[:4])}"
+    lines = said.strip().splitlines()
+    if len(lines) == 2:
+        return lines[0], lines[1]  # of the runtime, with threads of the system
+    return "sanitizer", " ".join(lines) or "the process died without a word"
