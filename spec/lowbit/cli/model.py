@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +18,17 @@ from rich.text import Text
 from lowbit import backend as registry
 from lowbit.attention import softmax
 from lowbit.check import check_integer, spoken
-from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, contract_of, file_of, load_model, on_backend
+from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, contract_of, file_of, load_model
+from lowbit.cli.on_device import (
+    BuffersOption,
+    ColdOption,
+    DeviceMemoryOption,
+    DeviceOptions,
+    KeysOption,
+    MemoryOption,
+    PrefetchOption,
+    made_ready,
+)
 from lowbit.cli.progress import progress_bar
 from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.decoder import Step, next_logits
@@ -82,16 +93,28 @@ def generate(
     method: MethodOption = None,
     contract: ContractOption = "float32",
     steps: StepsOption = False,
+    device_memory: DeviceMemoryOption = None,
+    buffers: BuffersOption = None,
+    memory: MemoryOption = None,
+    prefetch: PrefetchOption = None,
+    keys: KeysOption = None,
+    cold_experts: ColdOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a prompt: always the likeliest token, until N tokens or the end of the text."""
     check_integer("--tokens", tokens, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
-    with registry.load(backend) as engine:
+    device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
+    with ExitStack() as stack:
+        engine = stack.enter_context(registry.load(backend))
+        settings = device.settings(engine)
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = _encoded(tokenizer, prompt)
-        ready = on_backend(loaded, engine, plan, contract_of(contract), steps=steps)
+        context, by = len(ids) + tokens - 1, contract_of(contract)  # the last token is not read
+        ready = stack.enter_context(
+            made_ready(loaded, engine, plan, by, steps=steps, settings=settings, context=context)
+        )
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
             answers = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
@@ -100,10 +123,11 @@ def generate(
         collect = _collect if as_json else _print_as_it_comes
         answer = collect(chain([first], answers), tokenizer, tokens)
         done = time.perf_counter()
+        described, account = ready.describe(), ready.account()
     speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
     ended = answer[-1] in tokenizer.stop
     if as_json:
-        result = ready.describe() | {
+        result = described | {
             "prompt": prompt,
             "prompt_tokens": ids,
             "tokens": answer,
@@ -115,7 +139,7 @@ def generate(
         print(json.dumps(result))
         return
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
-    _note(f"{len(answer)} tokens{rate}, {'ended by the model' if ended else 'ended by --tokens'}; {ready.account()}")
+    _note(f"{len(answer)} tokens{rate}, {'ended by the model' if ended else 'ended by --tokens'}; {account}")
 
 
 def logits(
@@ -128,19 +152,23 @@ def logits(
     experts_bits: ExpertsBitsOption = None,
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
+    device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The highest logits of the token that would follow a prompt."""
     check_integer("--top", top, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
-    with registry.load(backend) as engine:
+    with ExitStack() as stack:
+        engine = stack.enter_context(registry.load(backend))
+        settings = DeviceOptions(device_memory).settings(engine)
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         check_integer("--top", top, 1, loaded.config.vocabulary)
         ids = _encoded(tokenizer, prompt)
-        ready = on_backend(loaded, engine, plan)
+        ready = stack.enter_context(made_ready(loaded, engine, plan, settings=settings, context=len(ids)))
         with progress_bar("reading the prompt") as progress:
             scores = next_logits(ready.decoder, ids, progress).astype(np.float64)
+        described, account = ready.describe(), ready.account()
     probabilities = softmax(scores)
     order = np.argsort(-scores, kind="stable")[:top]  # of equals, the lowest token first
     rows = [
@@ -153,13 +181,13 @@ def logits(
         for token in order
     ]
     if as_json:
-        print(json.dumps(ready.describe() | {"prompt": prompt, "prompt_tokens": ids, "top": rows}))
+        print(json.dumps(described | {"prompt": prompt, "prompt_tokens": ids, "top": rows}))
         return
     table = Table("token", "text", "logit", "probability")
     for row in rows:
         table.add_row(str(row["token"]), Text(repr(row["text"])), f"{row['logit']:.5f}", f"{row['probability']:.5f}")
     Console().print(table)
-    _note(ready.account())
+    _note(account)
 
 
 def perplexity(
@@ -177,6 +205,7 @@ def perplexity(
     experts_group_size: ExpertsGroupOption = None,
     method: MethodOption = None,
     contract: ContractOption = "float32",
+    device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """The perplexity of a text, over windows that do not overlap."""
@@ -185,17 +214,21 @@ def perplexity(
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     path = file_of(text, DEFAULT_TEXT)
     words = read_text(path)
-    with registry.load(backend) as engine:
+    with ExitStack() as stack:
+        engine = stack.enter_context(registry.load(backend))
+        settings = DeviceOptions(device_memory).settings(engine)
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
-        ready = on_backend(loaded, engine, plan, contract_of(contract))
+        context, by = window if tokenizer.bos is None else window + 1, contract_of(contract)
+        ready = stack.enter_context(made_ready(loaded, engine, plan, by, settings=settings, context=context))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
             result = measure(ready.decoder, ids, window, bos=tokenizer.bos, progress=progress)
         seconds = time.perf_counter() - start
+        described, account = ready.describe(), ready.account()
     if as_json:
-        answer = ready.describe() | {
+        answer = described | {
             "text": path.name,
             "window": window,
             "tokens": len(ids),
@@ -208,7 +241,7 @@ def perplexity(
         return
     print(f"{result.value:.4f}")
     _note(f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}")
-    _note(ready.account())
+    _note(account)
 
 
 # **Small parts.**
