@@ -78,7 +78,11 @@ def _of_device(ordinal: int) -> Availability | None:
     if (capability := compute_capability(ordinal)) < OLDEST:
         reason = f"the compute capability of device {ordinal} is {spoken(capability)}"
         others = [number for number in range(count) if compute_capability(number) >= OLDEST]
-        remedy = f"choose another: CUDA_VISIBLE_DEVICES={others[0]}" if others else "there is nothing to do here"
+        remedy = (
+            f"choose another: CUDA_VISIBLE_DEVICES={others[0]}"
+            if others
+            else "use a device of the generation Ampere or later"
+        )
         return _no(f"{reason}; the kernels need {spoken(OLDEST)}", remedy)
     return None
 
