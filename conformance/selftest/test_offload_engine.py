@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from engine_house import NBYTES, House, blob, room_for
+from engine_house import NBYTES, House, blob, room_for, slow_machine
 from engine_runs import runs, walk
 from hypothesis import given, settings
 
@@ -19,17 +19,21 @@ from lowbit_cuda.engine import Engine, device_bytes, slots_within, stride
 from lowbit_cuda.port import DeviceMemoryError
 from lowbit_cuda.sim import SimDevice
 
+Run = tuple[Arrangement, list[Request]]
 SCHEDULES = st.one_of(
     st.just(("eager", 0)), st.just(("late", 0)), st.integers(0, 2**16).map(lambda seed: ("random", seed))
 )
 
 
 @settings(max_examples=120, deadline=None)
-@given(runs(), SCHEDULES, st.sampled_from([0, 1, 3]))
-def test_any_run(run: tuple[Arrangement, list[Request]], schedule: tuple[str, int], waits: int) -> None:
-    """Whatever is asked for, in any schedule, waiting never, always or now and then: events, bytes, order, memory."""
+@given(runs(), SCHEDULES, st.sampled_from([0, 1, 3]), st.sampled_from(["a100", slow_machine(1.0)]))
+def test_any_run(run: Run, schedule: tuple[str, int], waits: int, machine: Any) -> None:
+    """Whatever is asked for, in any schedule, on a device that is ahead of its host or far behind it, waiting never,
+    always or now and then: events, bytes, order, memory."""
     arrangement, requests = run
-    device = SimDevice(schedule=schedule[0], seed=schedule[1], budget=room_for(arrangement), on_unwritten="raise")
+    device = SimDevice(
+        machine, schedule=schedule[0], seed=schedule[1], budget=room_for(arrangement), on_unwritten="raise"
+    )
     house = House(arrangement, device=device)
     for number, request in enumerate(requests):
         house.ask(request)

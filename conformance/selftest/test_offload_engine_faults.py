@@ -1,7 +1,7 @@
 """Whatever fails, and wherever: a clear error, nothing leaked, no expert lost, and the engine usable afterwards.
 
 A program is run once to count its calls to the device, and then again for each call, with a failure there: the call is
-refused, or interrupted, or fails without a word until the next call. After the failure the same engine must do a whole
+refused, or interrupted, or fails without a word until a later call. After the failure the same engine must do a whole
 run rightly, and give everything back.
 """
 
@@ -65,8 +65,10 @@ def program(house: House, reset: bool) -> None:
 def test_each_call_in_turn(kind: str, memory: str, schedule: str) -> None:
     """Each call of a run and of a `reset` fails once: afterwards the engine begins anew and all is right."""
     arrangement = SHORT if memory == "mirror" else swapped(SHORT)
+    # Under swap a device must do nothing more after a failure (`lowbit_cuda.engine.journal`): it tells at once.
+    later = 3 if memory == "mirror" else 1
     for at in range(1, calls_of(arrangement, True) + 1):
-        device, house = built(arrangement, Failure(at, kind), schedule)
+        device, house = built(arrangement, Failure(at, kind, later=later), schedule)
         try:
             program(house, True)
         except EngineError as error:
@@ -79,7 +81,8 @@ def test_each_call_in_turn(kind: str, memory: str, schedule: str) -> None:
         else:
             # `reset` and the first run wait a second time where a wait fails; or it was the last call of all.
             assert device.calls_by_kind["finish"] == 3 or (kind == "late" and not device.failed)
-            survive(device.finish)
+            for _ in range(later):
+                survive(device.finish)
         after_a_failure(house)
 
 
