@@ -62,7 +62,7 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the specification's own tests and doctests, and among them the suite on every backend.
 
-    NVIDIA's packages are among what is installed: the kernels are compiled for GPUs, and the device for GPUs runs over a
+    NVIDIA's packages are among what is installed: kernels are compiled for GPUs, and the device for GPUs runs over a
     stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``.
     """
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
