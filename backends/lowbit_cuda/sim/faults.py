@@ -82,7 +82,7 @@ class Faults:
             return False
         if self._told_at:
             return self._tell()
-        if failure.of not in (None, kind) or self._count() != failure.at:
+        if self._count() != failure.at:
             return False
         if failure.kind == "late":
             self._told_at, self._lost = self.calls.total() + failure.later, f"{kind} of {what}"
