@@ -21,6 +21,7 @@ from lowbit.perplexity import perplexity
 from lowbit.plan import Plan, Quantization, planned
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32))
+TRAINED = Path(__file__).parents[2] / "bench/mixtral/model"
 OPTIONS = ["--bits", 4, "--group-size", 32, "--experts-bits", 2, "--experts-group-size", 16]
 TEXT = "hello hall 12 of the hill, he said; hello.\r\n" * 3
 
@@ -92,6 +93,24 @@ def test_logits_and_perplexity(model: Path, tmp_path: Path) -> None:
     found = answer("perplexity", "--model", model, "--text", tmp_path / "text", "--window", 8, "--tokens", 30, *OPTIONS)
     ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:30]
     assert found["perplexity"] == perplexity(decoder, ids, 8, bos=1).value
+
+
+def test_the_trained_model_writes() -> None:
+    """The repository's own Mixtral, in two shards: what it writes are words."""
+    said = answer("generate", "--model", TRAINED, "--prompt", "Alice was beginning to get ", "--tokens", 40)
+    assert said["text"].isascii() and len(said["text"]) == 40 and " the " in f" {said['text']} "
+
+
+def test_what_bits_cost_the_trained_model(tmp_path: Path) -> None:
+    """Its perplexity is that of a model which has learnt, 4 bits change it little, and 2-bit experts show."""
+    (tmp_path / "text").write_text("The door was open, and they went on to the end of the hall.")
+    found = {}
+    for options in ([], ["--bits", 4, "--group-size", 32], ["--experts-bits", 2, "--experts-group-size", 16]):
+        measured = answer("perplexity", "--model", TRAINED, "--text", tmp_path / "text", "--window", 60, *options)
+        found[str(options[1:2])] = measured["perplexity"]
+    stored, four, two = found.values()
+    assert 1 < stored < 8  # of 256 bytes
+    assert abs(four - stored) < 0.1 * stored < two - stored
 
 
 def test_weights_block_by_block(model: Path) -> None:

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 import typer
 
-from lowbit.cli import backends, demo, model, profiles
+from lowbit.cli import backends, demo, model, new_weights, profiles
 from lowbit.errors import LowbitError
 
 COMMANDS = "lowbit.commands"
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 for command in (backends.backends, profiles.profiles, demo.demo, model.generate, model.logits, model.perplexity):
     app.command()(command)
+app.command()(new_weights.new_weights)
 for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
     loaded = entry.load()
     if isinstance(loaded, typer.Typer):

@@ -87,6 +87,42 @@ def read_config(fields: Fields) -> LlamaConfig:
         raise FormatError(fields.file, error.argument, error.given, error.allowed) from error
 
 
+def written_config(config: LlamaConfig) -> dict[str, Any]:
+    """The ``config.json`` of a shape, for `read_config` and any other reader; the head is untied.
+
+    >>> config = LlamaConfig(1, 8, 16, 2, 1, 4, 50, 32, 1e6, 1e-5, Routing(4, 2))
+    >>> read_config(Fields("config.json", written_config(config))) == config
+    True
+
+    Raises:
+        ArgumentError: a choice that these kinds of model do not have.
+    """
+    kind = "mistral" if config.routing is None else "mixtral"
+    written: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        "num_hidden_layers": config.layers,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.feed_forward,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocabulary,
+        "max_position_embeddings": config.context,
+        "rope_theta": config.rope_base,
+        "rms_norm_eps": config.rms_epsilon,
+        "sliding_window": config.window,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+    }
+    if config.routing is not None:
+        written |= {"num_local_experts": config.routing.experts, "num_experts_per_tok": config.routing.top_k}
+    if read_config(Fields("config.json", written)) != config:
+        raise ArgumentError("config", config, f"the choices of model type '{kind}'")
+    return written
+
+
 def is_tied(fields: Fields) -> bool:
     """Whether the head is the embedding over again."""
     return fields.value("tie_word_embeddings", bool, default=False)

@@ -19,6 +19,9 @@ import json
 from pathlib import Path
 
 import tokenizers
+from tokenizers import decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from lowbit.check import spoken
 from lowbit.errors import FormatError
@@ -68,6 +71,17 @@ def read_tokenizer(source: Checkpoint) -> Tokenizer:
     settings = _fields_if_there(source.folder / SETTINGS)
     bos = _bos(chain["post_processor"], settings, library)
     return Tokenizer(bos, _stop(source, settings, library), library)
+
+
+def byte_tokenizer() -> bytes:
+    """A ``tokenizer.json`` of 256 tokens without merges: the token of a byte is the byte."""
+    stand_ins = {byte: chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))}
+    others = (byte for byte in range(256) if byte not in stand_ins)
+    stand_ins |= {byte: chr(256 + number) for number, byte in enumerate(others)}  # a printable character for each byte
+    library = tokenizers.Tokenizer(BPE(vocab={text: byte for byte, text in sorted(stand_ins.items())}, merges=[]))
+    library.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    return (json.dumps(json.loads(library.to_str()), indent=1, ensure_ascii=False) + "\n").encode()
 
 
 # **The chain.**

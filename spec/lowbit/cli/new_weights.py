@@ -1,0 +1,61 @@
+"""``lowbit new-weights``: a checkpoint directory of random weights of any shape, to measure with."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit.check import check_choice, check_integer
+from lowbit.cli.progress import progress_bar
+from lowbit.config import LlamaConfig, Routing
+from lowbit.formats.checkpoint_random import SHAPES, total_bytes, write_random
+
+Number = Annotated[int | None, typer.Option(help="Instead of the shape's own.")]
+
+
+def new_weights(
+    directory: Annotated[Path, typer.Argument(help="Where: new, empty, or begun by the same command.")],
+    like: Annotated[str, typer.Option(help=f"The shape to begin with: {', '.join(SHAPES)}.")] = next(iter(SHAPES)),
+    layers: Number = None,
+    hidden: Number = None,
+    feed_forward: Number = None,
+    heads: Number = None,
+    kv_heads: Number = None,
+    head_dim: Number = None,
+    vocabulary: Number = None,
+    context: Number = None,
+    experts: Number = None,
+    top_k: Number = None,
+    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Write random weights of a published model's shape, or any other, as a checkpoint directory in float16.
+
+    Interrupted, the same command goes on. Routing over such weights is about even, which trained models' is not.
+    """
+    check_choice("--like", like, tuple(SHAPES))
+    numbers = {"layers": layers, "hidden": hidden, "feed_forward": feed_forward, "heads": heads, "kv_heads": kv_heads}
+    numbers |= {"head_dim": head_dim, "vocabulary": vocabulary, "context": context}
+    config = changed(SHAPES[like], numbers, experts, top_k)
+    with progress_bar(f"writing {directory.name}") as progress:
+        write_random(directory, config, seed, progress=progress)
+    answer = {"directory": str(directory), "seed": seed, "bytes": total_bytes(config), "config": asdict(config)}
+    print(json.dumps(answer) if as_json else f"{directory}: {total_bytes(config) / 1e9:.2f} GB of random weights")
+
+
+def changed(config: LlamaConfig, numbers: dict[str, int | None], experts: int | None, top_k: int | None) -> LlamaConfig:
+    """A shape with some of its numbers replaced.
+
+    Raises:
+        ArgumentError: a number that no model can have.
+    """
+    given = {name: number for name, number in numbers.items() if number is not None}
+    for name, number in given.items():
+        check_integer(f"--{name.replace('_', '-')}", number, 1, 2**31)
+    routing = config.routing or Routing(1, 1)
+    routing = Routing(
+        experts=routing.experts if experts is None else experts, top_k=routing.top_k if top_k is None else top_k
+    )
+    return replace(config, **given, routing=routing)  # type: ignore[arg-type]  # all of them are integers

@@ -1,0 +1,246 @@
+r"""New weights: a checkpoint directory of any shape with random numbers in it, to measure with.
+
+What offloading costs depends on shapes, bytes and which experts are asked for, not on what a model knows. So a model
+of the shape of Mixtral 8x7B can be measured where the published one is not at hand: `write_random` makes it, in the
+form in which such models are published, so that everything from reading on is the same.
+
+**The numbers** are normal, in float16, each tensor from a generator of its own, seeded by the seed and the tensor's
+name: what a tensor holds depends on neither the order of writing nor the shards. A matrix of K inputs has standard
+deviation :math:`K^{-1/2}`, which keeps the size of what goes through it; the two that add to the residual stream,
+:math:`W_o` and the experts' :math:`W_2`, are divided by :math:`\sqrt{2\,\mathrm{layers}}`, so that the stream
+stays of one size through any number of blocks and no activation leaves float16. Gains are 1. Routing over such weights
+is as good as even, which is *not* how trained models route: recall, and whatever follows from it, cannot be measured
+on them.
+
+**Shard by shard.** One shard is in memory at a time. It is written under a temporary name and renamed, and the index,
+without which nothing reads the directory, comes last. The same call after an interrupt keeps the shards that are there
+and makes the rest. A directory that holds anything else is left alone.
+
+Source: lowbit's own.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from lowbit.check import check_integer
+from lowbit.config import LlamaConfig, Routing
+from lowbit.data import WORKPLACE_PREFIX, sweep
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.checkpoint import CONFIG
+from lowbit.formats.checkpoint_config import written_config
+from lowbit.formats.checkpoint_names import EMBEDDING, Shape, layer_shapes, tensor_shapes
+from lowbit.formats.checkpoint_tensors import INDEX, read_header
+from lowbit.formats.checkpoint_tokenizer import FILE as TOKENIZER
+from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
+from lowbit.formats.gguf_header import shown
+from lowbit.weights import Progress
+
+Halves = npt.NDArray[np.float16]
+
+SHAPES = {
+    "mixtral-8x7b": LlamaConfig(
+        layers=32,
+        hidden=4096,
+        feed_forward=14336,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        vocabulary=32000,
+        context=32768,
+        rope_base=1e6,
+        rms_epsilon=1e-5,
+        routing=Routing(experts=8, top_k=2),
+    ),
+}
+"""Shapes of published models by name."""
+
+VERSION = 1
+ABOUT = "lowbit.json"
+"""The file that says which call wrote a directory."""
+SHARD_BYTES = 2**30
+CHUNK = 2**22
+"""Numbers that a thread makes at a time."""
+MOST_THREADS = 16
+ADDING = ("self_attn.o_proj", ".w2.", "mlp.down_proj")
+"""The matrices whose result is added to the stream."""
+
+
+# **The numbers.**
+
+
+def random_tensor(name: str, shape: Shape, seed: int, layers: int) -> Halves:
+    """One tensor: float16, the same for the same name, shape, seed and number of layers.
+
+    >>> random_tensor("model.norm.weight", (3,), seed=0, layers=1)
+    array([1., 1., 1.], dtype=float16)
+    """
+    result = np.ones(shape, np.float16)
+    if len(shape) == 1:
+        return result
+    flat = result.reshape(-1)
+    generator = np.random.default_rng([seed, *hashlib.sha256(name.encode()).digest()])
+    scale = np.float32(deviation(name, shape, layers))
+    for start in range(0, flat.size, CHUNK):
+        part = generator.standard_normal(min(CHUNK, flat.size - start), np.float32)
+        flat[start : start + CHUNK] = part * scale
+    return result
+
+
+def deviation(name: str, shape: Shape, layers: int) -> float:
+    """Standard deviation of a matrix that is stored N × K."""
+    if name == EMBEDDING:
+        return 1.0
+    adding = any(part in name for part in ADDING)
+    return float((shape[1] * (2 * layers if adding else 1)) ** -0.5)
+
+
+# **The directory.**
+
+
+def total_bytes(config: LlamaConfig) -> int:
+    """What the weights of such a model take in float16."""
+    block = sum(prod(shape) for shape in layer_shapes(config, 0).values())
+    return 2 * (config.layers * block + 2 * config.vocabulary * config.hidden + config.hidden)
+
+
+def write_random(
+    folder: Path,
+    config: LlamaConfig,
+    seed: int,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Write a checkpoint directory of random weights, or the rest of one that was interrupted.
+
+    A vocabulary of 256 or more gets a tokenizer whose first 256 tokens are the bytes.
+
+    Args:
+        folder: where; new, empty, or begun by the same call.
+        config: its shape; Mixtral's or Mistral's.
+        seed: at least 0.
+        shard_bytes: a shard is closed when it holds so much.
+        progress: called after each shard, with bytes.
+
+    Raises:
+        ArgumentError: a shape that such a directory cannot say, or a folder that holds something else.
+        UnavailableError: no room, or a folder that cannot be written.
+    """
+    check_integer("seed", seed, 0, 2**63 - 1)
+    check_integer("shard_bytes", shard_bytes, least=1)
+    about = {"version": VERSION, "seed": seed, "shard_bytes": shard_bytes, "config": asdict(config)}
+    texts = {ABOUT: _as_json({"random weights": about}), CONFIG: _as_json(written_config(config))}
+    texts |= {TOKENIZER: byte_tokenizer()} if config.vocabulary >= 256 else {}
+    total = total_bytes(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        there = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        if (free := shutil.disk_usage(folder).free) < total - there:
+            reason = f"{(total - there) / 1e9:.1f} GB are needed and {folder} has {free / 1e9:.1f} GB"
+            raise UnavailableError("room for new weights", reason, "make room there, or ask for fewer layers")
+        _write_all(folder, config, seed, list(_shards(config, shard_bytes)), texts, progress)
+    except (OSError, SafetensorError) as error:
+        reason = f"{folder}: {' '.join(str(error).split())}"
+        raise UnavailableError("a place for new weights", reason, "give a folder that can be written") from error
+
+
+def _shards(config: LlamaConfig, shard_bytes: int) -> Iterator[dict[str, Shape]]:
+    """The tensors in order, cut where a shard is full."""
+    shard, held = dict[str, Shape](), 0
+    for name, shape in tensor_shapes(config, tied=False):
+        shard[name] = shape
+        held += 2 * prod(shape)
+        if held >= shard_bytes:
+            yield shard
+            shard, held = {}, 0
+    if shard:
+        yield shard
+
+
+def _write_all(
+    folder: Path,
+    config: LlamaConfig,
+    seed: int,
+    shards: list[dict[str, Shape]],
+    texts: dict[str, bytes],
+    progress: Progress | None,
+) -> None:
+    files = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in range(1, len(shards) + 1)]
+    weight_map = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    total, done = total_bytes(config), 0
+    texts[INDEX] = _as_json({"metadata": {"total_size": total}, "weight_map": weight_map})
+    kept = _kept(folder, dict(zip(files, shards, strict=True)), texts)
+    _write_text(folder, ABOUT, texts)
+    for file, shard in zip(files, shards, strict=True):
+        if file not in kept:
+            tensors = _made(shard, seed, config.layers)
+            with _workplace(folder) as workplace:
+                save_file(tensors, workplace / file, metadata={"format": "pt"})
+                (workplace / file).replace(folder / file)
+        done += 2 * sum(prod(shape) for shape in shard.values())
+        if progress is not None:
+            progress(done, total)
+    for file in texts:  # the index last
+        _write_text(folder, file, texts)
+
+
+def _write_text(folder: Path, file: str, texts: dict[str, bytes]) -> None:
+    with _workplace(folder) as workplace:
+        (workplace / file).write_bytes(texts[file])
+        (workplace / file).replace(folder / file)
+
+
+@contextmanager
+def _workplace(folder: Path) -> Iterator[Path]:
+    """A folder for what is not finished; it goes away."""
+    with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=folder) as workplace:
+        yield Path(workplace)
+
+
+def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, Halves]:
+    """The tensors of a shard, on all processors: numpy lets go of the interpreter while it makes numbers."""
+    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
+        made = pool.map(lambda named: random_tensor(named[0], named[1], seed, layers), shard.items())
+        return dict(zip(shard, made, strict=True))
+
+
+def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, bytes]) -> set[str]:
+    """The shards that are there already; anything in the folder that this call would not write is refused."""
+    found = [path for path in folder.iterdir() if not path.name.startswith(WORKPLACE_PREFIX)]
+    for path in sorted(found, key=lambda path: (path.name != ABOUT, path.name)):
+        if path.name in shards:
+            is_ours = (folder / ABOUT).exists() and _holds(path, shards[path.name])
+        else:
+            is_ours = path.name in texts and path.is_file() and path.read_bytes() == texts[path.name]
+        if not is_ours:
+            allowed = "an empty directory, or one begun with the same shape and seed"
+            raise ArgumentError("directory", f"{shown(str(folder))} with another {shown(path.name)}", allowed)
+    return {path.name for path in found if path.name in shards}
+
+
+def _holds(path: Path, shard: dict[str, Shape]) -> bool:
+    """Whether a file is a shard of these tensors; if it is, it was written whole."""
+    try:
+        return {name: place.shape for name, place in read_header(path, ("F16",)).table.items()} == shard
+    except (ArgumentError, FormatError):
+        return False
+
+
+def _as_json(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()
