@@ -92,11 +92,11 @@ def eviction_waits_for_the_newcomer_only(patch: pytest.MonkeyPatch) -> None:
     """The kernels of a resident are forgotten when they were hits."""
 
     def compute_with(traffic: Traffic, expert: int, block: Home, work: Any) -> None:
-        fresh = traffic.compute.name not in block.seen
+        fresh = traffic.compute not in block.seen
         traffic._before_reading(block, traffic.compute)
         work(expert, block.span, traffic.compute)
         if fresh:
-            block.read[traffic.compute.name] = traffic.compute, traffic._port.record(traffic.compute)
+            block.read[id(traffic.compute)] = traffic.compute, traffic._port.record(traffic.compute)
 
     patch.setattr(Traffic, "compute_with", compute_with)
 

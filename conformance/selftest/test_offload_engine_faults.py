@@ -5,7 +5,10 @@ refused, or interrupted, or fails without a word until a later call. After the f
 run rightly, and give everything back.
 """
 
-from typing import Any
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -225,3 +228,50 @@ def test_numpy_is_not_kept() -> None:
     data[:] = 1
     assert (house.device.read(house.engine._host.places[0][0].span, np.uint8, (NBYTES,)) == 0).all()
     house.close()
+
+
+class Interrupt:
+    """Interrupts the n-th line that the engine's own files run."""
+
+    def __init__(self, at: int) -> None:
+        self.lines, self._at = 0, at
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """See `sys.settrace`."""
+        if HERE not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._at:
+                raise KeyboardInterrupt
+        return self
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        sys.settrace(self._before)
+
+
+HERE = str(Path("lowbit_cuda") / "engine")
+STEP = 29
+"""Each so many lines are tried: a prime, so that every kind of line has its turn."""
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_an_interrupt_anywhere(memory: str) -> None:
+    """Ctrl-C does not wait for a call to the device: interrupted at any line of its own, the engine begins anew."""
+    arrangement, at, interrupted = SHORT if memory == "mirror" else swapped(SHORT), 1, True
+    while interrupted:
+        _, house = built(arrangement, None)
+        interrupted = False
+        try:
+            with Interrupt(at):
+                program(house, True)
+        except KeyboardInterrupt:
+            interrupted = True
+        after_a_failure(house)
+        at += STEP
+    assert at > 20 * STEP

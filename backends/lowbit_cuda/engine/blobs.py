@@ -89,8 +89,9 @@ class Home:
         holds: the expert that is known to lie in it, None where nothing is. Copies that are on their way do not count
             (`lowbit_cuda.engine.journal`).
         written: reached when the last copy into it has ended; None where there is nothing to wait for.
-        seen: the streams that have waited for `written`.
-        read: for each stream that reads it since then, reached when its last reader has ended.
+        seen: the streams that need not wait for `written` any more.
+        read: for each stream that reads it since then, by identity, an event that is reached when its last reader has
+            ended.
         readers: copies out of it since then, where a journal is kept.
     """
 
@@ -98,8 +99,8 @@ class Home:
     span: Span
     holds: Expert | None = None
     written: Event | None = None
-    seen: set[str] = field(default_factory=set)
-    read: dict[str, tuple[Stream, Event]] = field(default_factory=dict)
+    seen: list[Stream] = field(default_factory=list)
+    read: dict[int, tuple[Stream, Event]] = field(default_factory=dict)
     readers: list["Move"] = field(default_factory=list)
 
     @property
@@ -110,7 +111,7 @@ class Home:
     def settle(self) -> None:
         """Everything that used it has ended, and the host knows."""
         self.written = None
-        self.seen, self.read, self.readers = set(), {}, []
+        self.seen, self.read, self.readers = [], {}, []
 
 
 def homes(memory: Memory, count: int, blob_bytes: int, name: str) -> list[Home]:

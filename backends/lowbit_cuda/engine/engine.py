@@ -217,6 +217,35 @@ class Engine:
             self._begin(found)
             self._whole = True
 
+    def measure_bandwidth(self, copies: int = 8) -> float:
+        """Bytes a second from the host's places to a block, of copies that wait for one another; for `Rates`.
+
+        Begins again (`reset`) and waits for the device.
+
+        Raises:
+            ArgumentError: too few copies; an expert was not filled, or none lies on the host.
+            EngineError: the device failed.
+        """
+        check_integer("copies", copies, least=1)
+        with self._explained():
+            self.reset()
+            self._doing = "measuring copies", None, None
+            places = [place for places in self._places for place in places]
+            if not places:
+                raise ArgumentError("slots", self.arrangement.slots, "fewer than there are experts, to measure copies")
+            self._whole = False
+            block, link = self._blocks.take(), self._traffic.to_device
+            began = self._port.record(link)
+            for copy in range(copies):
+                place = places[copy % len(places)]
+                assert place.holds is not None
+                self._traffic.copy(place.holds, block, place)
+            ended = self._port.record(link)
+            self._port.synchronize(ended)
+            self._blocks.give(block)
+            self._whole = True
+            return copies * self.blob_bytes / max(self._port.seconds(began, ended), 1e-9)
+
     def close(self) -> None:
         """Give all memory back. Closing twice is harmless."""
         self._whole = False

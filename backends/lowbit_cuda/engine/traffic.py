@@ -47,20 +47,20 @@ class Traffic:
         arrived = self._port.record(stream)
         if move:
             move.done = arrived
-        source.read[stream.name] = stream, arrived
-        target.written, target.seen, target.read = arrived, {stream.name}, {}
+        source.read[id(stream)] = stream, arrived
+        target.written, target.seen, target.read = arrived, [stream], {}
         return arrived
 
     def compute_with(self, expert: int, block: Home, work: Work) -> None:
         """Run an expert's kernels."""
         self._before_reading(block, self.compute)
         work(expert, block.span, self.compute)
-        block.read[self.compute.name] = self.compute, self._port.record(self.compute)
+        block.read[id(self.compute)] = self.compute, self._port.record(self.compute)
 
     def _before_reading(self, home: Home, stream: Stream) -> None:
-        if home.written is not None and stream.name not in home.seen:
+        if home.written is not None and not any(stream is seen for seen in home.seen):
             self._port.wait(stream, home.written)
-            home.seen.add(stream.name)
+            home.seen.append(stream)
 
     def _before_writing(self, home: Home, stream: Stream) -> None:
         self._before_reading(home, stream)
