@@ -439,6 +439,7 @@ def test_a_long_run_needs_little_memory(schedule: str) -> None:
     before = living()
     turns(50)
     assert living() <= before + 10
+    device.finish()
     assert len(device.log) == 10 and len(kept) == 2
 
 
