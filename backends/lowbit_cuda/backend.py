@@ -1,0 +1,172 @@
+"""The backend ``cuda``: kernels for NVIDIA GPUs as operations of the specification, and whole models on them.
+
+Operations are there to be shown right: each brings its arrays to the device and its results back (`calls`). What the
+kernels are for is a model that stays on the device (`lowbit_cuda.model`), which `decoder` brings.
+
+A `PortBackend` runs on any `lowbit_cuda.port.DevicePort`. `CudaBackend` opens a GPU; `lowbit_cuda.simulated` has the
+same on a simulated device.
+
+Source: lowbit's own.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.backend import Availability, Backend, Capabilities, Declaration
+from lowbit.device import DeviceSettings
+from lowbit.offload import Arrangement, Request, Trace
+from lowbit.prepared import PreparedLinear
+from lowbit.rope import Rotation
+from lowbit.routing import Scores
+from lowbit.weights import LayeredWeights, Progress
+from lowbit_cuda.arithmetic import PRODUCTS, SUMS, TURNS
+from lowbit_cuda.calls import Calls
+from lowbit_cuda.cuda.availability import availability
+from lowbit_cuda.engine import hooks
+from lowbit_cuda.engine.placement import Placement
+from lowbit_cuda.kernels.layouts import up
+from lowbit_cuda.kernels.table import kernel
+from lowbit_cuda.linears import DeviceLinear, dequantized
+from lowbit_cuda.model import Decoder
+from lowbit_cuda.port import DevicePort
+
+GROUPS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Group sizes that are declared: groups end where units do, for every number of bits."""
+
+GROUPED = {"group_size": GROUPS}
+
+DECLARED = {
+    "affine.dequantize": Declaration(GROUPED),
+    "linear.qgemv": Declaration(GROUPED, PRODUCTS),
+    "linear.qgemm": Declaration(GROUPED, PRODUCTS),
+    "routing.gate": Declaration({"scores": ("logits",)}, SUMS),
+    "blocks.rms_norm": Declaration(arithmetic=SUMS),
+    "blocks.swiglu": Declaration(arithmetic=SUMS),
+    "rope.rotate": Declaration(arithmetic=TURNS),
+    "attention.attend": Declaration({"head_dim": tuple(range(4, 257, 4))}, SUMS),
+    "offload.trace": Declaration(),
+    "offload.engine": Declaration(),
+}
+
+
+class PortBackend(Backend):
+    """The operations and models on a device, whichever it is."""
+
+    def __init__(self) -> None:
+        self._opened: Calls | None = None
+
+    @abstractmethod
+    def open_port(self, budget: int | None) -> DevicePort:
+        """A device of its own, with a budget of device memory; None for all there is."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(DECLARED)
+
+    def decoder(self, weights: LayeredWeights, settings: DeviceSettings, progress: Progress | None = None) -> Decoder:
+        """A decoder on a device of its own, which is given back with it."""
+        return Decoder(self.open_port(settings.memory), weights, settings, progress, owns_port=True)
+
+    def warm_up(self, operation: str) -> None:
+        """Open the device, and what it needs for kernels."""
+        if operation in DECLARED and not operation.startswith("offload."):
+            _ = self._calls
+
+    def close(self) -> None:
+        """Give the device back."""
+        if self._opened is not None:
+            calls, self._opened = self._opened, None
+            try:
+                calls.close()
+            finally:
+                calls.lane.port.close()
+
+    @property
+    def _calls(self) -> Calls:
+        if self._opened is None:
+            self._opened = Calls(self.open_port(None))
+        return self._opened
+
+    # The operations.
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        return DeviceLinear(self.name, self._calls, matrix)
+
+    def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
+        return dequantized(self._calls, matrix)
+
+    def _routing_gate(self, x: Floats, router: Floats, scores: Scores = "logits") -> Floats:
+        rows = up(len(router), 8)  # zeros, which change no sum
+        wide = np.pad(x, ((0, 0), (0, rows - len(router))))
+        columns = np.ascontiguousarray(np.pad(router, ((0, rows - len(router)), (0, 0))).T)
+        y = np.empty((len(x), router.shape[1]), np.float32)
+        dense = kernel("dense", weights="float32")
+        self._calls(dense, {"y": y, "x": wide, "weights": columns}, tokens=len(x), rows=rows, columns=y.shape[1])
+        return y
+
+    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+        y = np.empty_like(x)
+        sized = {"tokens": len(x), "columns": x.shape[1], "epsilon": float(epsilon)}
+        self._calls(kernel("rms_norm"), {"y": y, "x": x, "gain": gain}, **sized)
+        return y
+
+    def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
+        y = np.empty_like(gate)
+        self._calls(kernel("swiglu"), {"y": y, "gate": gate, "up": up}, count=gate.size)
+        return y
+
+    def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
+        """Pairs are brought to where half-split has them, and back."""
+        sign, pair = turn.layout.sign, turn.layout.pair
+        order = np.lexsort((pair, sign))  # the first channels of all pairs, then their partners
+        tokens, heads, head_dim = x.shape
+        half = head_dim // 2
+        first = order[:half]
+        table = np.concatenate([turn.cos[:, first], turn.sin[:, order[half:]]], axis=1).astype(np.float32)
+        turned = np.ascontiguousarray(x[..., order])
+        given = {"x": turned, "table": table, "position": np.zeros(1, np.int32)}
+        sized = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "context": tokens}
+        self._calls(kernel("rope"), given, **sized)
+        y = np.empty_like(x)
+        y[..., order] = turned
+        return y
+
+    def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+        tokens, heads, head_dim = queries.shape
+        kv_heads, length, _ = keys.shape
+        y = np.empty_like(queries)
+        attend = kernel("attend", keys="float32", values="float32")
+        position = np.array([length - tokens], np.int32)
+        self._calls(
+            attend,
+            {"y": y, "queries": queries, "keys": keys, "values": values, "position": position},
+            tokens=tokens,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            capacity=length,
+            window=min(window or 0, length),
+        )
+        return y
+
+    def _offload_engine(self, arrangement: Arrangement) -> Placement:
+        return hooks.engine(arrangement)
+
+    def _offload_trace(self, arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
+        return hooks.trace(arrangement, requests)
+
+
+class CudaBackend(PortBackend):
+    """NVIDIA GPUs."""
+
+    name = "cuda"
+
+    def availability(self) -> Availability:
+        return availability()
+
+    def open_port(self, budget: int | None) -> DevicePort:
+        from lowbit_cuda.cuda.device import CudaDevice
+
+        return CudaDevice(budget)

@@ -1,0 +1,94 @@
+"""Calls: one kernel on arrays of the host, brought there and back.
+
+An operation of the suite is one call: its arrays go to the device, a kernel runs, its results come back. That is not
+how a model runs (`lowbit_cuda.model`); it is how a kernel is shown to be right.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.port import DevicePort, Kernel, Memory, Number, Span
+
+Array = npt.NDArray[Any]
+
+
+class Room:
+    """Memory on the device and pinned memory beside it, which grow when they are too small."""
+
+    def __init__(self, port: DevicePort, what: str) -> None:
+        self._port, self._what = port, what
+        self._device: Memory | None = None
+        self._host: Memory | None = None
+
+    def of(self, nbytes: int) -> tuple[Span, Span]:
+        """So many bytes on the device, and as many on the host."""
+        if self._device is None or self._host is None or self._device.nbytes < nbytes:
+            self.close()
+            self._device = self._port.allocate(nbytes, self._what)
+            self._host = self._port.pin(nbytes, self._what)
+        return self._device.span(0, nbytes), self._host.span(0, nbytes)
+
+    def close(self) -> None:
+        """Give both back."""
+        for memory in (self._device, self._host):
+            if memory is not None:
+                self._port.free(memory)
+        self._device = self._host = None
+
+
+class Calls:
+    """Runs kernels on arrays.
+
+    Attributes:
+        lane: where they run.
+        closed: whether everything was given back.
+    """
+
+    def __init__(self, port: DevicePort) -> None:
+        self.lane = Lane(port, "operations")
+        self.closed = False
+        self._rooms: dict[str, Room] = {}
+        self._calm = True
+
+    def __call__(self, kernel: Kernel, given: Mapping[str, Array | Span], **numbers: Number) -> None:
+        """Run a kernel; the arrays that it writes are filled, and spans are used where they lie."""
+        if not self._calm:  # a call was interrupted, and its copies may still be on their way
+            self.lane.port.finish()
+        self._calm = False
+        arguments: dict[str, Span | Number] = dict(numbers)
+        results: list[tuple[Array, Span, Span]] = []
+        for parameter in kernel.parameters:
+            if parameter.access is None:
+                continue
+            array = given[parameter.name]
+            if isinstance(array, Span):
+                arguments[parameter.name] = array
+                continue
+            there, here = self._room(parameter.name).of(array.nbytes)
+            if parameter.access != "write":
+                self.lane.port.write(here, np.ascontiguousarray(array))
+                self.lane.copy(there, here)
+            if parameter.access != "read":
+                results.append((array, there, here))
+            arguments[parameter.name] = there
+        self.lane.port.launch(kernel, arguments, self.lane.stream)
+        for _, there, here in results:
+            self.lane.copy(here, there)
+        self.lane.wait()
+        for array, _, here in results:
+            array[...] = self.lane.port.read(here, array.dtype, array.shape)
+        self._calm = True
+
+    def _room(self, name: str) -> Room:
+        return self._rooms.setdefault(name, Room(self.lane.port, f"argument {name}"))
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.closed = True
+        for room in self._rooms.values():
+            room.close()
+        self.lane.close()

@@ -1,0 +1,55 @@
+"""Products of the suite: a matrix on a device, and the two kernels that multiply by it."""
+
+import weakref
+
+import numpy as np
+
+from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.prepared import PreparedLinear
+from lowbit_cuda.calls import Calls
+from lowbit_cuda.kernels.layouts import MatrixLayout
+from lowbit_cuda.kernels.table import kernel
+from lowbit_cuda.model.matrices import MANY
+from lowbit_cuda.port import DevicePort, Memory, Span
+
+
+class DeviceLinear(PreparedLinear):
+    """A matrix on a device, for as long as somebody holds it."""
+
+    def __init__(self, backend: str, calls: Calls, matrix: QuantizedMatrix) -> None:
+        self._layout, self._calls = MatrixLayout.of(matrix), calls
+        memory = calls.lane.port.allocate(self._layout.nbytes, "a prepared matrix")
+        weakref.finalize(self, _give_back, weakref.ref(calls), calls.lane.port, memory)
+        self._blob: Span = memory.span()
+        calls.lane.upload(self._blob, self._layout.apply(matrix))
+        super().__init__(backend, matrix.rows, matrix.columns, self._layout.nbytes)
+
+    def _qgemv(self, x: Floats, out: Floats) -> None:
+        self._multiply(x, out, 1)
+
+    def _qgemm(self, x: Floats, out: Floats) -> None:
+        self._multiply(x, out, len(x))
+
+    def _multiply(self, x: Floats, out: Floats, tokens: int) -> None:
+        layout = self._layout
+        gemm = kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1 if tokens == 1 else MANY)
+        self._calls(gemm, {"y": out, "x": x, **layout.spans(self._blob)}, tokens=tokens, **layout.numbers)
+
+
+def _give_back(calls: "weakref.ref[Calls]", port: DevicePort, memory: Memory) -> None:
+    if (found := calls()) is not None and not found.closed:
+        port.free(memory)
+
+
+def dequantized(calls: Calls, matrix: QuantizedMatrix) -> Floats:
+    """The weights of a matrix, float32, K × N."""
+    layout = MatrixLayout.of(matrix)
+    weights = np.empty((matrix.rows, matrix.columns), np.float32)
+    room = calls.lane.port.allocate(layout.nbytes, "a matrix to dequantise")
+    try:
+        calls.lane.upload(room.span(), layout.apply(matrix))
+        made = kernel("dequantize", bits=layout.bits, scales=layout.scale_dtype)
+        calls(made, {"y": weights, **layout.spans(room.span())}, **layout.numbers)
+    finally:
+        calls.lane.port.free(room)
+    return weights
