@@ -79,6 +79,34 @@ def test_a_refused_request_changes_nothing() -> None:
     house.close()
 
 
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_the_account(memory: Any) -> None:
+    """What the engine counts is what its trace says, and the bytes are those that the device was asked to copy."""
+    arrangement = Arrangement(4, 8, 2, 3, memory)
+    house = House(arrangement)
+    copied = {"to device": 0, "to host": 0}
+    before = sum(record.kind == "copy" for record in house.device.log)
+    for request in walk(arrangement, 4, 80):
+        house.ask(request)
+    house.device.finish()
+    for record in [record for record in house.device.log if record.kind == "copy"][before:]:
+        copied[record.engine] += NBYTES
+    account, kinds = house.engine.account, [event.kind for event in house.events]
+    assert (account.hits, account.loads, account.staged) == tuple(map(kinds.count, ("hit", "load", "stage")))
+    assert account.dropped == kinds.count("drop") and account.promoted == kinds.count("promote") - kinds.count("load")
+    assert {"to device": account.bytes_to_device, "to host": account.bytes_to_host} == copied
+    assert min(account.hits, account.loads, account.promoted, account.dropped) > 0
+    assert (account.bytes_to_host > 0) == (memory == "swap")
+    house.check()
+
+
+def test_requests_need_not_be_kept() -> None:
+    """A program that runs for days keeps no list of what it asked for."""
+    house = House(Arrangement(1, 4, 2), record=False)
+    house.run(0, [1])
+    assert house.engine.requests == [] and house.engine.account.loads == 1
+
+
 # **Memory.**
 
 

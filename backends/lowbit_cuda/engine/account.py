@@ -39,15 +39,22 @@ class Account:
 
     def add(self, events: Sequence[Event], blob_bytes: int, on_host: int) -> None:
         """Count one step."""
-        kinds = [event.kind for event in events]
-        self.hits += kinds.count("hit")
-        self.loads += kinds.count("load")
-        self.staged += kinds.count("stage")
-        self.promoted += sum(event.kind == "promote" and event.cause == "guess" for event in events)
-        self.dropped += kinds.count("drop")
+        for event in events:
+            if event.kind == "hit":
+                self.hits += 1
+            elif event.kind == "load":
+                self.loads += 1
+                self.bytes_to_device += blob_bytes
+            elif event.kind == "stage":
+                self.staged += 1
+                self.bytes_to_device += blob_bytes
+            elif event.kind == "promote":
+                self.promoted += event.cause == "guess"
+            elif event.kind == "drop":
+                self.dropped += 1
+            elif event.host is not None:
+                self.bytes_to_host += blob_bytes
         self.on_host += on_host
-        self.bytes_to_device += blob_bytes * (kinds.count("load") + kinds.count("stage"))
-        self.bytes_to_host += blob_bytes * sum(event.kind == "evict" and event.host is not None for event in events)
 
 
 class EngineError(DeviceError):

@@ -77,6 +77,7 @@ class Engine:
         plan: Plan | None = None,
         rates: Rates | None = None,
         on_note: Callable[[str], None] | None = None,
+        record: bool = True,
     ) -> None:
         """Allocates blocks and pins the host's places; afterwards each expert is filled once (`fill`).
 
@@ -90,6 +91,7 @@ class Engine:
             rates: of this machine; with them, missing experts may be computed by the host in `run`s that offer it.
                 The host's rounding differs from the device's, so this is off by default.
             on_note: is called with each sentence for the user.
+            record: False keeps no `requests`, which otherwise grow by a few hundred bytes with each layer of a token.
 
         Raises:
             ArgumentError: a number out of range, or a wrong choice.
@@ -99,7 +101,7 @@ class Engine:
         check_choice("prefetch", prefetch, ("auto", "on", "off"))
         self.arrangement, self.blob_bytes = arrangement, blob_bytes
         self.requests, self.account = list[Request](), Account()
-        self._port = port
+        self._port, self._record = port, record
         journal = Journal() if arrangement.memory == "swap" else None
         self._traffic = Traffic(port, stream, journal)
         self._pace = Pace(port, stream, prefetch, plan, self.account, on_note)
@@ -177,21 +179,24 @@ class Engine:
                 self.reset()
             needed, offered = tuple(needed), tuple(guesses)
             tokens = {} if tokens is None else tokens
-            check_request(Request(layer, needed, offered), self.arrangement, self._layer)
+            request = Request(layer, needed, offered)
+            check_request(request, self.arrangement, self._layer)
             self._whole = False
             self._doing = "beginning a pass", None, None
             if layer == 0:
                 self._pace.begin()
             computed = self._choose(layer, needed, tokens) if compute_on_host else ()
             used = self._pace.guesses(offered, max(tokens.values(), default=1))
-            request = Request(layer, tuple(e for e in needed if e not in computed), used)
+            if computed or used is not offered:
+                request = Request(layer, tuple(expert for expert in needed if expert not in computed), used)
             events = self._carry_out(request, work)
             if layer == self.arrangement.layers - 1:
                 self._pace.end()
             if compute_on_host:
                 self._compute_on_host(layer, computed, compute_on_host)
             self._layer = layer
-            self.requests.append(request)
+            if self._record:
+                self.requests.append(request)
             self.account.add(events, self.blob_bytes, len(computed))
             self._whole = True
             return events

@@ -58,7 +58,7 @@ class Traffic:
         block.read[id(self.compute)] = self.compute, self._port.record(self.compute)
 
     def _before_reading(self, home: Home, stream: Stream) -> None:
-        if home.written is not None and not any(stream is seen for seen in home.seen):
+        if home.written is not None and stream not in home.seen:
             self._port.wait(stream, home.written)
             home.seen.append(stream)
 
