@@ -36,8 +36,8 @@ struct Four<float> {
   typedef float4 type;
 };
 template <>
-struct Four<uint32_t> {
-  typedef uint4 type;
+struct Four<uint16_t> {
+  typedef uint2 type;
 };
 
 // Part of the block's shared memory, from a byte on that is a multiple of 16.
@@ -56,6 +56,18 @@ class Shared {
   __device__ typename Four<T>::type get4(int32_t i) const {
     return *reinterpret_cast<const typename Four<T>::type*>(at_ + i);
   }
+  // The same, read anew wherever it is written: a compiler does not keep it in registers for another use.
+  __device__ float4 read4(int32_t i) const {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+    float4 four;
+    asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(at_ + i))));
+    return four;
+#else
+    return get4(i);
+#endif
+  }
   __device__ void set4(int32_t i, typename Four<T>::type value) const {
     *reinterpret_cast<typename Four<T>::type*>(at_ + i) = value;
   }
@@ -63,3 +75,16 @@ class Shared {
  private:
   T* at_;
 };
+
+// Four words that will not be read again soon.
+__device__ inline uint4 load_words(const uint32_t* from) {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+  uint4 words;
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from));
+  return words;
+#else
+  return *reinterpret_cast<const uint4*>(from);
+#endif
+}

@@ -25,26 +25,37 @@ from lowbit_cuda.port import Kernel, Numbers, Parameter
 
 # **Quantised matrices.** See `linear.cuh` for how a block computes.
 
-SEGMENT = 64
-"""Rows, of one group, that a thread takes at once."""
+SEGMENT = {2: 64, 3: 64, 4: 64, 8: 32}
+"""By bits: rows that a thread takes at once."""
+PIECE = {2: 16, 3: 32, 4: 16, 8: 16}
+"""By bits: rows after which a group may end within a segment."""
 SLICES = 32
 """Threads among which the segments of a column are dealt out."""
-SLOTS = 256
-"""Segments whose activations are in shared memory at once, for all tokens of a block together."""
-SLOT_BYTES = 4 * (SEGMENT + 4)
+HELD = 16384
+"""Activations in shared memory at once, for all tokens of a block together, and a sum for every 16 of them at most."""
 TOKENS_AT_ONCE = (1, 8)
 
 
-def segments(numbers: Numbers) -> int:
-    """Into how many segments a column is cut; a group's last may be short."""
-    rows, group = number(numbers, "rows"), number(numbers, "group_size")
-    whole, rest = divmod(rows, group)
-    return whole * -(-group // SEGMENT) + -(-rest // SEGMENT)
+def segments(bits: int, rows: int, group_size: int) -> int:
+    """Into how many segments a column is cut.
+
+    A segment lies in one group, and the last of a group may be short; but groups of which several fill a segment are
+    taken together.
+
+    >>> segments(4, 256, 128), segments(4, 256, 40), segments(4, 256, 16)
+    (4, 7, 4)
+    """
+    segment = SEGMENT[bits]
+    if group_size < segment and segment % group_size == 0 and group_size % PIECE[bits] == 0:
+        return -(-rows // segment)
+    whole, rest = divmod(rows, group_size)
+    return whole * -(-group_size // segment) + -(-rest // segment)
 
 
-def shared_of_product(numbers: Numbers, tokens: int) -> int:
-    """Bytes of shared memory of a block: activations of as many segments as fit, at least one of each slice."""
-    return tokens * SLOT_BYTES * min(SLOTS // tokens, up(segments(numbers), SLICES))
+def shared_of_product(numbers: Numbers, bits: int, tokens: int) -> int:
+    """Bytes of shared memory of a block: activations of as many segments as fit, one of each slice or more."""
+    count = up(segments(bits, number(numbers, "rows"), number(numbers, "group_size")), SLICES)
+    return 4 * tokens * (SEGMENT[bits] + 4) * min(HELD // SEGMENT[bits] // tokens, count)
 
 
 def check_product(numbers: Numbers, bits: int) -> None:
@@ -83,7 +94,7 @@ def _product(name: str, bits: int, scale_dtype: str, tokens: int, prefixes: tupl
     matrices = tuple(part for prefix in prefixes for part in matrix_spans(bits, scale_dtype, prefix))
     return Kernel(
         name=f"{name}_b{bits}_{FLOAT_NAMES[scale_dtype]}_t{tokens}",
-        source=f"linear_b{bits}.cuh",
+        source=f"linear_b{bits}_{FLOAT_NAMES[scale_dtype]}.cuh",
         parameters=(
             RESULT,
             ACTIVATIONS,
@@ -92,7 +103,7 @@ def _product(name: str, bits: int, scale_dtype: str, tokens: int, prefixes: tupl
         ),
         grid=lambda n: (-(-number(n, "columns") // PANEL), -(-number(n, "tokens") // tokens), 1),
         block=THREADS,
-        shared=partial(shared_of_product, tokens=tokens),
+        shared=partial(shared_of_product, bits=bits, tokens=tokens),
         meaning=partial(getattr(meanings, name), bits),
         check=partial(check_product, bits=bits),
         flops=lambda n: 2.0 * len(prefixes) * number(n, "tokens") * number(n, "rows") * number(n, "columns"),
@@ -118,7 +129,7 @@ def dequantize(bits: int, scales: str = "float16") -> Kernel:
 
     return Kernel(
         name=f"dequantize_b{bits}_{FLOAT_NAMES[scales]}",
-        source=f"linear_b{bits}.cuh",
+        source=f"linear_b{bits}_{FLOAT_NAMES[scales]}.cuh",
         parameters=(
             span("y", "float32", "write", product_of("rows", "columns")),
             *matrix_spans(bits, scales),
