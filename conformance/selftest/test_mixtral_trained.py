@@ -13,12 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mixtral.loading import MODEL, load_model
+from mixtral.paper import COLUMNS, Column, expert_bytes, implied_gb
+from mixtral.paper import LAYERS as LAYERS_8X7B
 from mixtral.recall import RESULT, cached, guesses_recall, lru_by_layer, shares, together
 from mixtral.record import Recorder
 from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings
+from mixtral.table2 import FULL, SIMULATED, Plan, Row, changed, in_order, pairs, passes, run
+from mixtral.table2 import RESULT as TABLE
 from tokenizers import Tokenizer
 
 from lowbit.decoder import Decoder
+from lowbit.offload import Arrangement, Offload
 from lowbit.weights import LlamaWeights, SparseWeights
 
 Reals = npt.NDArray[np.float64]
@@ -130,7 +135,8 @@ def second_forward(tokens: list[int]) -> Reals:
 
     def norm(rows: Reals, name: str) -> Reals:
         root = np.sqrt((rows**2).mean(axis=1, keepdims=True) + CONFIG["rms_norm_eps"])
-        return rows / root * tensor(name)
+        normed: Reals = rows / root * tensor(name)
+        return normed
 
     def turned(rows: Reals) -> Reals:
         plane = (rows[:, :half] + 1j * rows[:, half:]) * turn
@@ -260,3 +266,54 @@ def test_the_routing_is_not_chance() -> None:
     for ahead in AHEAD:
         for count in (1, 2, 4):
             assert guesses_recall(recordings(), ahead, count) > count / EXPERTS + 10 / math.sqrt(needed)
+
+
+# Table 2 in virtual time.
+
+
+def test_table_2_in_virtual_time_has_the_papers_order() -> None:
+    """In each of the eight columns of the paper, on its machines and with its memory, full is faster than without
+    pre-loading, that than without a cache, and that than naive; and no cell copies more than its link carries."""
+    columns = json.loads(TABLE.read_text("utf-8"))["columns"]
+    assert {(column["machine"], column["bits"]) for column in columns} == {
+        (machine.name, bits) for machine in COLUMNS for bits in (2, 3)
+    }
+    for column in columns:
+        assert all(in_order(column, full) for full in FULL), column["machine"]
+        for row in column["rows"]:
+            assert row["seconds"] >= row["link_seconds"] and row["peak_bytes"] <= column["preset"]["memory"]
+            assert row["residual_seconds"] == pytest.approx(1 / row["paper"] - row["seconds"], abs=1e-3)
+
+
+def test_the_paper_implies_faster_links_than_it_has() -> None:
+    """Why nothing can be fitted: in every column the last two rows differ by too little time for what they copy."""
+    for column in COLUMNS:
+        for bits in (2, 3):
+            assert implied_gb(column, bits) > column.machine.link.bandwidth / 1e9
+
+
+@pytest.mark.parametrize("row", SIMULATED[:6], ids=lambda row: row.name)
+def test_a_cell_is_simulated_again(row: Row) -> None:
+    """A few tokens of one machine: the engine copies what `lowbit.offload` says, and the link takes its time for it."""
+    column, plan = COLUMNS[2], Plan(tokens=2, warm=2, pairs=1)
+    cell = run(column, 2, row, recordings(), plan)
+    copied = 0
+    machine = Offload(Arrangement(LAYERS_8X7B, EXPERTS, column.slots, memory=row.memory))
+    asked = passes(recordings(), pairs(recordings())[0], row.guesses)
+    for position in range(plan.warm + plan.tokens):
+        if row.whole:
+            machine = Offload(machine.arrangement)
+        events = [event for request in changed(asked[position], row, position) for event in machine.step(request)]
+        copied += (position >= plan.warm) * sum(event.kind in ("load", "stage") for event in events)
+    assert cell["copied_bytes"] == copied * expert_bytes(2) // plan.tokens
+    assert cell["seconds"] > cell["link_seconds"] > 0
+    if not row.cached:
+        assert copied == plan.tokens * LAYERS_8X7B * (EXPERTS if row.whole else 2)
+
+
+@pytest.mark.parametrize("machine", COLUMNS[2:], ids=lambda column: column.name)
+def test_the_order_of_the_rows_is_that_of_a_run(machine: Column) -> None:
+    """The engine of today, on few tokens: each row of the paper's memory is faster than the one below it."""
+    plan = Plan(tokens=4, warm=4, pairs=1)
+    full, _, *others = (run(machine, 2, row, recordings(), plan)["seconds"] for row in SIMULATED[:5])
+    assert full < others[0] < others[1] < others[2]
