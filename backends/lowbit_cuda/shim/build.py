@@ -117,7 +117,7 @@ def build(sources: Sequence[Path], flavor: Flavor) -> Path:
 def _kernel_object(source: Path, flavor: Flavor) -> Path:
     """The object of a source of kernels, with a line for each that makes it known to the runtime."""
     options = (*COMMON, *flavor.kernels)
-    names = KERNEL_NAME.findall(_preprocessed(_including(source), options))
+    names = kernel_names(source)
     lines = (f'static const lowbit_shim::Known known_{n}(lowbit_shim::kernel<{n}>("{n}"));' for n in names)
     text = "\n".join(['#include "launch.h"', _including(source), *lines, ""])
     return _compiled(text, source.stem, options)
@@ -182,6 +182,6 @@ def _run(command: Sequence[str], text: str = "") -> str:
     return done.stdout
 
 
-def has_kernels(source: Path) -> bool:
-    """Whether a file has kernels, or is only included by others."""
-    return bool(KERNEL_NAME.search(_preprocessed(_including(source), COMMON)))
+def kernel_names(source: Path) -> list[str]:
+    """The kernels of a file; none, where it is only included by others."""
+    return KERNEL_NAME.findall(_preprocessed(_including(source), COMMON))

@@ -198,7 +198,7 @@ def _bytes_of(array: Array) -> Array:
 
 def kernel_sources() -> list[Path]:
     """The sources of `lowbit_cuda.kernels`."""
-    return [path for path in sorted(build.KERNELS.glob("*.cuh")) if build.has_kernels(path)]
+    return [path for path in sorted(build.KERNELS.glob("*.cuh")) if build.kernel_names(path)]
 
 
 @dataclass

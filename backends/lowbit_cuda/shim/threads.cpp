@@ -39,11 +39,18 @@ bool same(const Site& a, const Site& b) {
   return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
 }
 
+static bool together(const Wait& a, const Wait& b) {
+  return a.meeting == b.meeting && a.operation == b.operation && a.mask == b.mask && same(a.site, b.site);
+}
+
+static unsigned first_of(unsigned lanes) { return static_cast<unsigned>(__builtin_ctz(lanes)); }
+
 static std::string thread_text(const Thread& thread) { return "thread " + std::to_string(thread.number); }
 
 void Threads::start(unsigned count) {
   threads.assign(count, Thread{});
   for (unsigned number = 0; number < count; ++number) threads[number].number = number;
+  gatherings_.assign(count / LANES + 1, {});
   arrived_ = 0;
   running_ = count;
 }
@@ -76,9 +83,7 @@ void Threads::leave(Thread& thread) {
     if (other.state != State::waiting) continue;
     const bool waited_for = other.wait.meeting == Meeting::block ||
                             (other.warp() == thread.warp() && (other.wait.mask >> thread.lane() & 1u));
-    if (waited_for)
-      raise("barrier", thread_text(other) + " waits in " + text(other.wait) + " for " + thread_text(thread) +
-                           ", which has left the kernel");
+    if (waited_for) refuse(other, thread);
   }
   if (running_ > 0) return;
   for (const Thread& other : threads)
@@ -99,25 +104,15 @@ void Threads::deadlock() const {
 void Threads::arrive_at_block(Thread& thread) {
   ++arrived_;
   for (const Thread& other : threads) {
-    if (other.state == State::done)
-      raise("barrier", thread_text(thread) + " waits in " + text(thread.wait) + " for " + thread_text(other) +
-                           ", which has left the kernel");
-    // One other thread is enough: all that wait there were compared with one another when they came.
-    if (other.wait.meeting == Meeting::block && &other != &thread) {
-      if (!same(other.wait.site, thread.wait.site) || other.wait.operation != thread.wait.operation)
-        raise("barrier", thread_text(thread) + " waits in " + text(thread.wait) + ", but " + thread_text(other) +
-                             " in " + text(other.wait));
-      break;
-    }
+    if (other.state == State::done) refuse(thread, other);
+    if (other.wait.meeting != Meeting::block || &other == &thread) continue;
+    if (!same(other.wait.site, thread.wait.site) || other.wait.operation != thread.wait.operation)
+      refuse(thread, other);
+    break;  // one is enough: all that wait there were compared with one another when they came
   }
-  for (unsigned number = thread.number - thread.lane(); number < threads.size(); ++number) {
-    const Thread& other = threads[number];
-    if (other.warp() != thread.warp()) break;
-    if (other.state == State::waiting && other.wait.meeting != Meeting::block &&
-        (other.wait.mask >> thread.lane() & 1u))
-      raise("barrier", thread_text(thread) + " waits in " + text(thread.wait) + ", but " + thread_text(other) +
-                           " in " + text(other.wait));
-  }
+  for (const Gathering& gathering : gatherings_[thread.warp()])
+    if (gathering.wait.mask >> thread.lane() & 1u)
+      refuse(thread, threads[thread.number - thread.lane() + first_of(gathering.lanes)]);
   if (arrived_ < threads.size()) return;
   arrived_ = 0;
   std::uint64_t count = 0;
@@ -133,37 +128,46 @@ void Threads::arrive_at_block(Thread& thread) {
   }
 }
 
-void Threads::check_partner(const Thread& thread, const Thread& other) const {
-  if (other.state == State::done)
-    raise("barrier", thread_text(thread) + " waits in " + text(thread.wait) + " for " + thread_text(other) +
-                         ", which has left the kernel");
-  if (other.state != State::waiting) return;
-  const Wait &mine = thread.wait, &its = other.wait;
-  const bool waits_for_me = its.meeting == Meeting::block || (its.mask >> thread.lane() & 1u);
-  const bool together = its.meeting == mine.meeting && its.operation == mine.operation && its.mask == mine.mask &&
-                        same(its.site, mine.site);
-  if (waits_for_me && !together)
-    raise("barrier", thread_text(thread) + " waits in " + text(mine) + ", but " + thread_text(other) + " in " +
-                         text(its));
+void Threads::refuse(const Thread& thread, const Thread& other) const {
+  const std::string waits = thread_text(thread) + " waits in " + text(thread.wait);
+  if (other.state == State::done) raise("barrier", waits + " for " + thread_text(other) + ", which has left the kernel");
+  raise("barrier", waits + ", but " + thread_text(other) + " in " + text(other.wait));
 }
 
 void Threads::arrive_at_warp(Thread& thread) {
-  const unsigned mask = thread.wait.mask;
-  if (!(mask >> thread.lane() & 1u))
+  const unsigned mask = thread.wait.mask, bit = 1u << thread.lane();
+  if (!(mask & bit))
     raise("mask", thread_text(thread) + " is in " + text(thread.wait) + ", and is not one of them");
-  bool complete = true;
-  for (unsigned lane = 0; lane < LANES; ++lane) {
-    if (!(mask >> lane & 1u) || lane == thread.lane()) continue;
-    const unsigned number = thread.warp() * LANES + lane;
-    if (number >= threads.size())
-      raise("mask", thread_text(thread) + " waits in " + text(thread.wait) + " for lane " + std::to_string(lane) +
-                        ", which its warp does not have");
-    check_partner(thread, threads[number]);
-    const Wait& its = threads[number].wait;
-    complete = complete && threads[number].state == State::waiting && its.meeting == thread.wait.meeting &&
-               its.mask == mask;
+  std::vector<Gathering>& gatherings = gatherings_[thread.warp()];
+  Gathering* mine = nullptr;
+  for (Gathering& gathering : gatherings) {
+    if (together(gathering.wait, thread.wait)) {
+      mine = &gathering;
+    } else if ((gathering.wait.mask & bit) && (gathering.lanes & mask)) {  // each waits for the other
+      refuse(thread, threads[thread.number - thread.lane() + first_of(gathering.lanes & mask)]);
+    }
   }
-  if (complete) finish_warp(thread, mask);
+  if (!mine) {
+    check_partners(thread);  // the first of them, for all
+    mine = &gatherings.emplace_back(Gathering{thread.wait, 0});
+  }
+  mine->lanes |= bit;
+  if (mine->lanes != mask) return;
+  *mine = gatherings.back();
+  gatherings.pop_back();
+  finish_warp(thread, mask);
+}
+
+// Whether all lanes of a mask can still come.
+void Threads::check_partners(const Thread& thread) const {
+  for (unsigned lanes = thread.wait.mask; lanes; lanes &= lanes - 1) {
+    const unsigned number = thread.number - thread.lane() + first_of(lanes);
+    if (number >= threads.size())
+      raise("mask", thread_text(thread) + " waits in " + text(thread.wait) + " for lane " +
+                        std::to_string(first_of(lanes)) + ", which its warp does not have");
+    const Thread& other = threads[number];
+    if (other.state == State::done || (&other != &thread && other.wait.meeting == Meeting::block)) refuse(thread, other);
+  }
 }
 
 void Threads::finish_warp(Thread& first, unsigned mask) {

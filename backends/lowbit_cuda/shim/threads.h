@@ -42,6 +42,12 @@ struct Thread {
   unsigned lane() const { return number % LANES; }
 };
 
+// A meeting of lanes that is not complete, and those that have come.
+struct Gathering {
+  Wait wait;
+  unsigned lanes;
+};
+
 struct Mutation {  // a planted bug: the meeting at this line is skipped, or a shuffle's argument halved
   std::string file;
   int line = 0;
@@ -71,10 +77,12 @@ class Threads {
  private:
   unsigned arrived_ = 0;  // at the barrier of the block
   unsigned running_ = 0;
+  std::vector<std::vector<Gathering>> gatherings_;  // of each warp
   [[noreturn]] void deadlock() const;
   void arrive_at_block(Thread& thread);
   void arrive_at_warp(Thread& thread);
-  void check_partner(const Thread& thread, const Thread& other) const;
+  void check_partners(const Thread& thread) const;
+  [[noreturn]] void refuse(const Thread& thread, const Thread& other) const;  // the other will not come
   void finish_warp(Thread& first, unsigned mask);
   std::uint64_t shuffled(const Thread& thread) const;
   std::uint64_t voted(const Thread& thread) const;

@@ -1,0 +1,62 @@
+"""The backend's own kernels, thread by thread: every kernel and variant against its meaning, in any order of threads.
+
+Each launch is small and has what is hard about its kernel (`cuda_cases`). The mistakes that this finds are planted in
+test_shim_mutations.py; test_shim.py shows them one by one.
+"""
+
+import pytest
+from cuda_cases import Case, cases
+from shim_cases import needs_compiler
+
+from lowbit_cuda.kernels.table import MAKERS
+from lowbit_cuda.shim import build
+from lowbit_cuda.shim.runner import Options, Sanitized, Watched, kernel_sources
+
+pytestmark = needs_compiler
+
+SEEDS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def watched() -> Watched:
+    return Watched()
+
+
+def of(name: str) -> list[Case]:
+    """The cases of a kernel, in all its variants."""
+    return [case for case in cases() if case.kernel.name == name or case.kernel.name.startswith(f"{name}_")]
+
+
+def test_the_table_has_the_kernels_of_the_sources() -> None:
+    """No kernel without a source, none without a place in the table, and each with a case."""
+    sources = {name: path.name for path in kernel_sources() for name in build.kernel_names(path)}
+    assert {case.kernel.name: case.kernel.source for case in cases()} == sources
+    assert sum(len(of(name)) for name in MAKERS) == len(cases())
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_kernel_computes_what_it_means(watched: Watched, name: str) -> None:
+    """Every case of every variant: nothing is found wrong with it, its numbers are those of the meaning, and they have
+    the same bits whatever the order of blocks and threads."""
+    for case in of(name):
+        launches = [case.launch(Options(seed, strict=seed == 1)) for seed in SEEDS]
+        for launch in launches:
+            watched.run(launch)
+            assert not case.wrong(launch), f"{case}: {case.wrong(launch)}"
+        first, *others = (b"".join(array.tobytes() for array in case.written(launch).values()) for launch in launches)
+        assert all(other == first for other in others), str(case)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_kernel_keeps_to_its_memory(memory: Sanitized, name: str) -> None:
+    """Under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its own, with the same numbers."""
+    every = of(name)
+    launches = [case.launch() for case in every]
+    memory.run(*launches)
+    for case, launch in zip(every, launches, strict=True):
+        assert not case.wrong(launch), f"{case}: {case.wrong(launch)}"
+
+
+@pytest.fixture(scope="module")
+def memory() -> Sanitized:
+    return Sanitized(build.ADDRESS)
