@@ -9,6 +9,8 @@
 
 constexpr uint32_t ALL_LANES = 0xffffffffu;
 
+__device__ inline float infinity() { return __uint_as_float(0x7f800000u); }
+
 // 2^power, for powers from -126 to 127.
 __device__ constexpr uint32_t power_bits(int32_t power) { return static_cast<uint32_t>(power + 127) << 23; }
 
