@@ -33,6 +33,7 @@ from lowbit.config import LlamaConfig
 from lowbit.decoder import token_ids
 from lowbit.device import DeviceAccount, DeviceSettings
 from lowbit.errors import ArgumentError
+from lowbit.offload import Event
 from lowbit.replay import Recall
 from lowbit.weights import Floats, LayeredWeights, Progress
 from lowbit_cuda.engine.engine import Engine
@@ -57,7 +58,11 @@ class State:
 
 
 class Decoder:
-    """A model on a device; leaving it gives the device's memory back."""
+    """A model on a device; leaving it gives the device's memory back.
+
+    Attributes:
+        events: all that the engine decided so far, where it is recorded.
+    """
 
     def __init__(
         self,
@@ -67,6 +72,7 @@ class Decoder:
         progress: Progress | None = None,
         *,
         owns_port: bool = False,
+        record: bool = False,
     ) -> None:
         """Load a model; where that fails, nothing of it is left on the device.
 
@@ -76,18 +82,20 @@ class Decoder:
             settings: how to run it.
             progress: called after each layer.
             owns_port: whether the device is closed with the decoder.
+            record: whether `events`, and the engine's `requests`, are kept.
 
         Raises:
             NotDeclaredError: a model that the kernels do not do.
             ArgumentError: too little memory, and how much is needed; layers that differ in how they are stored.
             DeviceError: the device failed.
         """
-        self._port, self._settings, self._owns_port = port, settings, owns_port
+        self._port, self._settings, self._owns_port, self._record = port, settings, owns_port, record
+        self.events: list[Event] = []
         self._lane: Lane | None = None
         self._loader: Loader | None = None
         try:
             self._lane = Lane(port, "model")
-            self._loader = Loader(self._lane, weights, settings)
+            self._loader = Loader(self._lane, weights, settings, record)
             self._model = self._loader.load(progress)
         except BaseException:
             self.close()
@@ -175,7 +183,9 @@ class Decoder:
         if gate is not None:
             assert model.sparse is not None and self._lane is not None
             self._lane.wait()
-            model.sparse.run(stage, model.work, tokens, gate.columns)
+            events = model.sparse.run(stage, model.work, tokens, gate.columns)
+            if self._record:
+                self.events += events
 
     def _end(self, tokens: int) -> Floats:
         """After the last layer: float32, T × hidden."""

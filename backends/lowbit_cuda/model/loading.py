@@ -84,9 +84,9 @@ def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
 class Loader:
     """Puts one model on one device."""
 
-    def __init__(self, lane: Lane, weights: LayeredWeights, settings: DeviceSettings) -> None:
+    def __init__(self, lane: Lane, weights: LayeredWeights, settings: DeviceSettings, record: bool = False) -> None:
         check_model(weights.config)
-        self._lane, self._weights, self._settings = lane, weights, settings
+        self._lane, self._weights, self._settings, self._record = lane, weights, settings, record
         own = weights.config.context
         self._config = replace(weights.config, context=min(own, settings.context or own))
         self._first: LayerWeights | None = weights.layer(0)
@@ -123,6 +123,7 @@ class Loader:
                 lane.stream,
                 prefetch=self._settings.prefetch,
                 rates=rates,
+                record=self._record,
             )
             sparse = Sparse(lane, config, self._expert, self.engine, cold)
         blocks = self._blocks(progress)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from lowbit.blocks import routes
 from lowbit.config import LlamaConfig, Routing
+from lowbit.offload import Trace
 from lowbit.routing import Floats, Ids, top_k
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
@@ -96,8 +97,12 @@ class Sparse:
         self._lane, self._config, self._routing = lane, config, config.routing
         self._layout, self._engine, self._cold = layout, engine, cold
 
-    def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> None:
-        """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers."""
+    def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> Trace:
+        """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers.
+
+        Returns:
+            What the engine decided.
+        """
         experts = self._routing.experts
         scores = self._lane.port.read(work.host["scores"], np.float32, (tokens, columns))
         found = choose(np.ascontiguousarray(scores[:, :experts]), self._routing)
@@ -105,7 +110,7 @@ class Sparse:
         self._send(work.host["shares"], work["shares"], found.shares)
         places = self._send_indices(work, found) if tokens > 1 else {}
         offered = partial(self._compute_on_host, layer, work, found, places) if self._cold else None
-        self._engine.run(
+        return self._engine.run(
             layer,
             found.needed,
             likely,
