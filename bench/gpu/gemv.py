@@ -10,7 +10,6 @@ The result of the first and the last 32 columns is compared with the kernel's me
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -126,7 +125,8 @@ def in_turn(device: DevicePort, stream: Stream, graphs: Mapping[str, Graph]) -> 
 
 # **Bytes.**
 
-Parts = tuple[npt.NDArray[np.uint32], npt.NDArray[np.float16], npt.NDArray[np.float16]]
+Parts = tuple[npt.NDArray[Any], ...]
+"""Words (uint32), scales and zeros (float16) of a matrix, as its blob has them."""
 
 
 def random_parts(layout: MatrixLayout, random: np.random.Generator) -> Parts:
@@ -164,24 +164,10 @@ def fetch(device: DevicePort, stream: Stream, there: Span) -> npt.NDArray[np.flo
     return answer
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One panel of a matrix as a matrix of its own."""
-
-    layout: MatrixLayout
-    number: int
-
-    def of(self, parts: Parts) -> Parts:
-        """Its words, scales and zeros."""
-        words, scales, zeros = (
-            part[self.number * size : (self.number + 1) * size]
-            for part, size in zip(parts, (self._words, *(self.layout.groups * PANEL,) * 2), strict=True)
-        )
-        return words, scales, zeros  # type: ignore[return-value]  # mypy joins the dtypes of the three
-
-    @property
-    def _words(self) -> int:
-        return self.layout.rows * self.layout.bits // 32 * PANEL
+def panel(layout: MatrixLayout, parts: Parts, number: int) -> Parts:
+    """The words, scales and zeros of one panel."""
+    sizes = layout.rows * layout.bits // 32 * PANEL, *(layout.groups * PANEL,) * 2
+    return tuple(part[number * size : (number + 1) * size] for part, size in zip(parts, sizes, strict=True))
 
 
 def worst_error(layout: MatrixLayout, parts: Parts, x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> float:
@@ -189,7 +175,7 @@ def worst_error(layout: MatrixLayout, parts: Parts, x: npt.NDArray[np.float32], 
     worst = 0.0
     for number in (0, layout.columns // PANEL - 1):
         narrow = MatrixLayout(layout.bits, layout.rows, PANEL, layout.group_size)
-        blob = np.concatenate([part.view(np.uint8) for part in Panel(layout, number).of(parts)])
+        blob = np.concatenate([part.view(np.uint8) for part in panel(layout, parts, number)])
         weights = dense(narrow, blob)
         wanted, size = x.astype(np.float64) @ weights, np.abs(x).astype(np.float64) @ np.abs(weights)
         got = y[number * PANEL : (number + 1) * PANEL]
