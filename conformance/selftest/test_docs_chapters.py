@@ -108,24 +108,21 @@ def test_a_mistake_is_reported_where_it_stands(tmp_path: Path) -> None:
     assert "nosuchrole" in warnings
 
 
-def test_every_module_of_the_specification_has_a_page() -> None:
-    """Each file of spec/lowbit but the command line is a chapter of its own, and each page has its file."""
-    spec = ROOT / "spec/lowbit"
-    modules = {
-        ".".join(path.relative_to(spec).with_suffix("").parts).removesuffix(".__init__")
-        for path in spec.rglob("*.py")
-        if path.relative_to(spec).parts[0] != "cli" and path != spec / "__init__.py"
-    }
-    pages = {path.stem: path.read_text() for path in (ROOT / "docs/chapters").glob("*.rst")}
-    assert pages == {module: f".. chapter:: lowbit.{module}\n" for module in modules}
-
-
-def test_every_module_of_the_generator_has_a_page() -> None:
-    """Each file of backends/lowbit_cppyy but the commands is a chapter of its own, and each page has its file."""
-    files = {path.stem for path in (ROOT / "backends/lowbit_cppyy").glob("*.py")}
-    modules = {name for name in files if name != "__init__" and not name.endswith("_command")}
-    pages = {path.stem: path.read_text() for path in (ROOT / "docs/kernels").glob("*.rst")}
-    assert pages == {module: f".. chapter:: lowbit_cppyy.{module}\n" for module in modules}
+@pytest.mark.parametrize(
+    ("package", "pages", "left_out"),
+    [
+        ("spec/lowbit", "chapters", r"cli\b.*"),  # the command line
+        ("backends/lowbit_cppyy", "kernels", r".*_command"),
+        ("backends/lowbit_cuda", "cuda", "nothing"),
+    ],
+)
+def test_every_module_has_a_page(package: str, pages: str, left_out: str) -> None:
+    """Each file of these packages, those in folders too, is a chapter of its own, and each page has its file."""
+    folder = ROOT / package
+    files = {".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")}
+    modules = {name.removesuffix(".__init__") for name in files if not re.fullmatch(left_out, name)} - {"__init__"}
+    found = {path.stem: path.read_text() for path in (ROOT / "docs" / pages).glob("*.rst")}
+    assert found == {module: f".. chapter:: {folder.name}.{module}\n" for module in modules}
 
 
 def test_every_documented_option_exists() -> None:

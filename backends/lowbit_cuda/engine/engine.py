@@ -88,7 +88,7 @@ class Engine:
             stream: what kernels run on.
             prefetch: ``on`` and ``off`` use guesses always or never; ``auto`` finds out whether they pay.
             plan: how ``auto`` measures.
-            rates: of this machine; with them, missing experts may be computed by the host in `run`s that offer it.
+            rates: of this machine; with them, missing experts may be computed by the host in a `run` that offers it.
                 The host's rounding differs from the device's, so this is off by default.
             on_note: is called with each sentence for the user.
             record: False keeps no `requests`, which otherwise grow by a few hundred bytes with each layer of a token.
