@@ -8,7 +8,7 @@ __device__ inline void dense(float* y, const float* x, const Weight* weights, in
   const float* token = x + static_cast<size_t>(blockIdx.y) * rows;
   const Weight* column = weights + static_cast<size_t>(blockIdx.x) * rows;
   float sum = 0.0f;
-  _Pragma("unroll 4") for (int32_t row = threadIdx.x * 4; row < rows; row += 4 * 256) {
+  UNROLL_4 for (int32_t row = threadIdx.x * 4; row < rows; row += 4 * 256) {
     const float4 a = load4(token + row), w = load4(column + row);
     sum = fmaf(a.x, w.x, sum);
     sum = fmaf(a.y, w.y, sum);

@@ -20,12 +20,14 @@ typedef unsigned int uint32_t;
 typedef int int32_t;
 #define KERNEL(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
 #define ROLLED _Pragma("unroll 1")
 extern __shared__ uint4 dynamic_shared_memory[];
 #else
 #include "cuda.h"
 #define KERNEL(threads, blocks) extern "C" void
 #define UNROLL
+#define UNROLL_4
 #define ROLLED
 #endif
 
