@@ -22,7 +22,7 @@ from lowbit.prepared import PreparedLinear
 from lowbit.rope import Rotation
 from lowbit.routing import Scores
 from lowbit.weights import LayeredWeights, Progress
-from lowbit_cuda.arithmetic import PRODUCTS, SUMS, TURNS
+from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, TURNS
 from lowbit_cuda.calls import Calls
 from lowbit_cuda.cuda.availability import availability
 from lowbit_cuda.engine import hooks
@@ -42,11 +42,11 @@ DECLARED = {
     "affine.dequantize": Declaration(GROUPED),
     "linear.qgemv": Declaration(GROUPED, PRODUCTS),
     "linear.qgemm": Declaration(GROUPED, PRODUCTS),
-    "routing.gate": Declaration({"scores": ("logits",)}, SUMS),
-    "blocks.rms_norm": Declaration(arithmetic=SUMS),
-    "blocks.swiglu": Declaration(arithmetic=SUMS),
+    "routing.gate": Declaration({"scores": ("logits",)}, DENSE),
+    "blocks.rms_norm": Declaration(arithmetic=NORMS),
+    "blocks.swiglu": Declaration(arithmetic=ELEMENTS),
     "rope.rotate": Declaration(arithmetic=TURNS),
-    "attention.attend": Declaration({"head_dim": tuple(range(4, 257, 4))}, SUMS),
+    "attention.attend": Declaration({"head_dim": tuple(range(4, 257, 4))}, ATTENTION),
     "offload.trace": Declaration(),
     "offload.engine": Declaration(),
 }
