@@ -1,0 +1,127 @@
+"""The paper's Table 2 as ratios, on a device: Mixtral-8x7B's shape, experts of 2 and 3 bits, a recorded routing.
+
+The rows, and what each asks the engine for, are those of `mixtral.table2`, which gives the same in virtual time; here
+the kernels run and the copies are real (`gpu.shaped`). Every expert has its place on the host (*mirror*), so nothing is
+copied back. Ratios are to naive loading, which brings every expert of a layer.
+
+Beside each row stands the time that its copies take at least: their bytes, by the bandwidth of copies of one expert
+after another that is measured in the same run. What the row takes longer is what it did not hide.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from mixtral.paper import COLUMNS, ROWS, read
+from mixtral.recordings import FILE, Recordings
+from mixtral.table2 import SIMULATED, Row, changed, pairs, passes
+
+from gpu.parts import Answer, Setting, Skipped
+from gpu.shaped import BUFFERS, SLOTS, Shaped, expert_layout, mixtral
+from lowbit_cuda.port import DeviceMemoryError, DevicePort
+
+CONTEXT = 512
+GOAL, GOAL_OF_COPIES = 2.6, 0.9
+LISTED = tuple(row for row in SIMULATED if row.memory == "mirror")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of the recording is followed: pairs of passages, and of each so many tokens after some that warm up."""
+
+    pairs: int
+    warm: int
+    tokens: int
+
+
+REAL, TRIED = Plan(2, 8, 24), Plan(1, 1, 2)
+
+
+def run(setting: Setting) -> Answer:
+    """Both kinds of experts."""
+    config, plan, columns = mixtral(CONTEXT), TRIED if setting.simulate else REAL, []
+    for bits in (2, 3):
+        needed = config.layers * 8 * expert_layout(config, bits).nbytes
+        if not setting.simulate and needed > 0.8 * (there := available()):
+            raise Skipped(
+                f"its experts of {bits} bits need {needed >> 30} GiB of the host, of which {there >> 30} are free"
+            )
+        try:
+            with setting.device(bytes_there=False) as device:
+                columns.append(column(device, bits, plan))
+        except DeviceMemoryError as error:
+            raise Skipped(str(error)) from error
+        print(columns[-1], flush=True)
+    words = "; ".join(f"{one['bits']} bits: {', '.join(str(row['ratio']) for row in one['rows'])}" for one in columns)
+    result = {"goal": GOAL, "goal_of_copies": GOAL_OF_COPIES, "rows": [row.name for row in LISTED], "columns": columns}
+    return Answer(setting.measured, words, result)
+
+
+def available() -> int:
+    """Bytes of the host's memory that can be had."""
+    with open("/proc/meminfo") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    return int(lines["MemAvailable"].split()[0]) << 10
+
+
+def column(device: DevicePort, bits: int, plan: Plan) -> dict[str, Any]:
+    """All rows for experts of so many bits."""
+    recordings, config = Recordings.load(FILE), mixtral(CONTEXT)
+    model = Shaped(device, config, bits)
+    try:
+        bandwidth = copied_in_a_second(device, model.expert_bytes)
+        cells = {row: cell(model, row, recordings, plan) for row in LISTED}
+    finally:
+        model.close()
+    naive = next(one["seconds"] for row, one in cells.items() if row.whole)
+    listed = []
+    for row, one in cells.items():
+        paper = read(COLUMNS[0], bits, row.paper) / read(COLUMNS[0], bits, ROWS[3])
+        at_least = one["copied_bytes"] / bandwidth
+        listed.append(
+            {"row": row.name, **one, "tokens_per_second": round(1 / one["seconds"], 3)}
+            | {"ratio": round(naive / one["seconds"], 3), "paper_ratio": round(paper, 3)}
+            | {"seconds_of_copies": at_least, "share_of_copies": round(at_least / one["seconds"], 3)}
+        )
+    return {
+        **{"bits": bits, "expert_bytes": model.expert_bytes, "slots": SLOTS, "buffers": BUFFERS},
+        "host_to_device_gb": round(bandwidth / 1e9, 2),
+        "peak_bytes": device.peak,
+        "rows": listed,
+    }
+
+
+def cell(model: Shaped, row: Row, recordings: Recordings, plan: Plan) -> dict[str, Any]:
+    """One row: the mean seconds of a token, and the bytes that were copied for it."""
+    seconds, copied = list[float](), 0
+    for pair in pairs(recordings)[: plan.pairs]:
+        model.engine.reset()
+        for position, asked in enumerate(passes(recordings, pair, row.guesses)[: plan.warm + plan.tokens]):
+            if position == plan.warm:
+                copied -= model.engine.account.bytes_to_device
+            if row.whole:
+                model.engine.reset()
+            given = changed(asked, row, position)
+            took = model.token(position, given, [one.needed for one in (asked if row.whole else given)])
+            if position >= plan.warm:
+                seconds.append(took)
+        copied += model.engine.account.bytes_to_device
+    mean = sum(seconds) / len(seconds)
+    return {"seconds": mean, "median_seconds": median(seconds), "copied_bytes": copied // len(seconds)}
+
+
+def copied_in_a_second(device: DevicePort, nbytes: int, times: int = 16) -> float:
+    """Bytes of pinned memory that reach the device in a second, an expert at a time."""
+    host, there = device.pin(nbytes, "expert"), device.allocate(nbytes, "expert")
+    stream, rounds = device.stream("copies"), []
+    for _ in range(5):
+        first = device.record(stream)
+        for _ in range(times):
+            device.copy(there.span(), host.span(), stream)
+        last = device.record(stream)
+        device.synchronize(first)
+        device.synchronize(last)
+        rounds.append(device.seconds(first, last))
+    device.free(host)
+    device.free(there)
+    return times * nbytes / median(rounds)
