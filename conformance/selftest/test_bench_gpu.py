@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-ROOT = Path(__file__).parents[2]
-
 from gpu import gemv, measure, sanitizer, traces
 from gpu.entry_points import write as write_entry_points
 
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.sim import SimDevice
+
+ROOT = Path(__file__).parents[2]
 
 
 def ran(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
