@@ -1,8 +1,8 @@
 """Small models for the decoder on a device, and devices for them."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -67,6 +67,6 @@ def model(
     return LlamaWeights(config, embedding, layers, gain(), plain(config.hidden, config.vocabulary))
 
 
-def bits_of(decoder: LanguageModel, count: int = 6, **choices: Any) -> bytes:
-    """The logits of a continuation of `PROMPT`, all their bits."""
-    return b"".join(step.logits.tobytes() for step in generate(decoder, PROMPT, count, **choices))
+def bits_of(decoder: LanguageModel, count: int = 6, prompt: Sequence[int] = PROMPT) -> bytes:
+    """The logits of a continuation, all their bits."""
+    return b"".join(step.logits.tobytes() for step in generate(decoder, prompt, count))

@@ -239,9 +239,11 @@ class Decoder:
         return scores
 
     def _calm_down(self) -> None:
-        """After an error the device may still be at work, with memory that the host is about to write."""
+        """After an error the device may still be at work, with memory that the host is about to write; and a graph may
+        have been captured while it failed."""
         if self._calm:
             return
+        self._graphs.clear()
         try:
             self._port.finish()
         except DeviceError:  # perhaps only the news of what has failed before
