@@ -23,6 +23,7 @@ from gpu.machine import description
 from gpu.parts import Answer, Setting, Skipped
 
 PARTS: dict[str, tuple[str, float]] = {
+    "compiled": ("every kernel compiled for the device, and what it takes of a processor", 300),
     "conformance": ("the port's contract and the suite, on the device", 420),
     "kernels": ("each kernel on small arrays against its meaning in numpy", 180),
     "traces": ("the engine's events on the device and on the simulation", 180),
