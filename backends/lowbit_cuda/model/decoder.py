@@ -239,8 +239,12 @@ class Decoder:
         return scores
 
     def _calm_down(self) -> None:
-        """After an error the device may still be at work, with memory that the host is about to write; and a graph may
-        have been captured while it failed."""
+        """Begin again after an error.
+
+        The device may still be at work, with memory that the host is about to write, and a graph may have been captured
+        while it failed. The engine begins again now and not with its next layer: what the device has to tell by then
+        would be news of the present tokens.
+        """
         if self._calm:
             return
         self._graphs.clear()
@@ -248,6 +252,8 @@ class Decoder:
             self._port.finish()
         except DeviceError:  # perhaps only the news of what has failed before
             self._port.finish()
+        if self._model.engine is not None:
+            self._model.engine.reset()
         self._calm = True
 
     # The account, and the end.

@@ -128,6 +128,8 @@ class Loader:
             sparse = Sparse(lane, config, self._expert, self.engine, cold)
         blocks = self._blocks(progress)
         lane.drop_upload()
+        if self.engine is not None:
+            self.engine.reset()
         return Loaded(config, self._weights.embedding, blocks, norm, last, work, self.engine, sparse)
 
     def _need(self, head: Layout) -> Need:
