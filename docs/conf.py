@@ -5,7 +5,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "_ext"), *(str(HERE.parent / root) for root in ("spec", "backends", "conformance"))]
+sys.path[:0] = [str(HERE / "_ext"), *(str(HERE.parent / root) for root in ("spec", "backends", "conformance", "bench"))]
 
 project = "lowbit"
 author = "the lowbit authors"

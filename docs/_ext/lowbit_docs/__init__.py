@@ -9,6 +9,7 @@ from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code,
 from lowbit_docs.kernels import KernelCosts, KernelSource, KernelWords
 from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.names import resolve
+from lowbit_docs.offloading import CudaKernels, GpuResults, VirtualTable2
 from lowbit_docs.operations import Operations
 from lowbit_docs.soak import Soak
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
@@ -31,6 +32,9 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("kernel-costs", KernelCosts)
     app.add_directive("kill-matrix", KillMatrix)
     app.add_directive("soak", Soak)
+    app.add_directive("virtual-table2", VirtualTable2)
+    app.add_directive("cuda-kernels", CudaKernels)
+    app.add_directive("gpu-results", GpuResults)
     app.add_directive("benchmarks", Benchmarks)
     app.add_directive("errata", Errata)
     app.add_directive("adapter-report", AdapterReport)

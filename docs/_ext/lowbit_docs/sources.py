@@ -7,7 +7,8 @@ work speaks of the work before it. A page lists what a work contains, one field 
 
        :Equation 1: the factored dot product.
 
-An entry that no chapter cites says so. A chapter that cites an entry missing from the list is warned about.
+An entry that no chapter cites says so. A chapter that cites an entry missing from the list is warned about. Sections
+(``§3.1``) are entries like others, for works whose index lists any.
 """
 
 import re
@@ -33,6 +34,7 @@ _WORK = re.compile(r"(QIGen|MoE|K-sort|GQA|errata)\b")
 _NUMBERS = r"(?:(?:, | and | to )?(?:\b[A-Z])?\d+\b)+"
 _PLACES = re.compile(rf"\b(equation|algorithm|table|figure)s? ({_NUMBERS})|\b((?=[QMBGH]\d){_NUMBERS})", re.IGNORECASE)
 _NUMBER = re.compile(r"(to )?([A-Z]?)(\d+)")
+_SECTION = re.compile(r"(to )?§(\d+)(?:\.(\d+))?")
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,9 @@ class Sources(Domain):
     def check_consistency(self) -> None:
         """Warn of every citation without an entry, where the work has an index at all."""
         entries = {(work, place) for work, place, _ in self.listed}
-        works = {work for work, _ in entries}
+        kinds = {(work, place[0] == "§") for work, place in entries}
         for citation in self.cited:
-            if citation.work in works and (citation.work, citation.place) not in entries:
+            if (citation.work, citation.place[0] == "§") in kinds and (citation.work, citation.place) not in entries:
                 message = "%s %s is cited here, and the index of that work has no such entry"
                 logger.warning(message, citation.work, citation.place, location=citation.location)
 
@@ -150,9 +152,12 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
     """The places that a source line cites.
 
     >>> list(citations("QIGen §2, equations 1 and 2; Algorithm 1; errata Q3 to Q4."))
-    [('QIGen', 'Equation 1'), ('QIGen', 'Equation 2'), ('QIGen', 'Algorithm 1'), ('errata', 'Q3'), ('errata', 'Q4')]
+    [('QIGen', '§2'), ('QIGen', 'Equation 1'), ('QIGen', 'Equation 2'), ('QIGen', 'Algorithm 1'), ('errata', 'Q3'), \
+('errata', 'Q4')]
     >>> list(citations("RMSNorm equation 4; GQA §2.2 and figure 2"))
-    [('GQA', 'Figure 2')]
+    [('GQA', '§2.2'), ('GQA', 'Figure 2')]
+    >>> [place for _, place in citations("MoE offloading §3.1 to §3.3, §4")]
+    ['§3.1', '§3.2', '§3.3', '§4']
     """
     work = ""
     for part in (part.strip() for part in text.split(";")):
@@ -160,9 +165,21 @@ def citations(text: str) -> Iterator[tuple[str, str]]:
             work = named[1]
         elif not re.match(r"§|equation|algorithm|table|figure", part, re.IGNORECASE):
             work = ""  # another work, of which no page keeps an index
+        for place in _sections(part) if work else []:
+            yield work, place
         for kind, numbers, errata in _PLACES.findall(part) if work else []:
             for number in _expanded(numbers or errata):
                 yield work, f"{kind.capitalize()} {number}".strip()
+
+
+def _sections(part: str) -> Iterator[str]:
+    """``§3.1 to §3.3`` is §3.1, §3.2 and §3.3."""
+    last = 0
+    for to, chapter, section in _SECTION.findall(part):
+        for number in range(last + 1, int(section)) if to else ():
+            yield f"§{chapter}.{number}"
+        yield f"§{chapter}.{section}" if section else f"§{chapter}"
+        last = int(section or 0)
 
 
 def _expanded(numbers: str) -> Iterator[str]:

@@ -1,0 +1,233 @@
+"""Tables of the page on offloading: Table 2 in virtual time, what the compiler made of kernels, what GPUs measured.
+
+Each is written from a file that a script leaves behind. What nobody has measured says so, and a result of a simulated
+device is never taken for a measurement.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from gpu import gemv
+from gpu.measure import PARTS
+from gpu.table2 import GOAL, GOAL_OF_COPIES, LISTED
+from mixtral.paper import COLUMNS, ROWS, read
+from mixtral.table2 import FULL, in_order
+from sphinx.util.docutils import SphinxDirective
+
+from lowbit_docs.tables import Cell, table
+
+Record = Mapping[str, Any]
+NOT_MEASURED = "not measured"
+
+
+class BenchDirective(SphinxDirective):
+    """What shows a file that a script of the repository wrote."""
+
+    def file(self, place: str) -> Path:
+        """A file by its path from the pages' folder; the page is made again when it changes."""
+        relative, file = self.env.relfn2path(place)
+        self.env.note_dependency(relative)
+        return Path(file)
+
+
+# **Table 2.**
+
+
+class VirtualTable2(BenchDirective):
+    """``.. virtual-table2:: ratios``, ``mirror`` or ``residuals``: a row as in the paper, a column for each machine."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        columns = json.loads(self.file("../bench/mixtral/table2.json").read_text("utf-8"))["columns"]
+        kind = self.arguments[0]
+        rows = table2_rows(columns, kind)
+        heads = ["", *(f"{column['machine']}, {column['bits']}-bit" for column in columns)]
+        shown: list[nodes.Node] = [table(heads, rows, [20] + [10] * len(columns))]
+        if kind != "residuals":
+            memory = ", mirror" if kind == "mirror" else ""
+            counts = {full: sum(in_order(column, full, memory) for column in columns) for full in FULL}
+            said = ", ".join(f"{count} of {len(columns)} ({full})" for full, count in counts.items())
+            shown.append(nodes.paragraph(text=f"Columns whose rows have the order of the paper's: {said}."))
+        return shown
+
+
+def table2_rows(columns: Sequence[Record], kind: str) -> list[list[Cell]]:
+    """Rows of ratios to naive loading with the paper's in brackets, or of what is left, in milliseconds a token."""
+    wanted = [row["row"] for row in columns[0]["rows"] if (", mirror" in row["row"]) == (kind == "mirror")]
+    if kind == "mirror":
+        wanted.append(ROWS[3])
+    rows: list[list[Cell]] = []
+    for name in wanted:
+        found = [next(row for row in column["rows"] if row["row"] == name) for column in columns]
+        if kind == "residuals":
+            cells = [f"{1e3 * row['residual_seconds']:.0f}" for row in found]
+        else:
+            cells = [f"{row['ratio']:.2f} ({row['paper_ratio']:.2f})" for row in found]
+        rows.append([name.removesuffix(", mirror"), *cells])
+    if kind == "residuals":
+        rows.append(["GB/s implied; of the link", *(f"{one['implied_gb']}; {one['link_gb']}" for one in columns)])
+    return rows
+
+
+# **Kernels.**
+
+
+class CudaKernels(BenchDirective):
+    """``.. cuda-kernels::``: registers and spills of each kernel on each architecture."""
+
+    def run(self) -> list[nodes.Node]:
+        file = self.file("data/cuda-kernels.json")
+        if not file.is_file():
+            return [nodes.paragraph(text="No record is kept.")]
+        kept = json.loads(file.read_text("utf-8"))
+        return [nodes.paragraph(text=f"NVRTC {kept['nvrtc']}."), *kernel_table(kept["kernels"])]
+
+
+def kernel_table(kernels: Mapping[str, Mapping[str, Record]]) -> list[nodes.Node]:
+    """A row a kernel, a column an architecture."""
+    architectures = sorted({name for found in kernels.values() for name in found}, key=lambda name: int(name[3:]))
+    rows: list[list[Cell]] = []
+    for name, found in sorted(kernels.items()):
+        rows.append([[nodes.literal(text=name)], *(usage(found.get(one)) for one in architectures)])
+    return [table(["kernel", *architectures], rows, [40] + [20] * len(architectures))]
+
+
+def usage(record: Record | None) -> str:
+    """Registers of a thread, and bytes that did not fit into them where there are any."""
+    if record is None:
+        return ""
+    spilled = record["spill_stores"] + record["spill_loads"]
+    return f"{record['registers']}" + (f", {spilled} bytes spilled" if spilled else "")
+
+
+# **Measurements.**
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One thing to be measured on a GPU.
+
+    Attributes:
+        what: in words.
+        goal: the issue's, or the paper's number beside it; may be empty.
+        part: of ``bench/gpu``, whose record has it.
+        value: from the record's result.
+    """
+
+    what: str
+    goal: str
+    part: str
+    value: Callable[[Record], str | None]
+
+
+def wanted() -> Iterator[Wanted]:
+    """Everything that ``bench/gpu/run.sh`` answers."""
+    for part in ("conformance", "kernels", "traces", "sanitizer"):
+        yield Wanted(PARTS[part][0], "passed", part, lambda result: "" if result else None)
+    for kind, bits in (("gemv", gemv.BITS), ("peers", (4,))):
+        for shape in gemv.SHAPES:
+            for width in bits:
+                whose = "product" if kind == "gemv" else "PyTorch's int4 product"
+                first = kind == "gemv" and (width, shape) == (gemv.BITS[0], gemv.SHAPES[0])
+                words = f"{whose}, {width} bits, {shape[0]} × {shape[1]}, groups of {gemv.GROUP}"
+                goal = f"≥ {gemv.GOAL} of a copy" if first else ""
+                yield Wanted(words, goal, kind, lambda result, key=(width, *shape): bandwidth(result, key))
+    for bits_ in (2, 3):
+        for row in LISTED:
+            paper = read(COLUMNS[0], bits_, row.paper) / read(COLUMNS[0], bits_, ROWS[3])
+            goal = f"≥ {GOAL}, copies ≥ {GOAL_OF_COPIES} of it; " if row.guesses else ""
+            words = f"Table 2, {bits_}-bit experts: {row.name}"
+            key = (bits_, row.name)
+            yield Wanted(
+                words, f"{goal}the paper's A100: {paper:.2f}", "table2", lambda result, key=key: ratio(result, key)
+            )
+
+
+def bandwidth(result: Record, key: tuple[int, int, int]) -> str | None:
+    """GB/s and its part of a copy's."""
+    for one in result.get("products", ()):
+        if (one["bits"], one["rows"], one["columns"]) == key:
+            return f"{one['gbytes_per_second']} GB/s, {one['ratio']:.2f} of a copy"
+    return None
+
+
+def ratio(result: Record, key: tuple[int, str]) -> str | None:
+    """Ratio to naive loading, and which part of the time copies need."""
+    for column in result.get("columns", ()):
+        for row in column["rows"]:
+            if (column["bits"], row["row"]) == key:
+                return f"{row['ratio']:.2f}, copies {row['share_of_copies']:.2f} of it"
+    return None
+
+
+def cell(one: Wanted, records: Mapping[str, Record]) -> str:
+    """What one machine measured of it: a number, the verdict with its reason, or that it was not measured.
+
+    >>> conformance = next(wanted())
+    >>> cell(conformance, {})
+    'not measured'
+    >>> cell(conformance, {"conformance": {"verdict": "failed", "why": "2 are wrong", "result": {"suite": 1}}})
+    'failed: 2 are wrong'
+    """
+    record = records.get(one.part)
+    if record is None:
+        return NOT_MEASURED
+    value = one.value(record["result"])
+    if value:
+        return value if record["verdict"] != "failed" else f"{value} (failed: {record['why']})"
+    if value is None and record["verdict"] in ("passed", "measured"):
+        return NOT_MEASURED
+    said = record["verdict"] + (f": {record['why']}" if record["why"] else "")
+    return f"{NOT_MEASURED} ({said})" if record["verdict"] == "skipped" else said
+
+
+def measured(results: Path) -> list[tuple[str, dict[str, Record]]]:
+    """The machines that left results in folders below this one: a description, and the record of each part."""
+    found = []
+    for file in sorted(results.rglob("machine.json")):
+        machine = load(file)
+        if machine["simulated"]:
+            continue
+        records = {
+            part: load(file.with_name(f"{part}.json")) for part in PARTS if file.with_name(f"{part}.json").is_file()
+        }
+        real = {part: record for part, record in records.items() if not record["simulated"]}
+        found.append((described(machine), real))
+    return found
+
+
+def described(machine: Record) -> str:
+    """A machine in a line."""
+    device = machine["device"].get("device") or machine["nvidia_smi"].get("name") or "a device that was not there"
+    return f"{device}, {machine['device'].get('driver', 'no driver')}, {machine['processor']}, {machine['when'][:10]}"
+
+
+def load(file: Path) -> Record:
+    found: Record = json.loads(file.read_text("utf-8"))
+    return found
+
+
+class GpuResults(BenchDirective):
+    """``.. gpu-results::``: a row for each thing to be measured, a column for each machine that has measured."""
+
+    def run(self) -> list[nodes.Node]:
+        results = Path(self.env.srcdir).parent / "bench/results"
+        for file in results.rglob("*.json"):
+            self.env.note_dependency(str(file))
+        machines = measured(results)
+        heads = ["what", "goal", *(f"on machine {number}" for number in range(1, len(machines) + 1))]
+        rows: list[list[Cell]] = []
+        for one in wanted():
+            cells = [cell(one, records) for _, records in machines] or [NOT_MEASURED]
+            shown: list[Cell] = [[nodes.emphasis(text=text)] if text == NOT_MEASURED else text for text in cells]
+            rows.append([one.what, one.goal, *shown])
+        said = "; ".join(f"machine {number}: {text}" for number, (text, _) in enumerate(machines, 1))
+        return [
+            nodes.paragraph(text=f"{said}." if said else "No GPU has run the script so far."),
+            table(heads if machines else [*heads, "on a GPU"], rows, [44, 26] + [30] * max(1, len(machines))),
+        ]
