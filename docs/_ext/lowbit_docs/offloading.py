@@ -7,6 +7,7 @@ device is never taken for a measurement.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,19 +137,17 @@ def wanted() -> Iterator[Wanted]:
                 first = kind == "gemv" and (width, shape) == (gemv.BITS[0], gemv.SHAPES[0])
                 words = f"{whose}, {width} bits, {shape[0]} × {shape[1]}, groups of {gemv.GROUP}"
                 goal = f"≥ {gemv.GOAL} of a copy" if first else ""
-                yield Wanted(words, goal, kind, lambda result, key=(width, *shape): bandwidth(result, key))
+                yield Wanted(words, goal, kind, partial(bandwidth, (width, *shape)))
     for bits_ in (2, 3):
         for row in LISTED:
             paper = read(COLUMNS[0], bits_, row.paper) / read(COLUMNS[0], bits_, ROWS[3])
             goal = f"≥ {GOAL}, copies ≥ {GOAL_OF_COPIES} of it; " if row.guesses else ""
             words = f"Table 2, {bits_}-bit experts: {row.name}"
             key = (bits_, row.name)
-            yield Wanted(
-                words, f"{goal}the paper's A100: {paper:.2f}", "table2", lambda result, key=key: ratio(result, key)
-            )
+            yield Wanted(words, f"{goal}the paper's A100: {paper:.2f}", "table2", partial(ratio, key))
 
 
-def bandwidth(result: Record, key: tuple[int, int, int]) -> str | None:
+def bandwidth(key: tuple[int, int, int], result: Record) -> str | None:
     """GB/s and its part of a copy's."""
     for one in result.get("products", ()):
         if (one["bits"], one["rows"], one["columns"]) == key:
@@ -156,7 +155,7 @@ def bandwidth(result: Record, key: tuple[int, int, int]) -> str | None:
     return None
 
 
-def ratio(result: Record, key: tuple[int, str]) -> str | None:
+def ratio(key: tuple[int, str], result: Record) -> str | None:
     """Ratio to naive loading, and which part of the time copies need."""
     for column in result.get("columns", ()):
         for row in column["rows"]:
