@@ -182,7 +182,7 @@ def the_budget_is_counted_to_the_byte(device: DevicePort) -> None:
 
 @program
 def memory_that_is_freed_is_waited_for_and_then_refused(device: DevicePort) -> None:
-    """A copy given before `free` is done; one given after it is refused, and so is a graph that holds it."""
+    """What was given before `free` is done, in a graph too; what is given after it is refused, as is such a graph."""
     stream = device.stream("copies")
     kept, host = device.allocate(4 * COUNT, "kept"), device.pin(4 * COUNT, "host")
     device.write(host.span(), ramp())
@@ -192,6 +192,14 @@ def memory_that_is_freed_is_waited_for_and_then_refused(device: DevicePort) -> N
     refused(DeviceError, device.copy, kept.span(), host.span(), stream)
     refused(DeviceError, device.write, host.span(), ramp())
     refused(DeviceError, device.read, host.span(), np.float32, (1,))
+    host = device.pin(4 * COUNT, "host")
+    device.write(host.span(), ramp(7))
+    with device.capture(stream) as copying:
+        device.copy(kept.span(), host.span(), stream)
+    device.replay(copying(), stream)
+    device.free(host)
+    assert np.array_equal(fetched(device, stream, kept.span()), ramp(7))
+    refused(DeviceError, device.replay, copying(), stream)
     with device.capture(stream) as graph:
         device.launch(fill, {"y": kept.span(), "n": COUNT, "first": 0.0, "step": 1}, stream)
         refused(ArgumentError, device.free, kept)
