@@ -205,19 +205,23 @@ ATTENTIONS = (  # tokens, heads, key-value heads, head_dim, capacity, window, po
     *((1, 4, 2, 32, 8, 0, 3), (3, 2, 2, 64, 8, 2, 4), (3, 3, 1, 32, 8, 0, 6), (1, 2, 1, 256, 8, 0, 0)),
     *((1, 1, 1, 32, 600, 0, 599), (1, 2, 1, 64, 600, 300, 590), (1, 1, 1, 32, 8, 0, -1)),
 )
+GREATEST = 20
+"""In steep cases, the token whose score is so far above all others that its exponential overflows, unless the greatest
+is taken off first. Its thread is in the second half of a warp."""
 
 
 def attend() -> Iterator[Case]:
     for keys, values in product(MAKERS["attend"][1]["keys"], MAKERS["attend"][1]["values"]):
         for shape in ATTENTIONS:
             yield attention(str(keys), str(values), shape)
+        yield attention(str(keys), str(values), (1, 1, 1, 32, 300, 0, 299), steep=True)
 
 
-def attention(keys: str, values: str, shape: tuple[int, ...]) -> Case:
+def attention(keys: str, values: str, shape: tuple[int, ...], steep: bool = False) -> Case:
     """One launch of `attend`; what lies beyond the tokens in the cache is NaN, where it can be."""
     tokens, heads, kv_heads, head_dim, capacity, window, position = shape
     names = ("tokens", "heads", "kv_heads", "head_dim", "capacity", "window")
-    queries = floats(1, tokens, heads, head_dim)
+    queries = floats(1, tokens, heads, head_dim) * np.float32(100 if steep else 1)
     cached = {"keys": cache_of(keys, 2, kv_heads, capacity, head_dim)}
     cached["values"] = cache_of(values, 3, kv_heads, capacity, head_dim)
     count = max(0, min(tokens, capacity - position)) if position >= 0 else 0
@@ -226,6 +230,8 @@ def attention(keys: str, values: str, shape: tuple[int, ...]) -> Case:
             cached[name].reshape(kv_heads, capacity, head_dim)[:, max(0, position) + count :] = np.nan
     if keys == "bfp12":
         cached["exponents"] = random(4).integers(121, 127, kv_heads * capacity * head_dim // 32, np.uint8)
+    if steep:
+        _point(cached, keys, queries[0, 0])
     limit = np.zeros((tokens, heads, head_dim))
     if count:
         seen = slice(0, position + count)
@@ -238,6 +244,16 @@ def attention(keys: str, values: str, shape: tuple[int, ...]) -> Case:
     what = "x".join(map(str, shape[:-1])) + f"at{position}"
     numbers: dict[str, Number] = dict(zip(names, shape, strict=False))
     return Case(what, kernel("attend", keys=keys, values=values), arrays, numbers, {"y": limit})
+
+
+def _point(cached: dict[str, Array], kind: str, query: npt.NDArray[np.float32]) -> None:
+    """Give one token the direction of a query for its key."""
+    if kind != "bfp12":
+        cached["keys"].reshape(-1, query.size)[GREATEST] = query / 8
+        return
+    nibbles = np.where(query > 0, 7, 9).astype(np.uint8)  # 7 and -7
+    cached["keys"].reshape(-1, query.size // 2)[GREATEST] = nibbles[0::2] | nibbles[1::2] << 4
+    cached["exponents"].reshape(-1, query.size // 32)[GREATEST] = 127
 
 
 def _decoded(cached: dict[str, Array], kind: str, *shape: int) -> npt.NDArray[np.float32]:

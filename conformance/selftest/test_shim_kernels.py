@@ -6,7 +6,7 @@ test_shim_mutations.py; test_shim.py shows them one by one.
 
 import pytest
 from cuda_cases import Case, cases
-from shim_cases import needs_compiler
+from shim_cases import RIGHT, checked, needs_compiler
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.shim import build
@@ -60,3 +60,27 @@ def test_a_kernel_keeps_to_its_memory(memory: Sanitized, name: str) -> None:
 @pytest.fixture(scope="module")
 def memory() -> Sanitized:
     return Sanitized(build.ADDRESS)
+
+
+TINY = {
+    "gemm_b4_f16_t1-several": "linear_b4_f16.cuh",
+    "expert_in_b4_f16_t8-several": "linear_b4_f16.cuh",
+    "rms_norm-1x8": "between.cuh",
+    "append_bfp12-1x2x32at0": "attention.cuh",
+    "attend_f16_f16-1x2x1x256x8x0at0": "attention.cuh",
+}
+"""Few blocks: each of their 256 threads is one of the system."""
+
+
+@pytest.fixture(scope="module")
+def threads() -> Sanitized:
+    return checked(Sanitized(build.THREAD, [RIGHT, *(build.KERNELS / name for name in sorted(set(TINY.values())))]))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_a_kernel_has_no_races(threads: Sanitized, name: str) -> None:
+    """Under ThreadSanitizer, which knows nothing of the watch."""
+    case = next(case for case in cases() if str(case) == name)
+    launch = case.launch()
+    threads.run(launch)
+    assert not case.wrong(launch), case.wrong(launch)

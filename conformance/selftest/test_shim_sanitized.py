@@ -6,7 +6,7 @@ of the system, and the runtime tells it what barriers put in order, and nothing 
 
 import numpy as np
 import pytest
-from shim_cases import RIGHT, RIGHT_NAMES, WRONG, needs_compiler, right, wrong
+from shim_cases import RIGHT, RIGHT_NAMES, WRONG, checked, needs_compiler, right, wrong
 
 from lowbit_cuda.shim import build
 from lowbit_cuda.shim.runner import KernelError, Mutation, Options, Sanitized
@@ -36,17 +36,6 @@ def memory() -> Sanitized:
 @pytest.fixture(scope="module")
 def threads() -> Sanitized:
     return checked(Sanitized(build.THREAD, [RIGHT, WRONG]))
-
-
-def checked(threads: Sanitized) -> Sanitized:
-    """The same, if ThreadSanitizer can run here."""
-    try:
-        threads.run(right("votes", Options())[0])
-    except KernelError as error:
-        if "unexpected memory mapping" in str(error):
-            pytest.skip("this kernel's address space layout is not one that ThreadSanitizer can use")
-        raise
-    return threads
 
 
 def test_right_kernels_keep_to_their_memory(memory: Sanitized) -> None:

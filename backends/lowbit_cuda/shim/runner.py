@@ -35,7 +35,7 @@ from lowbit_cuda.shim.launching import (
     slot,
 )
 
-__all__ = ["KernelError", "Launch", "Mutation", "Options", "Sanitized", "ShimKernels", "Watched"]
+__all__ = ["KernelError", "Launch", "Mutation", "Options", "Sanitized", "ShimKernels", "Watched", "kernel_sources"]
 
 GAP = 1 << 20  # bytes between arrays, so that what is read beyond one is not another
 ALIGNMENT = 512  # bytes, twice the most that a span may ask for

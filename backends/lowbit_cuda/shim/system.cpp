@@ -4,6 +4,11 @@
 // it saw would order everything that two threads do around a shuffle. It is told of the order that barriers make.
 
 #include <sched.h>
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <atomic>
 #include <cstdio>
@@ -27,6 +32,17 @@ namespace {
 
 constexpr unsigned MOST = 1024;  // threads of a block
 constexpr int FAILED = 3;
+
+// Hundreds of threads that wait must not keep a processor busy.
+#if defined(__linux__)
+void sleep_while(std::atomic<unsigned>& number, unsigned value) {
+  syscall(SYS_futex, &number, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+}
+void wake_up(std::atomic<unsigned>& number) { syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0); }
+#else
+void sleep_while(std::atomic<unsigned>&, unsigned) { sched_yield(); }
+void wake_up(std::atomic<unsigned>&) {}
+#endif
 
 thread_local Thread* current_thread = nullptr;
 std::atomic<bool> busy{false};
@@ -54,12 +70,15 @@ void unlock() {
 void suspend(Thread& thread) {
   unlock();
   const unsigned number = thread.number;
-  while (released[number].load(std::memory_order_acquire) == waited[number]) sched_yield();
+  while (released[number].load(std::memory_order_acquire) == waited[number]) sleep_while(released[number], waited[number]);
   ++waited[number];
   lock();
 }
 
-void resume(Thread& thread) { released[thread.number].fetch_add(1, std::memory_order_release); }
+void resume(Thread& thread) {
+  released[thread.number].fetch_add(1, std::memory_order_release);
+  wake_up(released[thread.number]);
+}
 void yield(Thread&) {}
 
 // A process that has failed is of no more use, for its other threads cannot be ended.
