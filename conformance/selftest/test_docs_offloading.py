@@ -1,0 +1,135 @@
+"""The tables of the page on offloading: nothing that is simulated, skipped or missing looks like a measurement."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpu import gemv, table2
+from gpu.parts import Answer, Setting
+
+from lowbit_cuda.kernels.layouts import MatrixLayout
+from lowbit_cuda.sim import SimDevice
+
+DOCS = Path(__file__).parents[2] / "docs"
+MACHINE = {
+    "simulated": False,
+    "when": "2026-01-02T03:04:05+00:00",
+    "processor": "some processor",
+    "device": {"device": "some GPU", "driver": "CUDA 13.0"},
+    "nvidia_smi": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def extension(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The extension of the documentation can be imported, for one test."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("lowbit_docs"):
+            del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answer]:
+    """Results with the fields that the script really writes, made on a simulated device."""
+    with SimDevice("a100", backed=False, log_limit=0) as device:
+        product = gemv.product(device, MatrixLayout(gemv.BITS[0], *gemv.SHAPES[0], gemv.GROUP), checked=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table2, "LISTED", table2.LISTED[:2])
+        rows = table2.run(Setting(True, tmp_path_factory.mktemp("table2")))
+    return {
+        "gemv": Answer("measured", "", {"products": [product]}),
+        "table2": replace(rows, verdict="measured"),
+        "sanitizer": Answer("skipped", "there is no such tool"),
+        "traces": Answer("failed", "swap: another event"),
+        "kernels": Answer("passed", "71 launches", {"launches": [1]}),
+    }
+
+
+def write(folder: Path, answers: dict[str, Answer], *, simulated: bool) -> None:
+    """What a run of the script leaves."""
+    folder.mkdir(parents=True)
+    (folder / "machine.json").write_text(json.dumps(MACHINE | {"simulated": simulated}))
+    for part, answer in answers.items():
+        (folder / f"{part}.json").write_text(json.dumps({"part": part, "simulated": simulated} | asdict(answer)))
+
+
+def cells(results: Path) -> list[dict[str, str]]:
+    """For each machine what is said of each thing to be measured."""
+    from lowbit_docs.offloading import cell, measured, wanted
+
+    return [{one.what: cell(one, records) for one in wanted()} for _, records in measured(results)]
+
+
+def test_results_fill_the_table(tmp_path: Path, answers: dict[str, Answer]) -> None:
+    """Numbers as they were found, failures with their reason, and whatever is missing or skipped as not measured."""
+    write(tmp_path / "gpu/here", answers, simulated=False)
+    (found,) = cells(tmp_path)
+    product = answers["gemv"].result["products"][0]
+    assert found.pop("product, 4 bits, 8192 × 28672, groups of 128") == (
+        f"{product['gbytes_per_second']} GB/s, {product['ratio']:.2f} of a copy"
+    )
+    for column in answers["table2"].result["columns"]:
+        for row in column["rows"]:
+            said = f"{row['ratio']:.2f}, copies {row['share_of_copies']:.2f} of it"
+            assert found.pop(f"Table 2, {column['bits']}-bit experts: {row['row']}") == said
+    assert found.pop("the engine's events on the device and on the simulation") == "failed: swap: another event"
+    assert found.pop("each kernel on small arrays against its meaning in numpy") == "passed: 71 launches"
+    tool = "compute-sanitizer over small arrays: memcheck, racecheck, synccheck"
+    assert found.pop(tool) == "not measured (skipped: there is no such tool)"
+    assert set(found.values()) == {"not measured"}
+    assert len(found) == 1 + 15 + 4 + 2 * (len(table2.LISTED) - 2)  # the suite, other products, PyTorch's, other rows
+
+
+@pytest.mark.parametrize("verdict", ["crashed", "timed out", "failed"])
+def test_a_part_that_ended_early_has_no_numbers(tmp_path: Path, verdict: Any) -> None:
+    """It says how it ended."""
+    write(tmp_path / "here", {"gemv": Answer(verdict, "in the middle")}, simulated=False)
+    (found,) = cells(tmp_path)
+    assert {said for what, said in found.items() if what.startswith("product")} == {f"{verdict}: in the middle"}
+
+
+def test_what_is_simulated_is_not_shown(tmp_path: Path, answers: dict[str, Answer]) -> None:
+    """Neither a whole run with --simulate, nor a simulated part among real ones."""
+    write(tmp_path / "tried", answers, simulated=True)
+    assert cells(tmp_path) == []
+    write(tmp_path / "real", {}, simulated=False)
+    for part in ("gemv", "table2", "kernels"):
+        (tmp_path / "real" / f"{part}.json").write_text((tmp_path / "tried" / f"{part}.json").read_text())
+    (found,) = cells(tmp_path)
+    assert set(found.values()) == {"not measured"}
+
+
+def test_the_virtual_table_is_the_file() -> None:
+    """Every cell of the three tables is the number that the script wrote."""
+    from lowbit_docs.offloading import table2_rows
+
+    columns = json.loads((DOCS.parent / "bench/mixtral/table2.json").read_text())["columns"]
+    ratios, mirror, left = (table2_rows(columns, kind) for kind in ("ratios", "mirror", "residuals"))
+    assert [row[0] for row in ratios] == [row[0] for row in left[:-1]]
+    for rows, suffix in ((ratios, ""), (mirror, ", mirror"), (left, "")):
+        for name, *shown in rows[: len(ratios)]:
+            for column, text in zip(columns, shown, strict=True):
+                full = str(name) if name == "naive" else f"{name}{suffix}"
+                row = next(row for row in column["rows"] if row["row"] == full)
+                if rows is left:
+                    assert float(str(text)) == pytest.approx(1e3 * row["residual_seconds"], abs=0.51)
+                else:
+                    ours, theirs = str(text).rstrip(")").split(" (")
+                    assert float(ours) == pytest.approx(row["ratio"], abs=0.0051)
+                    assert float(theirs) == pytest.approx(row["paper_ratio"], abs=0.0051)
+
+
+def test_spills_are_said() -> None:
+    """Registers alone, or with the bytes that did not fit; nothing where a kernel was not compiled."""
+    from lowbit_docs.offloading import usage
+
+    assert usage({"registers": 40, "spill_stores": 0, "spill_loads": 0}) == "40"
+    assert usage({"registers": 255, "spill_stores": 8, "spill_loads": 12}) == "255, 20 bytes spilled"
+    assert usage(None) == ""
