@@ -12,13 +12,15 @@ from functools import reduce
 
 from lowbit.backend import load as load_backend
 from lowbit.config import LlamaConfig
-from lowbit.device import DeviceSettings
+from lowbit.device import DeviceSettings, Keys
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.offload import Arrangement
 from lowbit.weights import NORMS, Floats, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
+from lowbit_cuda.kernels.heads import MOST_HEAD_DIM
 from lowbit_cuda.kernels.layouts import DenseLayout
+from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
 from lowbit_cuda.model.block import Block, Gate
 from lowbit_cuda.model.budget import Need
 from lowbit_cuda.model.cold import ColdExperts, measure
@@ -57,8 +59,8 @@ class Loaded:
     sparse: Sparse | None
 
 
-def check_model(config: LlamaConfig) -> None:
-    """Refuse a model that the kernels do not do.
+def check_model(config: LlamaConfig, keys: Keys) -> None:
+    """Refuse a model that the kernels do not do, or not with keys in these numbers.
 
     Raises:
         NotDeclaredError: what of it is not done.
@@ -68,6 +70,10 @@ def check_model(config: LlamaConfig) -> None:
     for name in ("hidden", "feed_forward"):
         if getattr(config, name) % 8:
             raise NotDeclaredError(BACKEND, "whole models", f"{name} {getattr(config, name)}, no multiple of 8")
+    unit = BFP_BLOCK if keys == "bfp12" else 4
+    if config.head_dim % unit or config.head_dim > MOST_HEAD_DIM:
+        detail = f"head_dim {config.head_dim} and keys in {keys}, no multiple of {unit} up to {MOST_HEAD_DIM}"
+        raise NotDeclaredError(BACKEND, "whole models", detail)
 
 
 def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
@@ -85,7 +91,7 @@ class Loader:
     """Puts one model on one device."""
 
     def __init__(self, lane: Lane, weights: LayeredWeights, settings: DeviceSettings, record: bool = False) -> None:
-        check_model(weights.config)
+        check_model(weights.config, settings.keys)
         self._lane, self._weights, self._settings, self._record = lane, weights, settings, record
         own = weights.config.context
         self._config = replace(weights.config, context=min(own, settings.context or own))

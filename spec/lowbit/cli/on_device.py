@@ -153,7 +153,7 @@ def made_ready(
     if contract != "float32":
         raise ArgumentError("--contract", contract, f"float32: {backend.name} runs models whole")
     if steps:
-        raise ArgumentError("--steps", "given", f"nothing: {backend.name} runs models whole, and all steps with them")
+        raise ArgumentError("--steps", "given", f"leaving it out: {backend.name} runs models whole, steps and all")
     settings, weights = replace(settings, context=context), weights_of(model, plan)
     with progress_bar(f"loading {model.file}") as progress:
         decoder = backend.decoder(weights, settings, progress)
