@@ -11,6 +11,7 @@ import pytest
 from gpu import gemv, table2
 from gpu.parts import Answer, Setting
 
+from lowbit_cuda.cuda import compiler
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.sim import SimDevice
 
@@ -84,7 +85,9 @@ def test_results_fill_the_table(tmp_path: Path, answers: dict[str, Answer]) -> N
     tool = "compute-sanitizer over small arrays: memcheck, racecheck, synccheck"
     assert found.pop(tool) == "not measured (skipped: there is no such tool)"
     assert set(found.values()) == {"not measured"}
-    assert len(found) == 1 + 15 + 4 + 2 * (len(table2.LISTED) - 2)  # the suite, other products, PyTorch's, other rows
+    assert len(found) == 2 + 15 + 4 + 2 * (
+        len(table2.LISTED) - 2
+    )  # compiler, suite, other products, PyTorch's, other rows
 
 
 @pytest.mark.parametrize("verdict", ["crashed", "timed out", "failed"])
@@ -124,6 +127,20 @@ def test_the_virtual_table_is_the_file() -> None:
                     ours, theirs = str(text).rstrip(")").split(" (")
                     assert float(ours) == pytest.approx(row["ratio"], abs=0.0051)
                     assert float(theirs) == pytest.approx(row["paper_ratio"], abs=0.0051)
+
+
+def test_a_record_of_other_sources_is_said_to_be_one() -> None:
+    """Whoever changes a kernel and does not compile it again is told by the page."""
+    from lowbit_docs.offloading import earlier
+
+    sources = {"one.cuh": b"1", "two.cuh": b"2", "shared.cuh": b"3"}
+    recorded = [
+        {"source": name, "arch": "sm_90", "nvrtc": "13.0", "digest": compiler.digest(name, "sm_90", "13.0", sources)}
+        for name in ("one.cuh", "two.cuh")
+    ]
+    assert not earlier(recorded, sources)
+    assert earlier(recorded, sources | {"shared.cuh": b"4"})
+    assert earlier(recorded, {name: text for name, text in sources.items() if name != "two.cuh"})
 
 
 def test_spills_are_said() -> None:

@@ -19,6 +19,7 @@ from mixtral.paper import COLUMNS, ROWS, read
 from mixtral.table2 import FULL, in_order
 from sphinx.util.docutils import SphinxDirective
 
+from lowbit_cuda.cuda import compiler
 from lowbit_docs.tables import Cell, table
 
 Record = Mapping[str, Any]
@@ -84,18 +85,30 @@ class CudaKernels(BenchDirective):
     def run(self) -> list[nodes.Node]:
         file = self.file("data/cuda-kernels.json")
         if not file.is_file():
-            return [nodes.paragraph(text="No record is kept.")]
-        kept = json.loads(file.read_text("utf-8"))
-        return [nodes.paragraph(text=f"NVRTC {kept['nvrtc']}."), *kernel_table(kept["kernels"])]
+            return [nodes.paragraph(text="No record is kept: run python -m gpu.compiled in the folder bench.")]
+        for source in compiler.kernel_folder().glob("*.cuh"):
+            self.env.note_dependency(str(source))
+        compiled = json.loads(file.read_text("utf-8"))["compiled"]
+        versions = sorted({one["nvrtc"] for one in compiled})
+        said = f"NVRTC {', '.join(versions)}."
+        if earlier(compiled, compiler.read_sources(compiler.kernel_folder())):
+            said += " The kernels have changed since, so some of these numbers may be another by now."
+        return [nodes.paragraph(text=said), kernel_table(compiled)]
 
 
-def kernel_table(kernels: Mapping[str, Mapping[str, Record]]) -> list[nodes.Node]:
+def earlier(compiled: Sequence[Record], sources: Mapping[str, bytes]) -> bool:
+    """Whether something was compiled from other sources than these."""
+    return any(compiler.digest(one["source"], one["arch"], one["nvrtc"], sources) != one["digest"] for one in compiled)
+
+
+def kernel_table(compiled: Sequence[Record]) -> nodes.Node:
     """A row a kernel, a column an architecture."""
-    architectures = sorted({name for found in kernels.values() for name in found}, key=lambda name: int(name[3:]))
+    architectures = sorted({one["arch"] for one in compiled}, key=lambda name: int(name[3:]))
+    found = {(name, one["arch"]): used for one in compiled for name, used in one["kernels"].items()}
     rows: list[list[Cell]] = []
-    for name, found in sorted(kernels.items()):
-        rows.append([[nodes.literal(text=name)], *(usage(found.get(one)) for one in architectures)])
-    return [table(["kernel", *architectures], rows, [40] + [20] * len(architectures))]
+    for name in sorted({name for name, _ in found}):
+        rows.append([[nodes.literal(text=name)], *(usage(found.get((name, arch))) for arch in architectures)])
+    return table(["kernel", *architectures], rows, [40] + [20] * len(architectures))
 
 
 def usage(record: Record | None) -> str:
@@ -128,7 +141,7 @@ class Wanted:
 
 def wanted() -> Iterator[Wanted]:
     """Everything that ``bench/gpu/run.sh`` answers."""
-    for part in ("conformance", "kernels", "traces", "sanitizer"):
+    for part in ("compiled", "conformance", "kernels", "traces", "sanitizer"):
         yield Wanted(PARTS[part][0], "passed", part, lambda result: "" if result else None)
     for kind, bits in (("gemv", gemv.BITS), ("peers", (4,))):
         for shape in gemv.SHAPES:
@@ -167,10 +180,10 @@ def ratio(key: tuple[int, str], result: Record) -> str | None:
 def cell(one: Wanted, records: Mapping[str, Record]) -> str:
     """What one machine measured of it: a number, the verdict with its reason, or that it was not measured.
 
-    >>> conformance = next(wanted())
-    >>> cell(conformance, {})
+    >>> compiled = next(wanted())
+    >>> cell(compiled, {})
     'not measured'
-    >>> cell(conformance, {"conformance": {"verdict": "failed", "why": "2 are wrong", "result": {"suite": 1}}})
+    >>> cell(compiled, {"compiled": {"verdict": "failed", "why": "2 are wrong", "result": {"suite": 1}}})
     'failed: 2 are wrong'
     """
     record = records.get(one.part)
