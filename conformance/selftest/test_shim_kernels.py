@@ -10,7 +10,7 @@ from shim_cases import RIGHT, checked, needs_compiler
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.shim import build
-from lowbit_cuda.shim.runner import Options, Sanitized, Watched, kernel_sources
+from lowbit_cuda.shim.runner import Options, Sanitized, Watched, kernel_sources, watched_kernels
 
 pytestmark = needs_compiler
 
@@ -19,7 +19,7 @@ SEEDS = (0, 1)
 
 @pytest.fixture(scope="module")
 def watched() -> Watched:
-    return Watched()
+    return watched_kernels()
 
 
 def of(name: str) -> list[Case]:

@@ -15,7 +15,7 @@ from shim_cases import needs_compiler
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.shim import build
-from lowbit_cuda.shim.runner import KernelError, Mutation, Options, Watched
+from lowbit_cuda.shim.runner import KernelError, Mutation, Options, Watched, watched_kernels
 
 pytestmark = needs_compiler
 
@@ -26,7 +26,7 @@ REDUNDANT: dict[tuple[str, str], str] = {}
 
 @pytest.fixture(scope="module")
 def watched() -> Watched:
-    return Watched()
+    return watched_kernels()
 
 
 def found(watched: Watched, case: Case, mutation: Mutation) -> bool:

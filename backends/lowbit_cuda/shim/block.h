@@ -32,13 +32,8 @@ int block_barrier(Count count, int predicate, Site site);
 void warp_barrier(unsigned mask, Site site);
 std::uint64_t shuffle(Shuffle kind, unsigned mask, std::uint64_t bits, int argument, int width, Site site);
 unsigned vote(Vote kind, unsigned mask, bool predicate, Site site);
-unsigned active_mask(Site site);
 
 // The dynamic shared memory of the launch.
 [[gnu::const]] void* dynamic_shared();
-std::size_t dynamic_shared_bytes();
-
-// A check of a kernel's own fails: the launch ends with this message.
-[[noreturn]] void fail(const char* kind, const char* message, Site site = Site::here());
 
 }  // namespace lowbit_shim

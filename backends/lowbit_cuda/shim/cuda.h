@@ -10,12 +10,7 @@
 
 #define __global__
 #define __device__
-#define __host__
-#define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
 #define __restrict__ __restrict
-#define __align__(bytes) alignas(bytes)
-#define __constant__ static const
 #define __launch_bounds__(...)
 // Together in a section of their own, so that the runtime knows where they lie.
 #define __shared__ static __attribute__((section("lowbit_shared")))
@@ -24,37 +19,18 @@
 #define blockIdx (::lowbit_shim::block_index())
 #define blockDim (::lowbit_shim::block_size())
 #define gridDim (::lowbit_shim::grid_size())
-#define warpSize 32
 
-struct alignas(4) uchar4 {
-  unsigned char x, y, z, w;
-};
 struct alignas(8) uint2 {
   unsigned x, y;
 };
-struct uint3 {
-  unsigned x, y, z;
-};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
-};
-struct alignas(8) int2 {
-  int x, y;
-};
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
-struct alignas(8) float2 {
-  float x, y;
 };
 struct alignas(16) float4 {
   float x, y, z, w;
 };
 
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 // **Barriers and warps.**
@@ -130,22 +106,8 @@ inline unsigned __float_as_uint(float value) {
   std::memcpy(&bits, &value, sizeof bits);
   return bits;
 }
-inline float __int_as_float(int bits) { return __uint_as_float(static_cast<unsigned>(bits)); }
-inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }
-inline int __ffs(int value) { return __builtin_ffs(value); }
-inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
-inline float rsqrtf(float a) { return 1.0f / __builtin_sqrtf(a); }
-inline float __expf(float a) { return std::exp(a); }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>(((static_cast<std::uint64_t>(high) << 32) | low) >> (shift & 31));
-}
-template <class T>
-T __ldg(const T* address) {
-  return *address;
 }

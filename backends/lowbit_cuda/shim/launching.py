@@ -22,7 +22,7 @@ class KernelError(DeviceError):
     Attributes:
         kernel: its name.
         kind: ``race``, ``barrier``, ``deadlock``, ``mask``, ``bounds``, ``alignment``, ``access``, ``uninitialized``,
-            ``unwritten``, ``sanitizer`` or what the kernel's own check calls it.
+            ``unwritten``, ``table`` or ``sanitizer``.
     """
 
     def __init__(self, kernel: str, kind: str, message: str) -> None:

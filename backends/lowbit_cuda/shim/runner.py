@@ -13,7 +13,7 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,17 @@ from lowbit_cuda.shim.launching import (
     slot,
 )
 
-__all__ = ["KernelError", "Launch", "Mutation", "Options", "Sanitized", "ShimKernels", "Watched", "kernel_sources"]
+__all__ = [
+    "KernelError",
+    "Launch",
+    "Mutation",
+    "Options",
+    "Sanitized",
+    "ShimKernels",
+    "Watched",
+    "kernel_sources",
+    "watched_kernels",
+]
 
 GAP = 1 << 20  # bytes between arrays, so that what is read beyond one is not another
 ALIGNMENT = 512  # bytes, twice the most that a span may ask for
@@ -44,6 +54,7 @@ TIMEOUT = 60  # seconds for launches under a sanitizer
 # Without addresses and numbers of processes, so that what is said is the same every time.
 _COMPLAINT = re.compile(r"((?:Address|Thread)Sanitizer: [\w -]+?(?= on | \(pid|:|$)|runtime error: .*)", re.M)
 _PLACE = re.compile(r"(\w+\.cuh):(\d+)")
+_ALONE = threading.Lock()  # a library is loaded once, and knows one launch at a time
 _LINE = re.compile(r"\{line ([0-9a-f]+)\}")
 
 
@@ -94,7 +105,6 @@ class Watched:
         self._message = ctypes.create_string_buffer(MESSAGE)
         self._room = _Room()
         self._checked: set[Kernel] = set()
-        self._alone = threading.Lock()  # the runtime knows one launch at a time
 
     def run(self, launch: Launch) -> None:
         """Run a kernel; what it writes is in the arrays of the launch then.
@@ -102,7 +112,7 @@ class Watched:
         Raises:
             KernelError: what it does wrong; no array has changed.
         """
-        with self._alone:
+        with _ALONE:
             self._check(launch.kernel)
             copies = self._room.copies(launch)
             if self._library.lowbit_shim_run(ctypes.byref(self._given(launch, copies))):
@@ -114,7 +124,7 @@ class Watched:
 
     def meetings(self) -> list[tuple[str, str, int]]:
         """What threads have met in since the last call: name, file and line of each barrier, shuffle and vote."""
-        with self._alone:
+        with _ALONE:
             lines = self._library.lowbit_shim_meetings().decode().splitlines()
         return [(name, file, int(line)) for name, file, line in (re.split("[ :]", line) for line in lines)]
 
@@ -196,6 +206,12 @@ def _bytes_of(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
+@cache
+def watched_kernels() -> Watched:
+    """All kernels of `lowbit_cuda.kernels`, compiled once in a process."""
+    return Watched()
+
+
 def kernel_sources() -> list[Path]:
     """The sources of `lowbit_cuda.kernels`."""
     return [path for path in sorted(build.KERNELS.glob("*.cuh")) if build.kernel_names(path)]
@@ -205,14 +221,15 @@ def kernel_sources() -> list[Path]:
 class ShimKernels:
     """Kernels for a simulated device: called with a kernel, its arrays and numbers, it runs their own C++.
 
-    Args:
-        seed: of the first launch; every launch has another.
+    Attributes:
+        seed: of the next launch; every launch has another.
         strict: see `Options`.
+        watched: the kernels.
     """
 
     seed: int = 0
     strict: bool = False
-    watched: Watched = field(default_factory=Watched)
+    watched: Watched = field(default_factory=watched_kernels)
 
     def __call__(self, kernel: Kernel, arrays: Mapping[str, Array], numbers: Mapping[str, Number]) -> None:
         """Run it.

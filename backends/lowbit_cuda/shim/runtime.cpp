@@ -108,10 +108,6 @@ void raise(const std::string& kind, const std::string& message) {
   std::abort();  // only a running thread raises
 }
 
-void fail(const char* kind, const char* message, Site site) {
-  raise(kind, "thread " + std::to_string(current()->number) + " at " + text(site) + ": " + message);
-}
-
 // **What kernels call.**
 
 Index3 thread_index() { return {current()->number, 0, 0}; }
@@ -119,7 +115,6 @@ Index3 block_index() { return this_block; }
 Index3 block_size() { return {launch->block, 1, 1}; }
 Index3 grid_size() { return {launch->grid[0], launch->grid[1], launch->grid[2]}; }
 void* dynamic_shared() { return shared; }
-std::size_t dynamic_shared_bytes() { return static_cast<std::size_t>(launch->shared); }
 
 namespace {
 
