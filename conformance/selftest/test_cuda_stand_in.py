@@ -10,6 +10,7 @@ import pytest
 import stand_in
 from port_contract import PROGRAMS
 
+from lowbit_cuda.cuda.availability import bindings_major
 from lowbit_cuda.cuda.driver import installed
 
 MISSING = [module for module in stand_in.NEEDS if not installed(module)]
@@ -293,3 +294,26 @@ print([(name, numbers) for name, numbers, sizes in control.launched])
         for given in ("2147483648", "1.5", "-2147483649", "nan", "inf")
     ]
     assert launched == "[('contract_fill', {'n': 300, 'first': 1.0, 'step': 3})]"
+
+
+def test_a_driver_older_than_the_compiler_is_named(folder: Path) -> None:
+    """Of the same CUDA, but before the compiler's release: it may load what was compiled, and where not, it is said."""
+    script = """
+with open_device() as device:
+    stream, y = device.stream("compute"), device.allocate(4 * COUNT, "y")
+    arguments = {"y": y.span(), "n": COUNT, "first": 1.0, "step": 3}
+    control.fail("cuLibraryLoadData", 1, 200)
+    try:
+        device.launch(contract.fill, arguments, stream)
+    except DeviceError as error:
+        print(type(error).__name__, error)
+    device.launch(contract.fill, arguments, stream)
+    device.finish()
+"""
+    major = bindings_major()
+    older, newer = (said(folder, script, STAND_IN_CUDA=str(1000 * major + minor)) for minor in (0, 990))
+    assert newer == ["DriverError loading contract.cuh failed: CUDA_ERROR_INVALID_IMAGE: unknown error"]
+    told = f"{newer[0].removeprefix('DriverError ')}; the driver is for CUDA {major}.0, and NVRTC is {major}."
+    assert older[0].startswith(f"DeviceError {told}")
+    assert 'install a newer driver, or pip install "nvidia-cuda-nvrtc' in older[0]
+    assert older[0].endswith(f'=={major}.0.*"')

@@ -189,10 +189,18 @@ class CudaDevice:
 
     def _program(self, source: str) -> Program:
         if source not in self._programs:
-            cubin = compiler.compile_source(
-                source, compiler.choose_architecture(self._capability), folder=self._kernels
-            )
-            self._programs[source] = Program(cubin, self._ordinal, self._call)
+            arch = compiler.choose_architecture(self._capability)
+            cubin = compiler.compile_source(source, arch, folder=self._kernels)
+            try:
+                self._programs[source] = Program(cubin, self._ordinal, self._call)
+            except DriverError as error:
+                made, here = compiler.compiler_version(), driver_version()
+                if made <= here or error.sticky:
+                    raise
+                package = "nvidia-cuda-nvrtc" + "-cu12" * (made[0] == 12)
+                older = f"the driver is for CUDA {spoken(here)}, and NVRTC is {spoken(made)}"
+                remedy = f'install a newer driver, or pip install "{package}=={spoken(here)}.*"'
+                raise DeviceError(f"{error}; {older}: {remedy}") from error
         return self._programs[source]
 
     def record(self, stream: Stream) -> CudaEvent:
