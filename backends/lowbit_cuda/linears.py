@@ -1,4 +1,8 @@
-"""Products of the suite: a matrix on a device, and the two kernels that multiply by it."""
+"""Products of the suite: a matrix on a device, and the two kernels that multiply by it.
+
+The suite prepares a matrix and multiplies by it many times, so it stays on the device as long as somebody holds it.
+Which kernel multiplies is what a model would choose: one for a single token, another for several, with the same bits.
+"""
 
 import weakref
 

@@ -1,4 +1,11 @@
-"""On the host: experts that are computed where they lie, instead of being copied (`lowbit_cuda.engine.cost`)."""
+"""On the host: experts that are computed where they lie, instead of being copied.
+
+The choice is that of `lowbit_cuda.engine.cost`; here is what it must know. How many copies the link has before it is
+counted by their events. An expert that is in a slot or a buffer is never computed here, and one that under swap is
+still on its way back to the host is waited for first.
+
+Source: lowbit's own.
+"""
 
 from collections import deque
 from collections.abc import Callable, Mapping

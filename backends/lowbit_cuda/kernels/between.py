@@ -1,4 +1,15 @@
-"""What lies between products, as launches: norms, sums, gates, and rows brought to where they are wanted."""
+"""What lies between products, as launches: norms, sums, gates, and rows brought to where they are wanted.
+
+These read and write little beside the weights, so they are made to be simple and not fast: a thread takes an element or
+four, and a norm is a block for each token. What matters is that they leave the order of sums alone. `combine` adds the
+answers of a token's experts in the order in which they lie, which is by ascending expert; so it cannot be seen in an
+answer which expert came first.
+
+`gather` and `scatter` are how an expert runs once for all tokens of a prompt that chose it: their rows are brought
+together, and its answers put where they belong.
+
+Source: the chapters `lowbit.blocks` and `lowbit.routing`.
+"""
 
 from collections.abc import Callable
 

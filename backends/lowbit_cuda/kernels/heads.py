@@ -1,4 +1,14 @@
-"""Attention, as launches: rotations, the cache, and reading it."""
+"""Attention, as launches: rotations, the cache, and reading it.
+
+A cache of G heads has room for C tokens of :math:`d_h` channels each, one head after the other: what one block of
+threads reads for its head is a run. Keys may be float32, float16 or BFP12, which is half a byte a channel with an
+exponent for each 32 of them, apart; values are floats.
+
+The position of the first token is read from the device's memory. So extents here are the most that can be: which part
+of the cache is touched depends on it.
+
+Source: the chapters `lowbit.rope`, `lowbit.attention`, `lowbit.kvcache`.
+"""
 
 from functools import partial
 

@@ -1,4 +1,9 @@
-"""What descriptions of kernels are made of."""
+"""What descriptions of kernels are made of.
+
+An extent is a function of the numbers of a launch, nearly always a product of some of them; numbers are counts, which
+must be at least 1, and whose products must fit in the int32 that the sources index with. `counts` refuses others before
+a kernel could run past the end of something.
+"""
 
 from collections.abc import Callable, Mapping
 

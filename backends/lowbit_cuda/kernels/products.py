@@ -1,4 +1,15 @@
-"""Products with matrices, as launches: quantised ones, the first half of an expert, and dense ones."""
+"""Products with matrices, as launches: quantised ones, the first half of an expert, and dense ones.
+
+A product reads each byte of its matrix once for up to eight tokens, and is meant to take the time of that. How the
+work is cut follows from the matrix alone: a block for each panel of columns, in it a column's *segments* dealt out
+to `SLICES` threads in turn. So the order of a sum depends on bits, rows and group size, and not on the tokens: a
+token's result has the same bits alone and among others.
+
+The first half of an expert multiplies by two matrices at once and applies the gate between them, so that neither
+product goes through memory.
+
+Source: QIGen §3 for panels and factored sums; the chapters `lowbit.linear` and `lowbit.blocks`.
+"""
 
 from functools import partial
 
