@@ -9,7 +9,7 @@
 # machine with a network, this fetches them:
 #
 #   pip download --only-binary=:all: -d FOLDER --python-version 3.12 --platform manylinux_2_28_x86_64 \
-#     --platform manylinux2014_x86_64 gguf platformdirs rich tokenizers typer numpy pytest jinja2 \
+#     --platform manylinux2014_x86_64 gguf numpy platformdirs rich safetensors tokenizers typer jinja2 pytest \
 #     "cuda-core>=1.2,<2,!=1.3.0" "cuda-bindings>=13,<14" "nvidia-cuda-nvrtc>=13,<14"
 #
 # --simulate runs the same on a simulated device, to try the script; its JSON says so, and none of it is a measurement.
