@@ -59,6 +59,7 @@ FOUND = {
     "blocks_write": r"race: .* of out at .*, which thread .* of block \(., 0, 0\) writes at .*; between blocks",
     "threads_write": "race: .*thread (0|63) writes byte 0 of out at .*, which thread (0|63) writes at",
     "reads_neighbour": "race|uninitialized: .* of out",
+    "waits_by_reading": "endless: .*thread .* still runs at .*wrong.cuh|race: .* of shared variables",
     "stack_of_another": r"bounds: .*thread \d+ reads 4 bytes at .*, on the stack of thread 0",
 }
 """What is found in each wrong kernel."""
@@ -218,6 +219,9 @@ def test_arguments_are_checked_before_a_launch() -> None:
         "n is 2147483648": ({"x": x, "out": out}, {"n": 2**31}),
         "n is 1.5": ({"x": x, "out": out}, {"n": 1.5}),
     }
+    for less in ({"block": 0}, {"block": 1025}, {"grid": lambda _: (1, 0, 1)}, {"shared": lambda _: -1}):
+        with pytest.raises(ArgumentError, match=r"(threads|blocks|shared memory) of reverse is"):
+            Launch(replace(described, **less), {"x": x, "out": out}, {"n": 1})
     for said, (arrays, given) in mistakes.items():
         with pytest.raises(ArgumentError, match=said):
             Launch(described, arrays, given)
@@ -232,6 +236,18 @@ def test_a_source_that_does_not_compile_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"broken\.cuh:3.*unused") as caught:
         Watched([source])
     assert "\n" not in str(caught.value)
+
+
+def test_what_the_watch_would_not_see_is_refused(tmp_path: Path) -> None:
+    """Atomics, whose order no seed decides, and copies by the C library."""
+    for body, said in {
+        "__atomic_fetch_add(out, 1, __ATOMIC_RELAXED);": "undefined reference to `__tsan_atomic32_fetch_add'",
+        "memcpy(out, out + 1, 4);": 'attempt to use poisoned "memcpy"',
+    }.items():
+        source = tmp_path / "unseen.cuh"
+        source.write_text(f'#include "device.cuh"\nKERNEL(1, 1) unseen(int32_t* out) {{\n  {body}\n}}\n')
+        with pytest.raises(UnavailableError, match=re.escape(said)):
+            Watched([source])
 
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

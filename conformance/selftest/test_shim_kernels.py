@@ -4,13 +4,16 @@ Each launch is small and has what is hard about its kernel (`cuda_cases`). The m
 test_shim_mutations.py; test_shim.py shows them one by one.
 """
 
+from dataclasses import replace
+
 import pytest
 from cuda_cases import Case, cases
 from shim_cases import RIGHT, checked, needs_compiler
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.shim import build
-from lowbit_cuda.shim.runner import Options, Sanitized, Watched, kernel_sources, watched_kernels
+from lowbit_cuda.shim.runner import Options, Sanitized, ShimKernels, Watched, kernel_sources, watched_kernels
+from lowbit_cuda.sim import SimDevice
 
 pytestmark = needs_compiler
 
@@ -45,6 +48,28 @@ def test_a_kernel_computes_what_it_means(watched: Watched, name: str) -> None:
             assert not case.wrong(launch), f"{case}: {case.wrong(launch)}"
         first, *others = (b"".join(array.tobytes() for array in case.written(launch).values()) for launch in launches)
         assert all(other == first for other in others), str(case)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_simulated_device_runs_it(name: str) -> None:
+    """`SimDevice` launches the kernel's own C++ from spans of its memory: what the port says of it is enough."""
+    case, arrays = of(name)[0], of(name)[0].launch().arrays
+    with SimDevice(kernels=ShimKernels(seed=2)) as device:
+        stream = device.stream("s")
+        hosts = {part: device.pin(array.nbytes, part) for part, array in arrays.items()}
+        spans = {part: device.allocate(array.nbytes, part) for part, array in arrays.items()}
+        for part, array in arrays.items():
+            device.write(hosts[part].span(), array)
+            device.copy(spans[part].span(), hosts[part].span(), stream)
+        device.launch(case.kernel, {**{p: memory.span() for p, memory in spans.items()}, **case.numbers}, stream)
+        for part, host in hosts.items():
+            device.copy(host.span(), spans[part].span(), stream)
+        device.finish()
+        after = {part: device.read(hosts[part].span(), array.dtype, array.shape) for part, array in arrays.items()}
+        for memory in (*hosts.values(), *spans.values()):
+            device.free(memory)
+    wrong = case.wrong(replace(case.launch(), arrays=after))
+    assert not wrong, f"{case}: {wrong}"
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -69,7 +69,7 @@ WATCHED = Flavor(
     "watched",
     ("-O2", *REPORTED),
     ("-O2", "-DLOWBIT_SHIM_WATCH"),
-    ("-shared", "-Wl,-Bsymbolic"),
+    ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs"),  # what the watch does not know, atomics for example, is refused
     (*CORE, "fibers.cpp", "watch.cpp"),
 )
 ADDRESS = Flavor(

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter
 
 Array = npt.NDArray[Any]
 
+MOST_THREADS, MOST_SHARED, MOST_BLOCKS = 1024, 1 << 20, 1 << 24
 READ, WRITE, UPDATE, PART = 1, 2, 3, 4  # as in launch.h
 POISON = 0xFF  # bytes that nobody has written: NaN as a number of any size
 
@@ -22,7 +24,7 @@ class KernelError(DeviceError):
     Attributes:
         kernel: its name.
         kind: ``race``, ``barrier``, ``deadlock``, ``mask``, ``bounds``, ``alignment``, ``access``, ``uninitialized``,
-            ``unwritten``, ``table`` or ``sanitizer``.
+            ``unwritten``, ``endless``, ``table`` or ``sanitizer``.
     """
 
     def __init__(self, kernel: str, kind: str, message: str) -> None:
@@ -72,13 +74,18 @@ class Launch:
         """Check all of it.
 
         Raises:
-            ArgumentError: a missing or unknown argument, an array of another kind or size, a number that does not fit.
+            ArgumentError: a missing or unknown argument, an array of another kind or size, a number that does not fit,
+                or more blocks, threads or shared memory than there can be.
         """
         wanted = {parameter.name for parameter in self.kernel.parameters}
         if set(self.arrays) | set(self.numbers) != wanted or set(self.arrays) & set(self.numbers):
             given = sorted([*self.arrays, *self.numbers])
             raise ArgumentError(f"arguments of {self.kernel.name}", given, f"{sorted(wanted)}")
         self.kernel.check(self.numbers)
+        check_integer(f"threads of {self.kernel.name}", self.kernel.block, 1, MOST_THREADS)
+        check_integer(f"shared memory of {self.kernel.name}", self.kernel.shared(self.numbers), 0, MOST_SHARED)
+        for blocks in self.kernel.grid(self.numbers):
+            check_integer(f"blocks of {self.kernel.name}", blocks, 1, MOST_BLOCKS)
         for parameter in self.kernel.parameters:
             if parameter.access is not None:
                 self._check_array(parameter, self.arrays[parameter.name])

@@ -262,14 +262,18 @@ class Sanitized:
             KernelError: of the kind ``sanitizer`` what the sanitizer says, or what the runtime does; no array has
                 changed then.
         """
-        done = subprocess.run(
-            [*self._prefix, str(self._program)],
-            input=b"".join(_serialized(launch) for launch in launches),
-            capture_output=True,
-            timeout=TIMEOUT,
-            check=False,
-            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"},
-        )
+        try:
+            done = subprocess.run(
+                [*self._prefix, str(self._program)],
+                input=b"".join(_serialized(launch) for launch in launches),
+                capture_output=True,
+                timeout=TIMEOUT,
+                check=False,
+                env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"},
+            )
+        except subprocess.TimeoutExpired:
+            name = ", ".join(dict.fromkeys(launch.kernel.name for launch in launches))
+            raise KernelError(name, "endless", f"the process has not ended after {TIMEOUT} seconds") from None
         answers = _answers(done.stdout)
         results: list[tuple[Array, bytes]] = []
         for launch in launches:

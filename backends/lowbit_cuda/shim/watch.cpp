@@ -48,6 +48,9 @@ std::uint32_t block_start = 0;  // the first segment of this block
 std::uint32_t met = 0;          // the first after the last barrier of the block
 bool strict = false;
 bool watching = false;
+const Thread* last_thread = nullptr;
+std::int64_t in_a_row = 0;  // accesses of the last thread since another ran
+constexpr std::int64_t MOST_IN_A_ROW = std::int64_t(1) << 24;
 
 std::string hex(const void* address) {
   char text[32];
@@ -168,6 +171,11 @@ void touch(Region& region, std::int64_t word, std::uint8_t bytes, const Thread& 
 void check(const char* address, std::size_t size, bool writes, bool aligned, const void* line) {
   Thread* thread = watching ? current() : nullptr;
   if (!thread || own_stack(*thread, address)) return;
+  in_a_row = thread == last_thread ? in_a_row + 1 : 0;
+  last_thread = thread;
+  if (in_a_row > MOST_IN_A_ROW)
+    raise("endless", "thread " + std::to_string(thread->number) + " still runs at " + hex(line) + " after " +
+                         std::to_string(in_a_row) + " accesses, while others wait for it to end or to meet them");
   Region* region = find(address);
   if (!region) {
     if (!writes && address >= __ehdr_start && address < _end) return;  // a constant
@@ -211,6 +219,7 @@ void watch_launch(const lowbit_shim_launch& launch, char* shared_begin, std::siz
   blocks.clear();
   segments = block_start = met = 0;
   last_region = 0;
+  last_thread = nullptr;
   strict = launch.strict != 0;
   watching = true;
 }

@@ -204,3 +204,14 @@ WRONG(stack_of_another) {
 WRONG(undefined) {
   out[THREAD] = static_cast<float>(1 << (n - THREAD)) + x[THREAD];
 }
+
+// What would go well on a device that runs all threads by turns.
+WRONG(waits_by_reading) {
+  __shared__ int32_t ready;
+  if (THREAD == 0) ready = 0;
+  __syncthreads();
+  if (THREAD == n - 1) ready = 1;
+  while (*const_cast<volatile int32_t*>(&ready) == 0) {
+  }
+  out[THREAD] = x[THREAD];
+}
