@@ -1,6 +1,7 @@
 """The tables of the page on offloading: nothing that is simulated, skipped or missing looks like a measurement."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -127,6 +128,14 @@ def test_the_virtual_table_is_the_file() -> None:
                     ours, theirs = str(text).rstrip(")").split(" (")
                     assert float(ours) == pytest.approx(row["ratio"], abs=0.0051)
                     assert float(theirs) == pytest.approx(row["paper_ratio"], abs=0.0051)
+
+
+def test_every_source_of_the_kernels_is_shown() -> None:
+    """All but those that only name a width and a dtype."""
+    shown = re.findall(r"^\.\. literalinclude:: \.\./(.*)$", (DOCS / "cuda-sources.rst").read_text(), re.MULTILINE)
+    sources = {path.name for path in compiler.kernel_folder().glob("*.cuh")}
+    assert {Path(name).name for name in shown} == {name for name in sources if not re.match(r"linear_b\d_", name)}
+    assert all((DOCS.parent / name).is_file() for name in shown)
 
 
 def test_a_record_of_other_sources_is_said_to_be_one() -> None:
