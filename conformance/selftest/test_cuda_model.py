@@ -14,12 +14,15 @@ from lowbit.backend import load
 from lowbit.bfp import bfp12, cast, decode
 from lowbit.blocks import FORMULAS, Reals
 from lowbit.config import LlamaConfig
+from lowbit.decoder import Decoder as ReferenceDecoder
 from lowbit.decoder import LanguageModel, Step, first_difference, generate, next_logits
 from lowbit.device import DeviceSettings
-from lowbit.engine import build
+from lowbit.engine import backend_linear, build
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.offload import trace
-from lowbit.weights import LlamaWeights, requantize
+from lowbit.replay import guess
+from lowbit.routing import Ids
+from lowbit.weights import LlamaWeights, SparseWeights, requantize
 from lowbit_cuda.engine.blobs import stride
 from lowbit_cuda.model import Decoder
 from lowbit_cuda.model.matrices import ExpertLayout
@@ -51,6 +54,13 @@ def least_of(weights: LlamaWeights, **settings: Any) -> int:
 
 
 LEAST = least_of(MODEL)
+
+
+def sparse_of(weights: LlamaWeights, layer: int) -> SparseWeights:
+    """The router and the experts of a layer."""
+    part = weights.layers[layer].feed_forward
+    assert isinstance(part, SparseWeights)
+    return part
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +137,30 @@ def test_the_events_are_those_of_the_specification() -> None:
         assert engine is not None
         assert tuple(offloaded.events) == trace(engine.arrangement, engine.requests)
         assert {event.kind for event in offloaded.events} == {"hit", "load", "evict", "promote", "stage", "drop"}
+
+
+def test_requests_are_those_of_the_reference_decoder() -> None:
+    """Token by token, each layer asks for the experts that the reference decoder chooses, and guesses by the next
+    layer's router on this layer's gate input, as the paper does."""
+    asked: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+
+    def observe(layer: int, x: Reals, chosen: Ids) -> None:
+        guesses: tuple[int, ...] = ()
+        if layer + 1 < CONFIG.layers:
+            router = sparse_of(MODEL, layer + 1).router
+            guesses = tuple(int(e) for e in guess(x.astype(np.float32), router, count=2)[0])
+        asked.append((layer, tuple(sorted(int(e) for e in chosen[0])), guesses))
+
+    reference = ReferenceDecoder(MODEL, backend_linear(load("reference")), observe)
+    state = reference.new_state()
+    for token in PROMPT:
+        reference.hidden([token], state)
+    with decoder(keys="float32", prefetch="on") as ours:
+        own = ours.new_state()
+        for token in PROMPT:
+            ours.hidden([token], own)
+        assert ours.engine is not None
+        assert [(r.layer, r.needed, r.guesses) for r in ours.engine.requests] == asked
 
 
 def test_a_prompt_loads_each_expert_once() -> None:
@@ -241,7 +275,7 @@ def test_other_weights(attention: int | None, experts: int | None) -> None:
     weights = model(seed=4, attention=attention, experts=experts)
     compare(weights)
     if experts is None:
-        layout = ExpertLayout.of(weights.layers[0].feed_forward.experts[0])  # type: ignore[union-attr]  # sparse
+        layout = ExpertLayout.of(sparse_of(weights, 0).experts[0])
         assert layout.nbytes == 2 * 3 * CONFIG.hidden * CONFIG.feed_forward
 
 

@@ -98,6 +98,29 @@ def test_a_failure_while_running_is_over_with_the_next_state(answer: bytes, mode
     assert failures > SAMPLES // 3
 
 
+@pytest.mark.parametrize("later", [1, 2])
+def test_every_copy_that_is_lost_without_a_word(answer: bytes, later: int) -> None:
+    """The device tells of it only a call or two later, when a graph may have kept it, or the engine may be waiting for
+    something of its own. Each copy of a prompt and of the first token alone."""
+    counted = SimDevice(budget=least("mirror"))
+    with Decoder(counted, SMALL, settings("mirror")) as decoder:
+        before = counted.calls_by_kind["copy"]
+        state = decoder.new_state()
+        decoder.hidden(SHORT, state)
+        decoder.hidden([1], state)
+        after = counted.calls_by_kind["copy"]
+    assert after - before > 20
+    for at in range(before + 1, after + 1):
+        fail = Failure(at, "late", of="copy", later=later)
+        device = SimDevice(budget=least("mirror"), fail=fail, schedule="late")
+        with Decoder(device, SMALL, settings("mirror")) as decoder:
+            state = decoder.new_state()
+            with pytest.raises(DeviceError, match="has failed"):
+                decoder.hidden(SHORT, state)
+                decoder.hidden([1], state)
+            assert bits_of(decoder, 2, SHORT) == answer[: len(answer) // 3 * 2]
+
+
 def bits_after(decoder: Decoder) -> bytes:
     """A continuation, begun again if a failure of before, or a failure to come, is in it: there is only one."""
     try:
