@@ -152,6 +152,18 @@ def test_a_record_of_other_sources_is_said_to_be_one() -> None:
     assert earlier(recorded, {name: text for name, text in sources.items() if name != "two.cuh"})
 
 
+def test_a_kernel_has_a_row_and_an_architecture_a_column() -> None:
+    """Kernels of several sources in one table, architectures by their age."""
+    from lowbit_docs.offloading import kernel_table
+
+    used = {"registers": 32, "spill_stores": 0, "spill_loads": 0}
+    compiled = [
+        {"arch": arch, "kernels": {name: used | {"registers": registers}}}
+        for arch, name, registers in [("sm_100", "b", 1), ("sm_80", "b", 2), ("sm_80", "a", 3)]
+    ]
+    assert kernel_table(compiled).astext().split() == ["kernel", "sm_80", "sm_100", "a", "3", "b", "2", "1"]
+
+
 def test_spills_are_said() -> None:
     """Registers alone, or with the bytes that did not fit; nothing where a kernel was not compiled."""
     from lowbit_docs.offloading import usage
