@@ -19,8 +19,12 @@ kernel with a span too short for it is refused before anything runs.
 **Graphs.** What a stream was given between `capture` and the end of its block is not run but kept, and can be run
 again by one call. Spans and numbers in it are those of the time of capture.
 
-**Errors.** Memory beyond the budget is refused with a `DeviceMemoryError` and leaves everything as it was. An operation
-that the device fails is a `DeviceError`. An error that the device finds later may be raised by any later call.
+**Errors.** Memory beyond the budget is refused with a `DeviceMemoryError` and leaves everything as it was. A call that
+the device fails is a `DeviceError` and has asked for nothing. An operation may also fail *late*, when its call has long
+returned. What it should have written is then undefined; what its stream is given after it does not begin, nor does what
+waits for that; and no event behind it is ever reached: to wait for one is an error, and asking is answered with no or
+with the error. Any later call may raise it, at the latest one that waits for what was not done. Once it was raised, a
+device goes on with what it is given from then on, or fails for good, as a GPU does whose kernel broke.
 
 Source: lowbit's own; the terms are those of the CUDA programming guide.
 """
@@ -115,6 +119,9 @@ class Span:
 Number = int | float
 Numbers = Mapping[str, Number]
 
+LIMITS = {kind: (np.iinfo(kind).min, np.iinfo(kind).max) for kind in ("int32", "int64")}
+"""The least and the most number of the kinds of whole numbers."""
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -174,21 +181,26 @@ class Kernel:
         """The spans, each cut to what the kernel touches of it, and the numbers.
 
         Raises:
-            ArgumentError: an argument that is missing, unknown, of the wrong sort, or a span that is too short, lies on
-                the host or is not aligned to its elements.
+            ArgumentError: an argument that is missing, unknown or of the wrong sort; a number that its kind cannot
+                hold; a span that is too short, lies on the host or is not aligned to its elements.
         """
         given, wanted = set(arguments), {parameter.name for parameter in self.parameters}
         if given != wanted:
             raise ArgumentError(f"arguments of {self.name}", sorted(given ^ wanted), "each of its parameters, once")
         numbers: dict[str, Number] = {}
         for parameter in self.parameters:
-            value = arguments[parameter.name]
             if parameter.access is None:
-                if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-                    raise ArgumentError(f"{parameter.name} of {self.name}", f"a {type(value).__name__}", "a number")
-                numbers[parameter.name] = value
+                numbers[parameter.name] = self._number(parameter, arguments[parameter.name])
         self.check(numbers)
         return {p.name: self._cut(p, arguments[p.name], numbers) for p in self.parameters if p.access}, numbers
+
+    def _number(self, parameter: Parameter, value: Span | Number) -> Number:
+        if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+            raise ArgumentError(f"{parameter.name} of {self.name}", f"a {type(value).__name__}", "a number")
+        limits = LIMITS.get(parameter.kind)
+        if limits and not (limits[0] <= value <= limits[1] and value == int(value)):
+            raise ArgumentError(f"{parameter.name} of {self.name}", value, f"a number that {parameter.kind} holds")
+        return value
 
     def _cut(self, parameter: Parameter, value: Span | Number, numbers: Numbers) -> Span:
         name, nbytes = f"{parameter.name} of {self.name}", parameter.nbytes(numbers)
@@ -321,7 +333,8 @@ class DevicePort(Protocol):
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
         """Call a function on the host with an array (uint8, read only, in place) for each span of pinned memory that it
-        reads; a simulation charges the host the time of reading them."""
+        reads; a simulation charges the host the time of reading them. Until the function returns nothing may overwrite
+        these bytes, and afterwards it may not look at them."""
 
     def close(self) -> None:
         """Wait, and give back everything. Closing twice is harmless."""

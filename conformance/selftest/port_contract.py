@@ -307,6 +307,8 @@ def what_cannot_be_meant_is_refused(device: DevicePort) -> None:
     for change in wrong:
         refused(ArgumentError, device.launch, add, {**numbers, **change}, stream)
     refused(ArgumentError, device.launch, add, {"x": x.span()}, stream)
+    for change in ({"n": 15.5}, {"n": 2**40}, {"step": -(2**31) - 1}, {"step": float("nan")}, {"step": True}):
+        refused(ArgumentError, device.launch, fill, {"y": y.span(), "n": 1, "first": 0.0, "step": 1, **change}, stream)
     refused(DeviceError, device.launch, add, {**numbers, "n": 0}, stream)
     for target, source in (
         (x.span(0, 8), y.span(0, 9)),

@@ -8,9 +8,10 @@ import pytest
 from sim_programs import scale
 
 from lowbit.errors import ArgumentError
-from lowbit_cuda.port import DeviceError, DeviceMemoryError, Memory
+from lowbit_cuda.port import DeviceError, DeviceMemoryError, Memory, Span
 from lowbit_cuda.sim import Failure, SimDevice
-from lowbit_cuda.sim.faults import CALLS, KINDS
+from lowbit_cuda.sim.faults import CALLS, KINDS, Faults
+from lowbit_cuda.sim.schedule import SCHEDULES
 
 N = 8
 NUMBERS = np.arange(N, dtype=np.float32)
@@ -91,27 +92,118 @@ def test_a_failure_of_one_kind(of: str) -> None:
     assert not device.failed
 
 
-@pytest.mark.parametrize("later", [1, 3])
+DONE_LATER = ("copy", "launch", "replay")
+
+
+class Listening(Faults):
+    """Remembers which calls there were, in their order."""
+
+    def __init__(self, failure: Failure | None) -> None:
+        super().__init__(failure)
+        self.kinds: list[str] = []
+
+    def call(self, kind: str, what: str, memory: tuple[int, int, int] = (0, 0, 0)) -> bool:
+        self.kinds.append(kind)
+        return super().call(kind, what, memory)
+
+
+@pytest.mark.parametrize("later", [1, 3, 100])
 def test_late_failures_are_told_later(later: int) -> None:
-    """The call itself returns; the one so many calls later says what had failed and changes nothing."""
-    calls = counted()[0]
-    for at in range(1, calls + 1):
-        device = SimDevice("t4", budget=4096, fail=Failure(at, "late", later=later))
-        if at + later > calls:
+    """The call itself returns; the one so many calls later says what had failed and changes nothing. It is told
+    earlier where the program waits for what was not done, or would make a graph of it."""
+    device = SimDevice("t4", budget=4096)
+    device._faults = faults = Listening(None)
+    every_call(device)
+    kinds = faults.kinds
+    made, waits = kinds.index("end capture"), kinds.index("synchronize")
+    # The call that cannot go on without what a copy, a launch or a replay should have done.
+    last = {at: made if kind == "launch" else waits for at, kind in enumerate(kinds) if kind in DONE_LATER}
+    for at in range(len(kinds)):
+        told = min(at + later, last.get(at, len(kinds)))
+        device = SimDevice("t4", budget=4096, fail=Failure(at + 1, "late", later=later))
+        if told >= len(kinds):
             every_call(device)
             continue
-        with pytest.raises(DeviceError, match=r"an earlier .* has failed"):
+        with pytest.raises(DeviceError, match=rf"an earlier {kinds[at]} of .* has failed"):
             every_call(device)
-        assert device.calls == at + later and device.failed and device.used == device.pinned == 0
+        assert device.calls == told + 1 and device.failed and device.used == device.pinned == 0
         assert every_call(device) == [2 * number for number in range(N)]
 
 
-@pytest.mark.parametrize("of", ["copy", "replay"])
-@pytest.mark.parametrize("schedule", ["eager", "late"])
-def test_what_failed_late_was_not_done(of: str, schedule: str) -> None:
-    """A copy or a graph that fails late leaves its target undefined, as NaN."""
-    device = SimDevice("t4", schedule=schedule, fail=Failure(1, "late", of=of, later=100))
-    assert np.isnan(every_call(device)).all()
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_nothing_behind_a_late_failure_is_done(schedule: str) -> None:
+    """What its stream is given afterwards and what waits for that does not begin, its events are never reached, and
+    other streams go on; the first wait tells. From then on all streams do what they are given."""
+    device = SimDevice("t4", schedule=schedule, seed=1)
+    a, b, c = (device.stream(name) for name in "abc")
+    pinned = device.pin(4 * N, "in").span()
+    broken, behind, waiting, apart, after = (device.allocate(4 * N, f"memory {i}").span() for i in range(5))
+    for number, memory in enumerate((broken, behind, waiting)):
+        device.write(pinned, NUMBERS + 10 * number)
+        device.copy(memory, pinned, a)
+        device.finish()
+    device.write(pinned, NUMBERS)
+    before = device.record(a)
+    device._faults = Faults(Failure(1, "late", of="copy", later=1000))
+
+    device.copy(broken, pinned, a)
+    device.copy(behind, pinned, a)
+    never = [device.record(a)]
+    device.wait(b, never[0])
+    device.copy(waiting, pinned, b)
+    never.append(device.record(b))
+    device.copy(apart, pinned, c)
+    fine = device.record(c)
+    for _ in range(50):
+        assert not any(map(device.reached, never))
+    assert device.reached(before) and device.reached(fine)
+    device.synchronize(fine)
+    with pytest.raises(DeviceError, match="an earlier copy of in → memory 0 has failed"):
+        device.synchronize(never[1])
+    assert device.failed
+
+    device.finish()
+    device.copy(after, pinned, a)
+    held = [contents(device, memory) for memory in (broken, behind, waiting, apart, after)]
+    assert np.isnan(held[0]).all()
+    assert [list(found) for found in held[1:]] == [list(NUMBERS + 10), list(NUMBERS + 20), list(NUMBERS), list(NUMBERS)]
+    for event in never:
+        assert not device.reached(event)
+        for wait in (lambda event: device.wait(c, event), device.synchronize):
+            with pytest.raises(DeviceError, match="an earlier copy of in → memory 0 has failed"):
+                wait(event)
+    device.close()
+
+
+def contents(device: SimDevice, span: Span) -> list[float]:
+    """What device memory holds."""
+    device.finish()
+    pinned, stream = device.pin(span.nbytes, "look"), device.stream("look")
+    device.copy(pinned.span(), span, stream)
+    device.synchronize(device.record(stream))
+    return [float(number) for number in device.read(pinned.span(), np.float32, (span.nbytes // 4,))]
+
+
+@pytest.mark.parametrize("way", ["finish", "free", "close"])
+def test_the_ways_out_of_a_late_failure(way: str) -> None:
+    """`finish` tells, and then what was not done is neither waited for nor has it a time; `free` and `close`, which
+    wait too, give memory back in silence."""
+    device = SimDevice("t4", schedule="late", fail=Failure(1, "late", of="copy", later=1000))
+    stream, pinned, memory = device.stream("a"), device.pin(4 * N, "in"), device.allocate(4 * N, "slot")
+    device.write(pinned.span(), NUMBERS)
+    device.copy(memory.span(), pinned.span(), stream)
+    event = device.record(stream)
+    if way == "finish":
+        with pytest.raises(DeviceError, match="an earlier copy"):
+            device.finish()
+        device.finish()
+        with pytest.raises(ArgumentError, match="not known to be reached"):
+            device.seconds(event, event)
+    if way == "free":
+        device.free(memory)
+        device.free(pinned)
+        assert device.used == device.pinned == 0 and not device.failed
+    device.close()
 
 
 def test_a_refused_call_changes_nothing() -> None:

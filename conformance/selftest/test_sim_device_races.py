@@ -4,10 +4,12 @@ from collections.abc import Callable
 from itertools import product
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from sim_programs import DRAWN, Program, Step, complete, races, run, scale, steps
 
+from lowbit.errors import ArgumentError
 from lowbit_cuda.port import Span, Stream
 from lowbit_cuda.sim import Failure, RaceError, SimDevice
 from lowbit_cuda.sim.schedule import SCHEDULES
@@ -69,6 +71,21 @@ def host_looks_too_early(scene: Scene) -> None:
     scene.load_and_run()
     scene.device.copy(scene.result, scene.output, scene.compute)
     scene.device.on_host("look", [scene.result], lambda data: None)
+
+
+def function_writes_what_it_reads(scene: Scene) -> None:
+    """While a function reads, it asks the device to overwrite that."""
+    scene.load_and_run()
+    scene.settle(scene.compute)
+    scene.device.on_host("look", [scene.expert], lambda data: scene.device.write(scene.expert, NUMBERS))
+
+
+def function_asks_for_what_overwrites(scene: Scene) -> None:
+    scene.load_and_run()
+    scene.device.write(scene.result, NUMBERS)
+    scene.device.on_host(
+        "look", [scene.result], lambda data: scene.device.copy(scene.result, scene.output, scene.compute)
+    )
 
 
 def host_waits_for_the_wrong_stream(scene: Scene) -> None:
@@ -151,6 +168,9 @@ PLANTED: dict[Callable[[Scene], None], str] = {
     copy_over_what_a_kernel_reads: "copies must wait for an event recorded in compute after #5 (it waits for nothing",
     host_reads_too_early: "the host must wait for an event recorded in compute after #6",
     host_looks_too_early: "the host must wait for an event recorded in compute after #6",
+    function_writes_what_it_reads: "#9 write expert (the host) writes them, and #8 on_host look (the host) reads them "
+    "and may not be done; missing: the function must have returned",
+    function_asks_for_what_overwrites: "and #7 on_host look (the host) reads them and may not be done; missing: the fu",
     host_waits_for_the_wrong_stream: "the host must wait for an event recorded in compute after #6",
     host_writes_what_is_being_copied: "the host must wait for an event recorded in copies after #2",
     event_recorded_before_the_work: "recorded in copies after #3 (it waits for copies only up to #2)",
@@ -226,6 +246,44 @@ def test_an_event_that_is_reached_is_a_wait() -> None:
         asked += 1
         assert asked < 100
     assert np.array_equal(scene.device.read(scene.result, np.float32, (N,)), 2 * NUMBERS)
+
+
+def test_what_a_function_does_besides() -> None:
+    """A function may use the device: read the same bytes, write others, and overwrite these when it has returned. What
+    it reads cannot be freed meanwhile; and arrays that it keeps do not show later bytes."""
+    scene = Scene("eager")
+    device, kept = scene.device, list[npt.NDArray[np.uint8]]()
+
+    def look(data: npt.NDArray[np.uint8]) -> float:
+        assert np.array_equal(device.read(scene.expert, np.float32, (N,)), NUMBERS)
+        device.write(scene.result, NUMBERS)
+        device.copy(scene.slot, scene.expert, scene.copies)
+        with pytest.raises(ArgumentError, match="memory for expert is read by a function that runs"):
+            device.free(scene.expert.memory)
+        kept.append(data)
+        return float(data.view(np.float32).sum())
+
+    assert device.on_host("look", [scene.expert], look) == NUMBERS.sum()
+    scene.settle(scene.copies)
+    device.write(scene.expert, NUMBERS)
+    assert (kept[0] == 0xFF).all()
+    with pytest.raises(ZeroDivisionError):
+        device.on_host("fail", [scene.expert], lambda data: 1 // 0)
+    device.write(scene.expert, NUMBERS)
+    device.free(scene.expert.memory)
+
+
+def test_no_bytes_conflict_with_nothing() -> None:
+    """Spans of no bytes may lie anywhere."""
+    scene = Scene("late")
+    device = scene.device
+    device.copy(scene.slot, scene.expert, scene.copies)
+    device.write(scene.expert.part(4, 0), NUMBERS[:0])
+    device.copy(scene.slot.part(4, 0), scene.other.part(0, 0), scene.compute)
+    device.copy(scene.other.part(4, 4), scene.expert.part(0, 4), scene.compute)
+    device.copy(scene.slot.part(5, 0), scene.slot.part(0, 0), scene.compute)
+    device.on_host("look", [scene.expert.part(3, 0)], lambda data: device.write(scene.result, NUMBERS))
+    device.finish()
 
 
 def test_races_can_be_listed_instead() -> None:

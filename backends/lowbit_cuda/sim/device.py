@@ -34,7 +34,7 @@ Not for several threads at once.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,9 @@ from lowbit_cuda.port import DeviceError, Kernel, Memory, Number, Span
 from lowbit_cuda.sim.clock import Task
 from lowbit_cuda.sim.faults import Failure, Faults
 from lowbit_cuda.sim.machines import Link, Machine, machine_of
-from lowbit_cuda.sim.memory import SMALL, Block, Pool, block_of, check_owner, fits, pinned, view
+from lowbit_cuda.sim.memory import SMALL, UNWRITTEN, Block, Pool, block_of, check_owner, fits, pinned, view
 from lowbit_cuda.sim.operations import Compute, Operation, Touch, copy_operation, in_numpy, launch_operation, lost
-from lowbit_cuda.sim.order import HOST, Access, Clock, join
+from lowbit_cuda.sim.order import FUNCTION, HOST, Access, Clock, join
 from lowbit_cuda.sim.report import Reported
 from lowbit_cuda.sim.schedule import schedule as schedule_named
 from lowbit_cuda.sim.streams import OnRace, OnUnwritten, SimEvent, SimGraph, SimStream, Streams
@@ -132,6 +132,8 @@ class SimDevice(Reported):
         if self._streams.captures(memory):
             raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
         pending = self._streams.pending(block)
+        if any(access.stream == FUNCTION for access in pending):
+            raise ArgumentError(f"memory for {memory.what}", "read by a function that runs", "memory that is not")
         if not self._free_waits:
             task = Task(0, "host", "free", memory.what)
             self._streams.check(Access(0, memory.nbytes, True, HOST, task), block)
@@ -176,16 +178,16 @@ class SimDevice(Reported):
         for span in (target, source):
             block_of(self, span, self._device, self._host)
         operation = copy_operation(self.machine, target, source)
-        failed = self._call("copy", operation.what)
-        self._give(self._own(stream), lost(operation) if failed else operation)
+        own, failed = self._own(stream), self._call("copy", operation.what)
+        self._give(own, [operation], failed)
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: port.Stream) -> None:
         """See `DevicePort.launch`."""
         operation = launch_operation(self.machine, kernel, arguments, self._kernels)
         for touch in operation.touches:
             block_of(self, touch.span, self._device)
-        failed = self._call("launch", kernel.name)
-        self._give(self._own(stream), lost(operation) if failed else operation)
+        own, failed = self._own(stream), self._call("launch", kernel.name)
+        self._give(own, [operation], failed)
 
     def record(self, stream: port.Stream) -> SimEvent:
         """See `DevicePort.record`."""
@@ -197,6 +199,8 @@ class SimDevice(Reported):
         """See `DevicePort.wait`."""
         own, mark = self._own(stream, "wait"), self._event(event)
         self._call("wait", own.name)
+        if mark.never and self._faults.happened:
+            self._faults.tell()
         self._streams.wait(own, mark)
 
     @contextmanager
@@ -216,6 +220,8 @@ class SimDevice(Reported):
         finally:
             own.captured = None
         self._call("end capture", own.name)
+        if any(operation.failed for operation in kept):
+            self._tell()
         graphs.append(SimGraph(tuple(kept), self))
 
     def replay(self, graph: port.Graph, stream: port.Stream) -> None:
@@ -226,9 +232,7 @@ class SimDevice(Reported):
         for operation in graph.operations:
             for touch in operation.touches:
                 block_of(self, touch.span, self._device, self._host)
-        failed = self._call("replay", own.name)
-        for operation in graph.operations:
-            self._give(own, lost(operation) if failed else operation)
+        self._give(own, graph.operations, self._call("replay", own.name))
 
     # What the host waits for, and when it is.
 
@@ -236,6 +240,8 @@ class SimDevice(Reported):
         """See `DevicePort.synchronize`."""
         mark = self._event(event)
         self._call("synchronize", mark.stream.name)
+        if mark.never:
+            self._tell()
         self._streams.host_waits("synchronize", f"#{mark.task.number}", [mark.task], mark.clock)
 
     def finish(self) -> None:
@@ -243,6 +249,8 @@ class SimDevice(Reported):
         for stream in self._streams.all:
             self._own(stream, "finish")
         self._call("finish", "all streams")
+        if self._streams.broken:
+            self._tell()
         self._finish()
 
     def reached(self, event: port.Event) -> bool:
@@ -270,19 +278,23 @@ class SimDevice(Reported):
         return self._streams.clock.now
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
-        """See `DevicePort.on_host`; memory without bytes is shown as zeros."""
+        """See `DevicePort.on_host`; memory without bytes is shown as zeros, and what the function keeps of the arrays
+        shows `UNWRITTEN` later."""
         touches = [Touch("reads", pinned(span), True, False) for span in reads]
         for touch in touches:
             block_of(self, touch.span, self._host)
         self._call("on_host", what, host=True)
-        self._streams.host("on_host", what, self.machine.host_seconds(sum(s.nbytes for s in reads)), touches)
-        arrays = []
-        for span in reads:
-            array = view(span)
-            array = np.zeros(span.nbytes, np.uint8) if array is None else array
+        seconds = self.machine.host_seconds(sum(span.nbytes for span in reads))
+        shown = [np.zeros(span.nbytes, np.uint8) if (data := view(span)) is None else data.copy() for span in reads]
+        arrays = [array.view() for array in shown]
+        for array in arrays:
             array.flags.writeable = False
-            arrays.append(array)
-        return function(*arrays)
+        try:
+            with self._streams.function(what, seconds, touches):
+                return function(*arrays)
+        finally:
+            for array in shown:
+                array.fill(UNWRITTEN)
 
     def close(self) -> None:
         """See `DevicePort.close`; what was not freed stays listed in `leaks`."""
@@ -311,18 +323,32 @@ class SimDevice(Reported):
             raise DeviceError(f"{kind} of {what}: the device is closed")
         if not host:
             self._streams.clock.spend(self.machine.call)
-        return self._faults.call(kind, what, memory)
+        try:
+            return self._faults.call(kind, what, memory)
+        except DeviceError:
+            self._streams.mend()
+            raise
+
+    def _tell(self) -> NoReturn:
+        """The program waits for what was not done, so it must be told now."""
+        self._streams.mend()
+        self._faults.tell()
 
     def _allocate(self, kind: str, pool: Pool, nbytes: int, what: str) -> Memory:
         check_integer("nbytes", nbytes, 1)
         self._call(kind, what, memory=(nbytes, pool.used, pool.budget))
         return pool.allocate(nbytes, what)
 
-    def _give(self, stream: SimStream, operation: Operation) -> None:
-        if stream.captured is None:
+    def _give(self, stream: SimStream, operations: Sequence[Operation], failed: bool) -> None:
+        """Give a stream operations, or keep them in a graph; if they fail late, the stream does nothing after them."""
+        if failed:
+            operations = [lost(operation) for operation in operations]
+        if stream.captured is not None:
+            stream.captured += operations
+            return
+        for operation in operations:
             self._streams.give(stream, operation)
-        else:
-            stream.captured.append(operation)
+        stream.broken = stream.broken or failed
 
     def _on_host(self, kind: str, touch: Touch) -> None:
         block_of(self, touch.span, self._host)

@@ -12,14 +12,16 @@ The kinds of failure:
     a `KeyboardInterrupt` in place of the call, which has changed nothing.
 ``late``
     the call returns as if all were well, but a copy, a launch or a graph is never done, and what it should have
-    written is undefined. The device tells by a `DeviceError` of a later call, if there is one, which changes nothing
-    itself.
+    written is undefined; `lowbit_cuda.port` says what follows from that. The device tells by a `DeviceError` of the
+    call so many calls later, if there is one, or of an earlier one that waits for what was not done or would make a
+    graph of it. The call that tells changes nothing itself, and what is given from then on is done again.
 
 A failure happens once. `free` and `close` do not fail: they are how a program gets out.
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NoReturn
 
 from lowbit.check import check_choice, check_integer
 from lowbit_cuda.port import DeviceError, DeviceMemoryError
@@ -41,7 +43,7 @@ class Failure:
         at: the number of the call, from 1.
         kind: ``error``, ``interrupt`` or ``late``.
         of: count only these calls, one of `CALLS`; None for all.
-        later: for ``late``, by how many calls later (of any kind) the device tells.
+        later: for ``late``, by how many calls later (of any kind) the device tells at the latest.
     """
 
     at: int
@@ -81,7 +83,9 @@ class Faults:
         if failure is None or self.happened:
             return False
         if self._told_at:
-            return self._tell()
+            if self.calls.total() >= self._told_at:
+                self.tell()
+            return False
         if self._count() != failure.at:
             return False
         if failure.kind == "late":
@@ -98,8 +102,11 @@ class Faults:
         assert self._failure is not None
         return self.calls.total() if self._failure.of is None else self.calls[self._failure.of]
 
-    def _tell(self) -> bool:
-        if self.calls.total() < self._told_at:
-            return False
+    def tell(self) -> NoReturn:
+        """Say that an earlier call has failed.
+
+        Raises:
+            DeviceError: always.
+        """
         self.happened = True
         raise DeviceError(f"an earlier {self._lost} has failed: found late, as asked for")

@@ -8,7 +8,7 @@ refused, since the blocks of a kernel have no order. What a kernel declares to w
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -59,6 +59,7 @@ class Operation:
         seconds: that it takes.
         touches: what it works on.
         run: does it.
+        failed: whether the device fails to do it.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Operation:
     seconds: float
     touches: tuple[Touch, ...]
     run: Callable[[], None]
+    failed: bool = False
 
 
 def copy_operation(machine: Machine, target: Span, source: Span) -> Operation:
@@ -138,7 +140,7 @@ def lost(operation: Operation) -> Operation:
             if touch.writes:
                 _fill(touch.span, UNWRITTEN)
 
-    return Operation(operation.kind, operation.what, operation.engine, operation.seconds, operation.touches, run)
+    return replace(operation, run=run, failed=True)
 
 
 # **Checks.**
@@ -152,8 +154,8 @@ def _touch(parameter: Parameter, span: Span) -> Touch:
 def _check_apart(name: str, touches: Sequence[Touch]) -> None:
     for one, other in combinations(touches, 2):
         a, b = one.span, other.span
-        overlap = a.memory is b.memory and a.offset < b.offset + b.nbytes and b.offset < a.offset + a.nbytes
-        if overlap and (one.writes or other.writes):
+        begin, end = max(a.offset, b.offset), min(a.offset + a.nbytes, b.offset + b.nbytes)
+        if a.memory is b.memory and begin < end and (one.writes or other.writes):
             raise ArgumentError(
                 f"{one.name} and {other.name} of {name}", f"the same bytes of {a.memory.what}", "bytes of their own"
             )

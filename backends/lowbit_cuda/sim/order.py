@@ -7,8 +7,8 @@ is given to the device. It is found in every schedule, and where every result is
 
 **What orders.** Operations of one stream, by their turn. What a stream was given before `record`, before everything
 that any stream is given after a `wait` for the event, and before everything that the host does after it knows the event
-as reached. What the host did, before everything that it gives to a stream later. All this follows on, and there is
-nothing else.
+as reached. What the host did, before everything that it gives to a stream later; a function that it runs, when that has
+returned. All this follows on, and there is nothing else.
 
 **Vector clocks.** Operations are numbered. For each stream *s*, and for the host *h*, there is a clock :math:`C_s`: for
 each stream *u* the number :math:`C_s[u]` of the last operation of *u* that everything to come in *s* is ordered after.
@@ -36,6 +36,9 @@ Clock = dict[int, int]
 
 HOST = 0
 """The number of the host among streams."""
+
+FUNCTION = -1
+"""The number under which a function that the host runs reads: nothing that is given meanwhile is ordered after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class RaceError(DeviceError):
         self.begin, self.end = max(first.begin, second.begin), min(first.end, second.end)
         super().__init__(
             f"race on bytes {self.begin} to {self.end} of {what}: {second.task} {_verb(second)} them, and {first.task} "
-            f"{_verb(first)} them and may not be done; {_missing(first.task, second.task, waited)}"
+            f"{_verb(first)} them and may not be done; {_missing(first, second, waited)}"
         )
 
 
@@ -78,13 +81,14 @@ def _verb(access: Access) -> str:
     return "writes" if access.writes else "reads"
 
 
-def _missing(first: Task, second: Task, waited: int) -> str:
+def _missing(first: Access, second: Access, waited: int) -> str:
     """Which wait would have ordered them, and how far those go that there are."""
-    waiter = "the host" if second.stream == "host" else second.stream
-    so_far = (
-        f"it waits for {first.stream} only up to #{waited}" if waited else f"it waits for nothing of {first.stream}"
-    )
-    return f"missing: {waiter} must wait for an event recorded in {first.stream} after #{first.number} ({so_far})"
+    if first.stream == FUNCTION:
+        return "missing: the function must have returned"
+    name = first.task.stream
+    waiter = "the host" if second.stream == HOST else second.task.stream
+    so_far = f"it waits for {name} only up to #{waited}" if waited else f"it waits for nothing of {name}"
+    return f"missing: {waiter} must wait for an event recorded in {name} after #{first.task.number} ({so_far})"
 
 
 class Order:
@@ -115,8 +119,7 @@ class Order:
         for old in earlier:
             if (
                 (access.writes or old.writes)
-                and old.begin < access.end
-                and access.begin < old.end
+                and max(old.begin, access.begin) < min(old.end, access.end)
                 and clock.get(old.stream, 0) < old.task.number
             ):
                 return old

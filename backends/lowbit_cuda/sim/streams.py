@@ -2,12 +2,17 @@
 
 Checks look only at what was asked for, so they find the same under every schedule.
 
+**What fails late** breaks its stream: from then on the stream is still given operations, and they are checked and timed
+like others, but none is done and no event behind them is reached. A stream that waits for such an event breaks too. All
+are whole again when the program has been told; the events stay as they are.
+
 **Bytes that nobody wrote.** A copy or a kernel that reads some is noticed (`Streams.unwritten`), by what was written by
 the operations before it. An extent that is declared as the most that may be read is not held to this.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +20,7 @@ from lowbit_cuda.port import DeviceError, Memory
 from lowbit_cuda.sim.clock import Task, VirtualClock
 from lowbit_cuda.sim.memory import Block
 from lowbit_cuda.sim.operations import Operation, Touch
-from lowbit_cuda.sim.order import HOST, Access, Clock, Order, RaceError
+from lowbit_cuda.sim.order import FUNCTION, HOST, Access, Clock, Order, RaceError
 from lowbit_cuda.sim.schedule import Schedule
 
 OnRace = Literal["raise", "list"]
@@ -32,6 +37,7 @@ class SimStream:
         owner: the device.
         last: the last that it was given.
         captured: where operations are kept during a capture, else None.
+        broken: whether it does nothing, since something failed of which the program has not been told.
     """
 
     name: str
@@ -39,15 +45,17 @@ class SimStream:
     owner: object
     last: Task | None = None
     captured: list[Operation] | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class SimEvent:
-    """A place in a stream, and all that is ordered before it."""
+    """A place in a stream, all that is ordered before it, and whether the stream will never come to it."""
 
     task: Task
     clock: Clock
     stream: SimStream
+    never: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +107,8 @@ class Streams:
             RaceError: it is not ordered after one that it conflicts with; it is not run then.
         """
         task = self._task(stream.name, operation.kind, operation.what)
-        task.engine, task.duration, task.run = operation.engine, operation.seconds, operation.run
+        task.engine, task.duration = operation.engine, operation.seconds
+        task.run = None if stream.broken else operation.run
         self.order.give(stream.number, task.number)
         self._check(stream.number, task, operation.touches)
         self._enqueue(stream, task, ())
@@ -109,7 +118,7 @@ class Streams:
         task = self._task(stream.name, "record", "event")
         clock = dict(self.order.give(stream.number, task.number))
         self._enqueue(stream, task, ())
-        return SimEvent(task, clock, stream)
+        return SimEvent(task, clock, stream, stream.broken)
 
     def wait(self, stream: SimStream, event: SimEvent) -> None:
         """A stream waits for an event."""
@@ -117,10 +126,21 @@ class Streams:
         self.order.wait(stream.number, event.clock)
         self.order.give(stream.number, task.number)
         self._enqueue(stream, task, (event.task,))
+        stream.broken = stream.broken or event.never
+
+    @property
+    def broken(self) -> bool:
+        """Whether any stream is."""
+        return any(stream.broken for stream in self.all)
+
+    def mend(self) -> None:
+        """The program has been told what failed."""
+        for stream in self.all:
+            stream.broken = False
 
     # The host.
 
-    def host(self, kind: str, what: str, seconds: float, touches: Iterable[Touch]) -> None:
+    def host(self, kind: str, what: str, seconds: float, touches: Iterable[Touch]) -> Task:
         """The host does something itself, now.
 
         Raises:
@@ -129,6 +149,24 @@ class Streams:
         task = self._task("host", kind, what)
         self._check(HOST, task, touches)
         self._spend(task, seconds)
+        return task
+
+    @contextmanager
+    def function(self, what: str, seconds: float, touches: Sequence[Touch]) -> Iterator[None]:
+        """The host runs a function in this block; what it touches may not be overwritten before it ends.
+
+        Raises:
+            RaceError: a stream may not have done what conflicts with it.
+        """
+        task = self.host("on_host", what, seconds, touches)
+        reading = [(touch.span.memory.handle, self._access(FUNCTION, task, touch)) for touch in touches]
+        for block, access in reading:
+            block.accesses.append(access)
+        try:
+            yield
+        finally:
+            for block, access in reading:
+                block.accesses = [other for other in block.accesses if other is not access]
 
     def host_waits(self, kind: str, what: str, last: Iterable[Task], clock: Clock) -> None:
         """The host waits for tasks, and knows afterwards as done what `clock` says."""
@@ -143,7 +181,7 @@ class Streams:
 
     def reached(self, event: SimEvent) -> bool:
         """Whether an event is reached by the host's time; the host may rely on it if so."""
-        if not self.clock.reached(event.task):
+        if event.never or not self.clock.reached(event.task):
             return False
         self.schedule.need(event.task)
         self.order.wait(HOST, event.clock)
@@ -151,7 +189,7 @@ class Streams:
 
     def known(self, event: SimEvent) -> bool:
         """Whether the host knows an event as reached."""
-        return self.order.waited(HOST, event.stream.number) >= event.task.number
+        return not event.never and self.order.waited(HOST, event.stream.number) >= event.task.number
 
     def pending(self, block: Block) -> list[Access]:
         """What was given to streams with a block and is not known as done."""
