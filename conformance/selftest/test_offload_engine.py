@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Request
-from lowbit_cuda.engine import Engine, device_bytes, slots_within, stride
+from lowbit_cuda.engine import Engine, Rates, device_bytes, slots_within, stride
 from lowbit_cuda.port import DeviceMemoryError
 from lowbit_cuda.sim import SimDevice
 
@@ -25,7 +25,7 @@ SCHEDULES = st.one_of(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
 @given(runs(), SCHEDULES, st.sampled_from([0, 1, 3]), st.sampled_from(["a100", slow_machine(1.0)]))
 def test_any_run(run: Run, schedule: tuple[str, int], waits: int, machine: Any) -> None:
     """Whatever is asked for, in any schedule, on a device that is ahead of its host or far behind it, waiting never,
@@ -98,6 +98,46 @@ def test_the_account(memory: Any) -> None:
     assert min(account.hits, account.loads, account.promoted, account.dropped) > 0
     assert (account.bytes_to_host > 0) == (memory == "swap")
     house.check()
+
+
+@pytest.mark.parametrize(("memory", "waits"), [("mirror", [1, 0, 1, 2, 2, 1, 2]), ("swap", [2, 0, 6, 2, 6, 3, 6])])
+def test_no_wait_without_a_reason(memory: Any, waits: list[int]) -> None:
+    """Streams wait for what they must come after and for nothing else; reckoned by hand. An expert's kernels wait for
+    its copy, once; a copy for the kernels that ran in its block since it was written. Under swap the victim's copy back
+    waits for its arrival and the newcomer's, and copies into its block and out of its place wait for it."""
+    house = House(Arrangement(2, 4, 1, 1, memory), device=SimDevice(slow_machine(1.0), on_unwritten="raise"))
+    found = []
+    for request in [
+        Request(0, (1,)),
+        Request(0, (1,)),  # a hit
+        Request(0, (2,), (3,)),  # a guess that is wrong
+        Request(1, (2,)),
+        Request(0, (3,), (3,)),  # and one that is right
+        Request(1, (3,)),
+        Request(0, (2, 3)),
+    ]:
+        before = house.device.calls_by_kind.get("wait", 0)
+        house.ask(request)
+        found.append(house.device.calls_by_kind["wait"] - before)
+    assert found == waits
+    house.check()
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_a_long_run_keeps_nothing(memory: Any) -> None:
+    """An expert that is guessed wrongly a thousand times leaves nothing behind, nor does one that is always there."""
+    house = House(Arrangement(2, 4, 1, 2, memory), rows=1000, record=False, rates=Rates(1.0, float, float))
+    sizes = []
+    for _ in range(200):
+        house.run(0, (0, 2), (3, 1))
+        house.run(1, (0,))
+        house.wait()
+        engine = house.engine
+        journal = len(engine._journal._moves) if engine._journal else 0
+        homes = sum(len(home.moves) + len(home.seen) + len(home.read) for home in engine._homes())
+        sizes.append(journal + homes + len(engine._on_host._coming) + len(engine.requests))
+    assert max(sizes[10:]) <= max(sizes[:10])
+    house.close()
 
 
 def test_requests_need_not_be_kept() -> None:

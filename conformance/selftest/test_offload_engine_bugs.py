@@ -5,6 +5,7 @@ bytes, order and copies are looked at. The engine as it is passes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -48,8 +49,8 @@ def examine() -> None:
 
 def examine_failures() -> None:
     """Look at what is left when something fails."""
-    for kind in ("error", "interrupt", "late"):
-        faults.test_each_call_in_turn(kind, "swap", "eager")
+    for kind, part in product(("error", "interrupt", "late"), range(len(faults.LATER))):
+        faults.test_each_call_in_turn(kind, "swap", "eager", part)
 
 
 def examine_time() -> None:
@@ -85,7 +86,7 @@ def no_wait_for_the_load(patch: pytest.MonkeyPatch) -> None:
 
 def eviction_in_use(patch: pytest.MonkeyPatch) -> None:
     """A copy overwrites an expert whose kernels may still run."""
-    patch.setattr(Traffic, "_before_writing", Traffic._before_reading)
+    patch.setattr(Traffic, "_before_writing", lambda traffic, home, stream: None)
 
 
 def eviction_waits_for_the_newcomer_only(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,8 @@ def back_before_the_newcomer_arrived(patch: pytest.MonkeyPatch) -> None:
     original = Traffic._before_writing
 
     def careless(traffic: Traffic, home: Home, stream: Stream) -> None:
-        (original if stream is not traffic.to_host else Traffic._before_reading)(traffic, home, stream)
+        if stream is not traffic.to_host:
+            original(traffic, home, stream)
 
     patch.setattr(Traffic, "_before_writing", careless)
 

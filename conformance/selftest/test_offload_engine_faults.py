@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from engine_house import NBYTES, House
+from engine_house import NBYTES, House, room_for
+from engine_runs import walk
 
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Request
@@ -39,11 +40,16 @@ REQUESTS = [
 
 
 def built(arrangement: Arrangement, failure: Failure | None, schedule: str = "eager") -> tuple[SimDevice, House]:
-    """A house, in which failures are counted from the first `run` on, so that filling is over."""
-    device = SimDevice(schedule=schedule, seed=3, on_unwritten="raise")
+    """A house with room for itself and no byte more, in which failures are counted from the first `run` on, so that
+    filling is over."""
+    device = SimDevice(schedule=schedule, seed=3, on_unwritten="raise", budget=room_for(arrangement))
     house = House(arrangement, device=device)
     device._faults = Faults(failure)
     return device, house
+
+
+LATER = (1, 3, 50)
+"""How many calls later a late failure is told, unless something waits for it: at once, soon, or only then."""
 
 
 def calls_of(arrangement: Arrangement, reset: bool) -> int:
@@ -62,16 +68,15 @@ def program(house: House, reset: bool) -> None:
         house.engine.reset()
 
 
+@pytest.mark.parametrize("part", range(len(LATER)))
 @pytest.mark.parametrize("kind", ["error", "interrupt", "late"])
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
 @pytest.mark.parametrize("schedule", ["eager", "late"])
-def test_each_call_in_turn(kind: str, memory: str, schedule: str) -> None:
+def test_each_call_in_turn(kind: str, memory: str, schedule: str, part: int) -> None:
     """Each call of a run and of a `reset` fails once: afterwards the engine begins anew and all is right."""
     arrangement = SHORT if memory == "mirror" else swapped(SHORT)
-    # Under swap a device must do nothing more after a failure (`lowbit_cuda.engine.journal`): it tells at once.
-    later = 3 if memory == "mirror" else 1
-    for at in range(1, calls_of(arrangement, True) + 1):
-        device, house = built(arrangement, Failure(at, kind, later=later), schedule)
+    for at in range(1 + part, calls_of(arrangement, True) + 1, len(LATER)):
+        device, house = built(arrangement, Failure(at, kind, later=LATER[part]), schedule)
         try:
             program(house, True)
         except EngineError as error:
@@ -84,8 +89,37 @@ def test_each_call_in_turn(kind: str, memory: str, schedule: str) -> None:
         else:
             # `reset` and the first run wait a second time where a wait fails; or it was the last call of all.
             assert device.calls_by_kind["finish"] == 3 or (kind == "late" and not device.failed)
-            for _ in range(later):
-                survive(device.finish)
+            device._faults = Faults(None)
+        after_a_failure(house)
+
+
+@pytest.mark.parametrize("kind", ["error", "interrupt", "late"])
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_closed_where_it_failed(kind: str, memory: str) -> None:
+    """Whichever call fails, and with copies still on their way: closing gives all back, and the budget was kept."""
+    arrangement = SHORT if memory == "mirror" else swapped(SHORT)
+    for at in range(1, calls_of(arrangement, True) + 1):
+        device, house = built(arrangement, Failure(at, kind, later=LATER[at % len(LATER)]), "late")
+        survive(lambda house=house: program(house, True))
+        assert device.peak == device.budget
+        house.close()
+
+
+@pytest.mark.parametrize("of", ["copy", "launch"])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_told_only_at_the_end(of: str, slots: int) -> None:
+    """Under swap, a copy or a kernel fails and the engine, which waits for nothing, goes on for many requests before it
+    is told: no expert is lost, although most of what was asked for since has not begun."""
+    arrangement = Arrangement(2, 5, slots, 2, "swap")
+    requests = walk(arrangement, slots, 24)
+    for at in range(1, 24, 2):
+        device, house = built(arrangement, Failure(at, "late", of=of, later=10**6))
+        for request in requests:
+            house.ask(request)
+        assert not device.failed
+        with pytest.raises(DeviceError, match=f"an earlier {of}"):
+            device.finish()
+        house.engine.reset()
         after_a_failure(house)
 
 

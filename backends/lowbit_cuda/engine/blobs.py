@@ -92,7 +92,7 @@ class Home:
         seen: the streams that need not wait for `written` any more.
         read: for each stream that reads it since then, by identity, an event that is reached when its last reader has
             ended.
-        readers: copies out of it since then, where a journal is kept.
+        moves: where a journal is kept, the last copy into it and those out of it since, without some that are done.
     """
 
     name: str
@@ -101,7 +101,7 @@ class Home:
     written: Event | None = None
     seen: list[Stream] = field(default_factory=list)
     read: dict[int, tuple[Stream, Event]] = field(default_factory=dict)
-    readers: list["Move"] = field(default_factory=list)
+    moves: list["Move"] = field(default_factory=list)
 
     @property
     def on_device(self) -> bool:
@@ -111,7 +111,7 @@ class Home:
     def settle(self) -> None:
         """Everything that used it has ended, and the host knows."""
         self.written = None
-        self.seen, self.read, self.readers = [], {}, []
+        self.seen, self.read, self.moves = [], {}, []
 
 
 def homes(memory: Memory, count: int, blob_bytes: int, name: str) -> list[Home]:

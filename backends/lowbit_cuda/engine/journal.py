@@ -13,8 +13,8 @@ to rest, the journal is read from its beginning:
 - a copy that waits for one that was not done has not begun: its target holds what it held;
 - of any other nobody knows how far it came: its target holds nothing.
 
-An event is trusted: it is reached only when all that its stream was given before was done. That is what a device
-promises by doing nothing more at all after a failure.
+An event is trusted: it is reached only when all that its stream was given before was done, and behind a copy that has
+failed nothing begins. That is what a device promises (`lowbit_cuda.port`), however late it tells.
 
 Source: lowbit's own; the exchange is that of MoE offloading §3.3.
 """
@@ -33,7 +33,8 @@ class Move:
     Attributes:
         expert: which.
         target: where to.
-        after: the copies that read the target before it is overwritten.
+        after: the copies that it begins after: those that read the target before it is overwritten, and the one that
+            wrote it.
         done: reached when it is done; None where it may not have been asked for.
         known: whether it is known to be done.
     """
@@ -53,10 +54,10 @@ class Journal:
 
     def begin(self, expert: Expert, target: Home, source: Home) -> Move:
         """A copy is about to be asked for."""
-        move = Move(expert, target, tuple(target.readers))
+        move = Move(expert, target, tuple(target.moves))
         self._moves.append(move)
-        source.readers.append(move)
-        target.readers = []
+        source.moves = [before for before in source.moves if not before.known] + [move]
+        target.moves = [move]
         return move
 
     def settle(self, port: DevicePort) -> None:

@@ -32,6 +32,7 @@ class OnHost:
     def expect(self, arrived: Event) -> None:
         """A copy to the device was asked for."""
         if self._rates is not None:
+            self._on_the_way()  # or copies would pile up here where the host is never asked to compute
             self._coming.append(arrived)
 
     def forget(self) -> None:

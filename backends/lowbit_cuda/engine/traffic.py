@@ -5,7 +5,8 @@ host another, because a link carries both ways at once. Between streams nothing 
 and two rules make all the order there is:
 
 1. Who *reads* a home waits for the copy that wrote it.
-2. Who *writes* a home waits for the copy that wrote it last and for everything that read it since.
+2. Who *writes* a home waits for everything that has read it since it was written. The copy that wrote it is before it
+   in any case: all copies to the device are in one stream, and all copies to the host.
 
 An expert's kernels thus wait for its copy (1); a copy into a block waits for the kernels of the expert that lay there
 (2) and, under swap, until that expert is back on the host (2); it is put back only when the newcomer whose place it
@@ -63,7 +64,6 @@ class Traffic:
             home.seen.append(stream)
 
     def _before_writing(self, home: Home, stream: Stream) -> None:
-        self._before_reading(home, stream)
         for reader, event in home.read.values():
             if reader is not stream:
                 self._port.wait(stream, event)
