@@ -43,8 +43,9 @@ struct Code {
   }
 };
 
-// **Segments** lie in runs of rows and do not reach beyond one; the last of a run may be short. A run is a group. Groups
-// of which several fill a segment are taken together: then the run is the column, and a group ends within a segment.
+// **Segments** lie in runs of rows and do not reach beyond one; the last of a run may be short. A run is a group.
+// Groups of which several fill a segment are taken together: then the run is the column, and a group ends within a
+// segment.
 template <int BITS>
 struct Segments {
   static constexpr int32_t SEGMENT = Code<BITS>::SEGMENT, PIECE = Code<BITS>::PIECE;
@@ -61,8 +62,8 @@ struct Segments {
     count = rows / run * of_run + (rows % run + SEGMENT - 1) / SEGMENT;
   }
 
-  // Whether every segment begins at a multiple of its length, so that all but the column's last are whole.
-  __device__ bool regular() const { return groups_in > 0 || run % SEGMENT == 0; }
+  // Whether every segment is whole.
+  __device__ bool whole() const { return rows % SEGMENT == 0 && run % SEGMENT == 0; }
 
   __device__ bool ends_group(int32_t piece) const { return ((piece + 1) & (pieces_of_group - 1)) == 0; }
 
@@ -109,23 +110,26 @@ struct Walk {
   }
 };
 
-// **A matrix**, four columns of the block's panel.
+// **A matrix** as it is given, and where in it a thread's four columns of the block's panel begin. The latter is the
+// same for all matrices of a launch, and none has more than 2^31 words or scales.
 template <int BITS, class Scale>
 struct Matrix {
   const uint32_t* words;
   const Scale *scales, *zeros;
+};
 
-  __device__ Matrix(const uint32_t* all_words, const Scale* all_scales, const Scale* all_zeros, int32_t rows,
-                    int32_t group_size) {
-    const size_t panel = blockIdx.x * PANEL, groups = (rows + group_size - 1) / group_size;
-    const uint32_t column = threadIdx.x % 8 * 4;
-    words = all_words + panel * (rows * BITS / 32) + column;
-    scales = all_scales + panel * groups + column;
-    zeros = all_zeros + panel * groups + column;
+template <int BITS>
+struct Columns {
+  uint32_t words, scales;
+
+  __device__ Columns(int32_t rows, int32_t group_size) {
+    const uint32_t panel = blockIdx.x * PANEL, column = threadIdx.x % 8 * 4;
+    words = panel * (rows * BITS / 32) + column;
+    scales = panel * ((rows + group_size - 1) / group_size) + column;
   }
 
   // The word in which a row's code begins.
-  __device__ const uint32_t* at(int32_t row) const { return words + static_cast<size_t>(row * BITS / 32) * PANEL; }
+  __device__ uint32_t word(int32_t row) const { return words + row * BITS / 32 * PANEL; }
 };
 
 // Words of four columns, and those of one of them.
@@ -163,8 +167,8 @@ struct Scales {
   __device__ void clear() { scales = zeros = typename Four<Scale>::type{}; }
 
   template <int BITS>
-  __device__ void load(const Matrix<BITS, Scale>& matrix, int32_t group) {
-    const size_t at = static_cast<size_t>(group) * PANEL;
+  __device__ void load(const Matrix<BITS, Scale>& matrix, const Columns<BITS>& columns, int32_t group) {
+    const uint32_t at = columns.scales + group * PANEL;
     scales = *reinterpret_cast<const typename Four<Scale>::type*>(matrix.scales + at);
     zeros = *reinterpret_cast<const typename Four<Scale>::type*>(matrix.zeros + at);
   }

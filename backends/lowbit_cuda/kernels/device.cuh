@@ -90,3 +90,11 @@ __device__ inline uint4 load_words(const uint32_t* from) {
   return *reinterpret_cast<const uint4*>(from);
 #endif
 }
+
+// The same number, of which a compiler knows nothing: it does not make a loop of its own for each of its values.
+__device__ inline int32_t opaque(int32_t number) {
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}

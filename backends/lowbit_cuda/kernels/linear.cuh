@@ -19,87 +19,20 @@
 // all sums of such are multiples of 2^-149, which subnormal numbers hold exactly. A block that meets another x stores
 // activations as they are and turns codes into floats first, which costs two instructions more a code. Both ways make
 // the same bits, and NaN and infinities take the second.
+//
+// **Instructions**, counted in the machine code of the loop over whole segments for sm_90, by NVRTC 13.5, for one token
+// and float16 scales. A turn of it loads its words once, 16 bytes an instruction.
+//
+//   bits  codes a turn  loads of words  instructions for groups of 16, 32, or 64 and more   a code
+//   2     256           4               712, 640, 607                                       2.8, 2.5, 2.4
+//   3     256           6               -, 648, 616                                         -, 2.5, 2.4
+//   4     256           8               732, 660, 627                                       2.9, 2.6, 2.4
+//   8     128           8               410, 362, 362                                       3.2, 2.8, 2.8
+//
+// At 4 bits the 627 are 272 FFMA, 256 LOP3, 32 shifts, 16 LDS.128 and 51 others, 8 LDG.E.128 of words among them.
 #pragma once
 
-#include "codes.cuh"
-
-constexpr int32_t SHIFTED = 75;
-constexpr float DESCALED = 0x1p74f;
-constexpr uint32_t LEAST = power_bits(-52), RANGE = power_bits(53) - power_bits(-52);
-
-// **Activations to shared memory**, of as many segments as fit, for all tokens of a block.
-template <int BITS, int TOKENS>
-struct Activations {
-  static constexpr int32_t SEGMENT = Code<BITS>::SEGMENT, STRIDE = SEGMENT + 4;
-  static constexpr int32_t MOST = 16384 / SEGMENT / TOKENS;  // segments
-
-  const float* x;  // of the block's first token
-  int32_t tokens;  // of the block
-  int32_t slots;   // of each token
-  Shared<float> held;
-
-  __device__ Activations(const float* all_x, int32_t all_tokens, int32_t rows) : slots(0), held(0) {
-    const int32_t first = blockIdx.y * TOKENS, left = all_tokens - first;
-    x = all_x + static_cast<size_t>(first) * rows;
-    tokens = left < TOKENS ? left : TOKENS;
-  }
-
-  __device__ float4 get4(int32_t token, int32_t slot, int32_t row) const {
-    const int32_t at = (token * slots + slot) * STRIDE + row;
-    return TOKENS == 1 ? held.read4(at) : held.get4(at);  // one token: again for each matrix, which share no registers
-  }
-
-  // The sum over the group that ends with a piece, or over as much of it as the segment has.
-  __device__ float sum(int32_t token, int32_t slot, int32_t piece) const {
-    return held.get((token * slots + slot) * STRIDE + SEGMENT + piece);
-  }
-
-  // Fill the slots with segments from `base` on. All threads meet here, and may read afterwards. The result says
-  // whether all numbers were such that codes may be taken for floats.
-  __device__ bool stage(const Segments<BITS>& all, int32_t base, bool scaled) const {
-    constexpr int32_t WIDTH = SEGMENT / 4, STEP = THREADS / WIDTH;
-    const int32_t quad = threadIdx.x % WIDTH * 4;
-    float factors[4];
-    UNROLL for (int32_t i = 0; i < 4; i++) {
-      factors[i] = scaled ? power_of_two(SHIFTED - Code<BITS>::place(quad + i)) : 1.0f;
-    }
-    Walk<BITS> walk(all, base + threadIdx.x / WIDTH, STEP);
-    bool others = false;
-    for (int32_t i = 0; i < slots / STEP; i++, walk.advance()) {
-      const int32_t slot = i * STEP + threadIdx.x / WIDTH;
-      const bool inside = quad < walk.length();
-      const size_t row = walk.first_row() + quad;
-      UNROLL for (int32_t t = 0; t < TOKENS; t++) {
-        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (inside && t < tokens) four = load4(x + static_cast<size_t>(t) * all.rows + row);
-        others |= !fits(four.x) || !fits(four.y) || !fits(four.z) || !fits(four.w);
-        const int32_t at = (t * slots + slot) * STRIDE;
-        const float sum = group_sum((four.x + four.y) + (four.z + four.w), all.pieces_of_group);
-        if (quad % Code<BITS>::PIECE == 0) held.set(at + SEGMENT + quad / Code<BITS>::PIECE, sum);
-        held.set4(at + quad, make_float4(four.x * factors[0], four.y * factors[1], four.z * factors[2],
-                                         four.w * factors[3]));
-      }
-    }
-    return !__syncthreads_or(others);
-  }
-
- private:
-  static __device__ bool fits(float number) {
-    const uint32_t magnitude = __float_as_uint(number) & 0x7fffffffu;
-    return magnitude - LEAST < RANGE || magnitude == 0;
-  }
-
-  // Over the threads that hold a group's rows of a segment.
-  static __device__ float group_sum(float value, int32_t pieces) {
-    constexpr int32_t OF_PIECE = Code<BITS>::PIECE / 4;
-    value = sum_of_lanes<OF_PIECE>(value);
-    UNROLL for (int32_t distance = 1; distance < Code<BITS>::PIECES; distance *= 2) {
-      const float other = __shfl_xor_sync(ALL_LANES, value, distance * OF_PIECE);
-      if (distance < pieces) value += other;
-    }
-    return value;
-  }
-};
+#include "activations.cuh"
 
 // **Sums** of activations times codes, for four columns of each token.
 template <int TOKENS>
@@ -114,8 +47,8 @@ struct Sums {
 
   // Add a piece.
   template <int BITS, bool FAST>
-  __device__ void multiply(const Words<Code<BITS>::PIECE_WORDS>& words, const Activations<BITS, TOKENS>& x, int32_t slot,
-                           int32_t piece) {
+  __device__ void multiply(const Words<Code<BITS>::PIECE_WORDS>& words, const Activations<BITS, TOKENS>& x,
+                           int32_t slot, int32_t piece) {
     uint32_t column[4][Code<BITS>::PIECE_WORDS];
     UNROLL for (int32_t c = 0; c < 4; c++) words.column(c, column[c]);
     UNROLL for (int32_t i = 0; i < Code<BITS>::PIECE; i += 4) {
@@ -139,20 +72,33 @@ struct Sums {
   // A group ends: its sums are scaled and added to those of the columns, as s (sum - z X) or s sum + z X, where X is
   // the sum of the activations. The next begins with nothing.
   template <bool FAST, int BITS, class Scale>
-  __device__ void finish(Sums& y, const Scales<Scale>& stored, bool zero_point, const Activations<BITS, TOKENS>& x,
+  __device__ void finish(Sums& y, const Scales<Scale>& stored, int32_t zero_point, const Activations<BITS, TOKENS>& x,
                          int32_t slot, int32_t piece) {
     const float4 scale = as_floats(stored.scales), zero = as_floats(stored.zeros);
+    const bool codes = opaque(zero_point) != 0;
     const float s[4] = {scale.x, scale.y, scale.z, scale.w}, z[4] = {zero.x, zero.y, zero.z, zero.w};
     UNROLL for (int32_t t = 0; t < TOKENS; t++) {
       const float total = x.sum(t, slot, piece);
       UNROLL for (int32_t c = 0; c < 4; c++) {
         const float sum = FAST ? of[t][c] * DESCALED : of[t][c], before = y.of[t][c];
-        y.of[t][c] = zero_point ? fmaf(s[c], fmaf(-z[c], total, sum), before) : fmaf(s[c], sum, fmaf(z[c], total, before));
+        y.of[t][c] =
+            codes ? fmaf(s[c], fmaf(-z[c], total, sum), before) : fmaf(s[c], sum, fmaf(z[c], total, before));
       }
     }
     clear();
   }
 };
+
+// The sums of the next matrix come first: an array in registers has no places that a loop could choose from.
+template <int TOKENS>
+__device__ inline void turn(Sums<TOKENS> (&y)[2]) {
+  const Sums<TOKENS> first = y[0];
+  y[0] = y[1];
+  y[1] = first;
+}
+
+template <int TOKENS>
+__device__ inline void turn(Sums<TOKENS> (&)[1]) {}
 
 // **One token**, whole segments. Words of the next segment are on their way while those of this one are multiplied: as
 // soon as a word has been used, its place is filled. So is that of a scale. With several matrices, a segment of each is
@@ -169,43 +115,49 @@ struct Fetched {
 
 template <int BITS, int PIECES_OF_GROUP, class Scale, int MATRICES>
 __device__ inline void fast_rounds(Sums<1> (&y)[MATRICES], const Matrix<BITS, Scale> (&matrices)[MATRICES],
-                                   Walk<BITS>& walk, int32_t left, Fetched<BITS, Scale>& fetched,
-                                   const Activations<BITS, 1>& x, int32_t& slot, bool zero_point) {
+                                   const Columns<BITS>& columns, Walk<BITS> walk, int32_t left,
+                                   Fetched<BITS, Scale>& fetched, const Activations<BITS, 1>& x, int32_t slot,
+                                   int32_t zero_point) {
   constexpr int32_t PIECES = Code<BITS>::PIECES;
-  const uint32_t* words[MATRICES];
-  UNROLL for (int32_t m = 0; m < MATRICES; m++) words[m] = matrices[m].at(walk.first_row());
-  ROLLED for (; left > 0; left--, slot += SLICES) {
-    int32_t group = walk.first_group();
-    UNROLL for (int32_t m = 0; m < MATRICES; m++) {
-      const bool last = m + 1 == MATRICES, more = !last || left > 1;
-      const uint32_t* segment = last ? words[0] + SLICES * Code<BITS>::WORDS * PANEL : words[m + 1];
-      Sums<1> sums;
-      sums.clear();
-      UNROLL for (int32_t piece = 0; piece < PIECES; piece++) {
-        sums.template multiply<BITS, true>(fetched.words[piece], x, slot, piece);
-        if (more) fetched.load(piece, segment);
-        if ((piece + 1) % PIECES_OF_GROUP == 0) {
-          sums.template finish<true>(y[m], fetched.scales, zero_point, x, slot, piece);
-          if (piece + 1 < PIECES) {
-            fetched.scales.load(matrices[m], group + (piece + 1) / PIECES_OF_GROUP);
-          } else if (more) {
-            if (last) walk.advance();
-            fetched.scales.load(matrices[last ? 0 : m + 1], walk.first_group());
-          }
+  uint32_t words = columns.word(walk.first_row());
+  int32_t group = walk.first_group();
+  ROLLED for (int32_t m = 0; left > 0;) {  // m is the matrix, and y[0] always its sums
+    const Matrix<BITS, Scale> matrix = m == 0 ? matrices[0] : matrices[MATRICES - 1];
+    m = (m + 1) % MATRICES;
+    const Matrix<BITS, Scale> following = m == 0 ? matrices[0] : matrices[MATRICES - 1];
+    if (m == 0) {
+      words += SLICES * Code<BITS>::WORDS * PANEL;
+      walk.advance();
+      left--;
+    }
+    Sums<1> sums;
+    sums.clear();
+    UNROLL for (int32_t piece = 0; piece < PIECES; piece++) {
+      sums.template multiply<BITS, true>(fetched.words[piece], x, slot, piece);
+      if (left > 0) fetched.load(piece, following.words + words);
+      if ((piece + 1) % PIECES_OF_GROUP == 0) {
+        sums.template finish<true>(y[0], fetched.scales, zero_point, x, slot, piece);
+        if (piece + 1 < PIECES) {
+          fetched.scales.load(matrix, columns, group + (piece + 1) / PIECES_OF_GROUP);
+        } else if (left > 0) {
+          group = walk.first_group();
+          fetched.scales.load(following, columns, group);
         }
       }
     }
-    UNROLL for (int32_t m = 0; m < MATRICES; m++) words[m] += SLICES * Code<BITS>::WORDS * PANEL;
+    if (m == 0) slot += SLICES;
+    turn(y);
   }
 }
 
 // **Any number of tokens**, and activations of any size.
 template <int BITS, bool FAST, class Scale, int TOKENS>
-__device__ inline void piece_rounds(Sums<TOKENS>& y, const Matrix<BITS, Scale>& matrix, Walk<BITS> walk, int32_t left,
-                                    const Activations<BITS, TOKENS>& x, int32_t slot, bool zero_point) {
+__device__ inline void piece_rounds(Sums<TOKENS>& y, const Matrix<BITS, Scale>& matrix, const Columns<BITS>& columns,
+                                    Walk<BITS> walk, int32_t left, const Activations<BITS, TOKENS>& x, int32_t slot,
+                                    int32_t zero_point) {
   constexpr int32_t COUNT = Code<BITS>::PIECE_WORDS;
   for (; left > 0; left--, walk.advance(), slot += SLICES) {
-    const uint32_t* words = matrix.at(walk.first_row());
+    const uint32_t* words = matrix.words + columns.word(walk.first_row());
     const int32_t there = walk.length() * BITS / 32;
     Words<COUNT> now, next;
     Scales<Scale> scales;
@@ -220,7 +172,7 @@ __device__ inline void piece_rounds(Sums<TOKENS>& y, const Matrix<BITS, Scale>& 
       if (piece + 1 < Code<BITS>::PIECES) next.load(words + done * PANEL, there - done);
       const bool ends = walk.all.ends_group(piece);
       const int32_t group = walk.all.group_of(piece);
-      if (ends && group < walk.groups()) scales.load(matrix, walk.first_group() + group);
+      if (ends && group < walk.groups()) scales.load(matrix, columns, walk.first_group() + group);
       sums.template multiply<BITS, FAST>(now, x, slot, piece);
       if (ends) sums.template finish<FAST>(y, scales, zero_point, x, slot, piece);
       now = next;
@@ -228,50 +180,56 @@ __device__ inline void piece_rounds(Sums<TOKENS>& y, const Matrix<BITS, Scale>& 
   }
 }
 
-// **A block's product**: for each of the matrices, the sums of this thread's slice.
+// **A block's product**: for each of the matrices, the sums of this thread's slice. What depends on the shape alone is
+// computed anew for each part of the column that fits into shared memory, since it is cheap and would hold registers.
 template <int BITS, class Scale, int TOKENS, int MATRICES>
 __device__ inline void product(Sums<TOKENS> (&y)[MATRICES], const Matrix<BITS, Scale> (&matrices)[MATRICES],
-                               Activations<BITS, TOKENS> x, const Segments<BITS>& all, bool zero_point) {
+                               Activations<BITS, TOKENS> x, int32_t rows, int32_t group_size, int32_t zero_point) {
   constexpr int32_t MOST = Activations<BITS, TOKENS>::MOST;
   UNROLL for (int32_t m = 0; m < MATRICES; m++) y[m].clear();
-  ROLLED for (int32_t base = 0; base < all.count; base += MOST) {
-    int32_t slot = threadIdx.x / 8;
-    const int32_t segments = all.count - base < MOST ? all.count - base : MOST;
-    int32_t rounds = (segments - slot + SLICES - 1) / SLICES;  // of this slice
+  bool more = true;
+  ROLLED for (int32_t base = 0; more; base += MOST) {
+    const Segments<BITS> all(rows, opaque(group_size));
+    const Columns<BITS> columns(rows, opaque(group_size));
+    more = all.count - base > MOST;
+    const int32_t slot = threadIdx.x / 8;
+    const int32_t segments = more ? MOST : all.count - base;
+    const int32_t rounds = (segments - slot + SLICES - 1) / SLICES;  // of this slice
     x.slots = (segments + SLICES - 1) / SLICES * SLICES;
-    Walk<BITS> walk(all, base + slot, SLICES);
+    const Walk<BITS> walk(all, base + slot, SLICES);
     if (base > 0) __syncthreads();
     bool fast = false;
     if constexpr (TOKENS == 1) {
       Fetched<BITS, Scale> fetched;
-      const int32_t beyond = base + slot + rounds * SLICES;  // the next segment of this slice, if there were one
-      const int32_t whole = !all.regular() ? 0 : all.rows / Code<BITS>::SEGMENT > beyond - SLICES ? rounds : rounds - 1;
-      if (whole > 0) {
-        UNROLL for (int32_t i = 0; i < Code<BITS>::PIECES; i++) fetched.load(i, matrices[0].at(walk.first_row()));
-        fetched.scales.load(matrices[0], walk.first_group());
+      if (all.whole() && rounds > 0) {
+        const uint32_t* segment = matrices[0].words + columns.word(walk.first_row());
+        UNROLL for (int32_t i = 0; i < Code<BITS>::PIECES; i++) fetched.load(i, segment);
+        fetched.scales.load(matrices[0], columns, walk.first_group());
       }
       fast = x.stage(all, base, true);
-      if (fast && whole > 0) {
-        rounds -= whole;
+      if (fast && all.whole()) {
         constexpr int32_t PIECES = Code<BITS>::PIECES;
         if (all.pieces_of_group == PIECES) {
-          fast_rounds<BITS, PIECES>(y, matrices, walk, whole, fetched, x, slot, zero_point);
+          fast_rounds<BITS, PIECES>(y, matrices, columns, walk, rounds, fetched, x, slot, zero_point);
         } else if (all.pieces_of_group == PIECES / 2) {
-          fast_rounds<BITS, PIECES / 2>(y, matrices, walk, whole, fetched, x, slot, zero_point);
+          fast_rounds<BITS, PIECES / 2>(y, matrices, columns, walk, rounds, fetched, x, slot, zero_point);
         } else if constexpr (PIECES == 4) {
-          fast_rounds<BITS, 1>(y, matrices, walk, whole, fetched, x, slot, zero_point);
+          fast_rounds<BITS, 1>(y, matrices, columns, walk, rounds, fetched, x, slot, zero_point);
         }
+        continue;
       }
     } else {
       fast = x.stage(all, base, true);
     }
     if (!fast) x.stage(all, base, false);
-    UNROLL for (int32_t m = 0; m < MATRICES; m++) {
+    ROLLED for (int32_t m = 0; m < MATRICES; m++) {
+      const Matrix<BITS, Scale> matrix = m == 0 ? matrices[0] : matrices[MATRICES - 1];
       if (fast) {
-        piece_rounds<BITS, true>(y[m], matrices[m], walk, rounds, x, slot, zero_point);
+        piece_rounds<BITS, true>(y[0], matrix, columns, walk, rounds, x, slot, zero_point);
       } else {
-        piece_rounds<BITS, false>(y[m], matrices[m], walk, rounds, x, slot, zero_point);
+        piece_rounds<BITS, false>(y[0], matrix, columns, walk, rounds, x, slot, zero_point);
       }
+      turn(y);
     }
   }
 }
@@ -320,11 +278,10 @@ __device__ inline void store(float* y, float result, int32_t tokens, int32_t col
 template <int BITS, class Scale, int TOKENS>
 __device__ inline void gemm(float* y, const float* x, const uint32_t* words, const Scale* scales, const Scale* zeros,
                             int32_t tokens, int32_t rows, int32_t columns, int32_t group_size, int32_t zero_point) {
-  const Segments<BITS> all(rows, group_size);
-  const Matrix<BITS, Scale> matrices[1] = {{words, scales, zeros, rows, group_size}};
+  const Matrix<BITS, Scale> matrices[1] = {{words, scales, zeros}};
   Sums<TOKENS> sums[1];
   float result[1];
-  product(sums, matrices, Activations<BITS, TOKENS>(x, tokens, rows), all, zero_point != 0);
+  product(sums, matrices, Activations<BITS, TOKENS>(x, tokens, rows), rows, group_size, zero_point);
   add_slices(result, sums);
   store<TOKENS>(y, result[0], tokens, columns);
 }
@@ -335,28 +292,27 @@ __device__ inline void expert_in(float* y, const float* x, const uint32_t* gate_
                                  const Scale* gate_zeros, const uint32_t* up_words, const Scale* up_scales,
                                  const Scale* up_zeros, int32_t tokens, int32_t rows, int32_t columns,
                                  int32_t group_size, int32_t zero_point) {
-  const Segments<BITS> all(rows, group_size);
   const Activations<BITS, TOKENS> from(x, tokens, rows);
   if constexpr (TOKENS == 1) {
-    const Matrix<BITS, Scale> matrices[2] = {{gate_words, gate_scales, gate_zeros, rows, group_size},
-                                             {up_words, up_scales, up_zeros, rows, group_size}};
+    const Matrix<BITS, Scale> matrices[2] = {{gate_words, gate_scales, gate_zeros},
+                                             {up_words, up_scales, up_zeros}};
     Sums<1> sums[2];
     float result[2];
-    product(sums, matrices, from, all, zero_point != 0);
+    product(sums, matrices, from, rows, group_size, zero_point);
     add_slices(result, sums);
     store<TOKENS>(y, silu(result[0]) * result[1], tokens, columns);
   } else {
-    float results[2][1];
+    float gate = 0.0f, result[1] = {0.0f};
     ROLLED for (int32_t m = 0; m < 2; m++) {
       const Matrix<BITS, Scale> matrices[1] = {
-          {m == 0 ? gate_words : up_words, m == 0 ? gate_scales : up_scales, m == 0 ? gate_zeros : up_zeros, rows, group_size}};
+          {m == 0 ? gate_words : up_words, m == 0 ? gate_scales : up_scales, m == 0 ? gate_zeros : up_zeros}};
       Sums<TOKENS> sums[1];
-      product(sums, matrices, from, all, zero_point != 0);
-      results[0][0] = results[1][0];
-      add_slices(results[1], sums);
+      product(sums, matrices, from, rows, group_size, zero_point);
+      gate = result[0];
+      add_slices(result, sums);
       __syncthreads();
     }
-    store<TOKENS>(y, silu(results[0][0]) * results[1][0], tokens, columns);
+    store<TOKENS>(y, silu(gate) * result[0], tokens, columns);
   }
 }
 
@@ -408,7 +364,8 @@ __device__ inline void dequantize(float* y, const uint32_t* words, const Scale* 
     dequantize<BITS, TYPE>(y, words, scales, zeros, rows, columns, group_size, zero_point);                            \
   }
 
-#define LOWBIT_LINEAR(BITS, SCALE, TYPE)    \
-  LOWBIT_PRODUCT(BITS, SCALE, TYPE, 1, 2)   \
-  LOWBIT_PRODUCT(BITS, SCALE, TYPE, 8, 1)   \
+// One token's kernels take half of a multiprocessor's registers, or all of them where `BLOCKS` is 1.
+#define LOWBIT_LINEAR(BITS, SCALE, TYPE, BLOCKS) \
+  LOWBIT_PRODUCT(BITS, SCALE, TYPE, 1, BLOCKS)   \
+  LOWBIT_PRODUCT(BITS, SCALE, TYPE, 8, 1)        \
   LOWBIT_DEQUANTIZE(BITS, SCALE, TYPE)

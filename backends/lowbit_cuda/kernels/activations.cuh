@@ -1,0 +1,81 @@
+// Activations in shared memory, ready to be multiplied by codes: see linear.cuh for their scale.
+#pragma once
+
+#include "codes.cuh"
+
+constexpr int32_t SHIFTED = 75;
+constexpr float DESCALED = 0x1p74f;
+constexpr uint32_t LEAST = power_bits(-52), RANGE = power_bits(53) - power_bits(-52);
+
+// **Activations to shared memory**, of as many segments as fit, for all tokens of a block.
+template <int BITS, int TOKENS>
+struct Activations {
+  static constexpr int32_t SEGMENT = Code<BITS>::SEGMENT, STRIDE = SEGMENT + 4;
+  static constexpr int32_t MOST = 16384 / SEGMENT / TOKENS;  // segments
+
+  const float* x;  // of the block's first token
+  int32_t tokens;  // of the block
+  int32_t slots;   // of each token
+  Shared<float> held;
+
+  __device__ Activations(const float* all_x, int32_t all_tokens, int32_t rows) : slots(0), held(0) {
+    const int32_t first = blockIdx.y * TOKENS, left = all_tokens - first;
+    x = all_x + static_cast<size_t>(first) * rows;
+    tokens = left < TOKENS ? left : TOKENS;
+  }
+
+  __device__ float4 get4(int32_t token, int32_t slot, int32_t row) const {
+    return held.read4((token * slots + slot) * STRIDE + row);  // anew, since there are no registers to keep them in
+  }
+
+  // The sum over the group that ends with a piece, or over as much of it as the segment has.
+  __device__ float sum(int32_t token, int32_t slot, int32_t piece) const {
+    return held.get((token * slots + slot) * STRIDE + SEGMENT + piece);
+  }
+
+  // Fill the slots with segments from `base` on. All threads meet here, and may read afterwards. The result says
+  // whether all numbers were such that codes may be taken for floats.
+  __device__ bool stage(const Segments<BITS>& all, int32_t base, bool scaled) const {
+    constexpr int32_t WIDTH = SEGMENT / 4, STEP = THREADS / WIDTH;
+    const int32_t quad = threadIdx.x % WIDTH * 4;
+    float factors[4];
+    UNROLL for (int32_t i = 0; i < 4; i++) {
+      factors[i] = scaled ? power_of_two(SHIFTED - Code<BITS>::place(quad + i)) : 1.0f;
+    }
+    Walk<BITS> walk(all, base + threadIdx.x / WIDTH, STEP);
+    bool others = false;
+    for (int32_t i = 0; i < slots / STEP; i++, walk.advance()) {
+      const int32_t slot = i * STEP + threadIdx.x / WIDTH;
+      const bool inside = quad < walk.length();
+      const size_t row = walk.first_row() + quad;
+      UNROLL for (int32_t t = 0; t < TOKENS; t++) {
+        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        if (inside && t < tokens) four = load4(x + static_cast<size_t>(t) * all.rows + row);
+        others |= !fits(four.x) || !fits(four.y) || !fits(four.z) || !fits(four.w);
+        const int32_t at = (t * slots + slot) * STRIDE;
+        const float sum = group_sum((four.x + four.y) + (four.z + four.w), all.pieces_of_group);
+        if (quad % Code<BITS>::PIECE == 0) held.set(at + SEGMENT + quad / Code<BITS>::PIECE, sum);
+        held.set4(at + quad, make_float4(four.x * factors[0], four.y * factors[1], four.z * factors[2],
+                                         four.w * factors[3]));
+      }
+    }
+    return !__syncthreads_or(others);
+  }
+
+ private:
+  static __device__ bool fits(float number) {
+    const uint32_t magnitude = __float_as_uint(number) & 0x7fffffffu;
+    return magnitude - LEAST < RANGE || magnitude == 0;
+  }
+
+  // Over the threads that hold a group's rows of a segment.
+  static __device__ float group_sum(float value, int32_t pieces) {
+    constexpr int32_t OF_PIECE = Code<BITS>::PIECE / 4;
+    value = sum_of_lanes<OF_PIECE>(value);
+    UNROLL for (int32_t distance = 1; distance < Code<BITS>::PIECES; distance *= 2) {
+      const float other = __shfl_xor_sync(ALL_LANES, value, distance * OF_PIECE);
+      value += distance < pieces ? other : 0.0f;
+    }
+    return value;
+  }
+};
