@@ -11,7 +11,7 @@ import numpy.typing as npt
 from lowbit.offload import Arrangement, Request, Trace, trace
 from lowbit_cuda.engine import Engine, device_bytes, stride
 from lowbit_cuda.engine.recovery import inventories, missing
-from lowbit_cuda.port import Kernel, Parameter, Span, Stream
+from lowbit_cuda.port import ALIGNMENT, Kernel, Parameter, Span, Stream
 from lowbit_cuda.sim import Link, Machine, SimDevice
 from lowbit_cuda.sim.machines import MACHINES
 
@@ -37,7 +37,8 @@ def show(nbytes: int, seconds: float = 0.0) -> Kernel:
     def meaning(blob: Bytes, out: Bytes) -> None:
         out[:] = blob
 
-    parameters = (Parameter("blob", "uint8", "read", extent), Parameter("out", "uint8", "write", extent))
+    aligned = Parameter("blob", "uint8", "read", extent, alignment=ALIGNMENT)
+    parameters = aligned, Parameter("out", "uint8", "write", extent)
     return Kernel("show", "none", parameters, lambda _: (1, 1, 1), 32, meaning, flops=lambda _: seconds)
 
 

@@ -175,21 +175,6 @@ RATES = Rates(bandwidth=40 / COPY, device=lambda tokens: 0.25 * tokens, host=lam
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
-def test_bandwidth_is_measured(memory: Any) -> None:
-    """What a copy takes behind others is what is found, and measuring leaves the engine as new."""
-    house = Timed(Arrangement(2, 4, 2, 1, memory), 0.25)
-    house.run(0, [1, 3], [0])
-    assert house.engine.measure_bandwidth() == pytest.approx(40 / COPY)
-    house.forget()
-    house.run(0, [2])
-    house.check()
-    house.check_homes()
-    everything = Timed(Arrangement(1, 2, 2, 1, "swap"), 0.25)
-    with pytest.raises(ArgumentError, match="slots is 2"):
-        everything.engine.measure_bandwidth()
-
-
-@pytest.mark.parametrize("memory", ["mirror", "swap"])
 def test_the_host_computes(memory: Any) -> None:
     """Two are missing; a copy takes 1 s and the host 1.5: one is copied while the host computes the other, from its
     own bytes, and the layer asks the device for the rest only."""

@@ -1,7 +1,7 @@
 """The account: what the engine did, counted, and what it has to say.
 
-Everything in it follows from events, so it can be compared with a trace. It is what `lowbit generate` reports at the
-end: hits, loads, guesses that were right and wrong, bytes each way.
+What it counts of experts follows from events, so it can be compared with a trace. It is what `lowbit generate` reports
+at the end: hits, loads, guesses that were right and wrong, bytes each way.
 """
 
 from collections.abc import Sequence

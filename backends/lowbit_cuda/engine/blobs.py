@@ -16,6 +16,7 @@ Source: MoE offloading §3.3.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,7 @@ class Home:
         seen: the streams that need not wait for `written` any more.
         read: for each stream that reads it since then, by identity, an event that is reached when its last reader has
             ended.
-        moves: where a journal is kept, the last copy into it and those out of it since, without some that are done.
+        last: the last copy into it or out of it, where a journal is kept.
     """
 
     name: str
@@ -101,7 +102,7 @@ class Home:
     written: Event | None = None
     seen: list[Stream] = field(default_factory=list)
     read: dict[int, tuple[Stream, Event]] = field(default_factory=dict)
-    moves: list["Move"] = field(default_factory=list)
+    last: "Move | None" = None
 
     @property
     def on_device(self) -> bool:
@@ -110,8 +111,8 @@ class Home:
 
     def settle(self) -> None:
         """Everything that used it has ended, and the host knows."""
-        self.written = None
-        self.seen, self.read, self.moves = [], {}, []
+        self.written = self.last = None
+        self.seen, self.read = [], {}
 
 
 def homes(memory: Memory, count: int, blob_bytes: int, name: str) -> list[Home]:
@@ -147,10 +148,11 @@ class HostMemory:
             raise
 
     def close(self) -> None:
-        """Give it back."""
-        while self._memories:
-            self._port.free(self._memories[-1])
-            self._memories.pop()
+        """Give it back; what cannot be given back stops nothing else, and can be tried again."""
+        with ExitStack() as rest:
+            for memory in self._memories:
+                rest.callback(self._port.free, memory)
+        self._memories.clear()
 
 
 class Blocks:

@@ -25,13 +25,14 @@ elsewhere, an interrupt for example. The engine then knows that its decisions an
 what it held, leaks nothing, and begins again with the next `run`, which must be for layer 0, or with `reset`: it waits
 for the device, forgets what is cached, under swap brings every expert back to where it began
 (`lowbit_cuda.engine.journal`, `lowbit_cuda.engine.recovery`), and the trace and `requests` begin anew. A device that
-fails for good, as a GPU does after a fault of a kernel, makes that fail too.
+fails for good, as a GPU does after a fault of a kernel, makes that fail too. An error that the device tells elsewhere,
+when the caller waits for its own work for example, may be of the engine's copies: then `reset` is the caller's to call.
 
 Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, Self
 
 import numpy.typing as npt
@@ -222,41 +223,12 @@ class Engine:
             self._begin(found)
             self._whole = True
 
-    def measure_bandwidth(self, copies: int = 8) -> float:
-        """Bytes a second from the host's places to a block, of copies that wait for one another; for `Rates`.
-
-        Begins again (`reset`) and waits for the device.
-
-        Raises:
-            ArgumentError: too few copies; an expert was not filled, or none lies on the host.
-            EngineError: the device failed.
-        """
-        check_integer("copies", copies, least=1)
-        with self._explained():
-            self.reset()
-            self._doing = "measuring copies", None, None
-            places = [place for places in self._places for place in places]
-            if not places:
-                raise ArgumentError("slots", self.arrangement.slots, "fewer than there are experts, to measure copies")
-            self._whole = False
-            block, link = self._blocks.take(), self._traffic.to_device
-            began = self._port.record(link)
-            for copy in range(copies):
-                place = places[copy % len(places)]
-                assert place.holds is not None
-                self._traffic.copy(place.holds, block, place)
-            ended = self._port.record(link)
-            self._port.synchronize(ended)
-            self._blocks.give(block)
-            self._whole = True
-            return copies * self.blob_bytes / max(self._port.seconds(began, ended), 1e-9)
-
     def close(self) -> None:
-        """Give all memory back. Closing twice is harmless."""
+        """Give all memory back; what the device fails to take stops nothing else. Closing twice is harmless."""
         self._whole = False
-        self._filling.close()
-        self._host.close()
-        self._blocks.close()
+        with ExitStack() as rest:
+            for step in (self._blocks.close, self._host.close, self._filling.close):
+                rest.callback(step)
 
     def __enter__(self) -> Self:
         return self

@@ -6,7 +6,7 @@ the two must lie somewhere afterwards, and the engine must know where.
 
 It holds at every moment because of the order of the two copies: the place is overwritten when the newcomer has arrived,
 and the victim's block is not overwritten until the victim has arrived too. To know *which* moment it was, each copy is
-written down before it is asked for (`Move`), together with the copies that it must come after. When everything has come
+written down before it is asked for (`Move`), together with the copy that it must come after. When everything has come
 to rest, the journal is read from its beginning:
 
 - a copy whose event is reached has been done: its target holds the expert;
@@ -33,15 +33,15 @@ class Move:
     Attributes:
         expert: which.
         target: where to.
-        after: the copies that it begins after: those that read the target before it is overwritten, and the one that
-            wrote it.
+        after: the last copy into the target or out of it before, which this one waits for. Those before that one are
+            done when it is: copies out of a home are in one stream, and each waits for the copy into it.
         done: reached when it is done; None where it may not have been asked for.
         known: whether it is known to be done.
     """
 
     expert: Expert
     target: Home
-    after: tuple["Move", ...]
+    after: "Move | None"
     done: Event | None = None
     known: bool = False
 
@@ -54,10 +54,9 @@ class Journal:
 
     def begin(self, expert: Expert, target: Home, source: Home) -> Move:
         """A copy is about to be asked for."""
-        move = Move(expert, target, tuple(target.moves))
+        move = Move(expert, target, target.last)
         self._moves.append(move)
-        source.moves = [before for before in source.moves if not before.known] + [move]
-        target.moves = [move]
+        source.last = target.last = move
         return move
 
     def settle(self, port: DevicePort) -> None:
@@ -71,10 +70,10 @@ class Journal:
         for move in self._moves:
             if move.done is not None and port.reached(move.done):
                 self._note(move)
-            elif all(before.known for before in move.after):
+            elif move.after is None or move.after.known:
                 move.target.holds = None
         self._moves.clear()
 
     def _note(self, move: Move) -> None:
         move.known, move.target.holds = True, move.expert
-        move.after = ()  # or each copy would keep all before it
+        move.after = None  # or each copy would keep all before it
