@@ -14,7 +14,8 @@ stream wait for the mark, `synchronize` the host. Nothing else may be relied on;
 
 **Kernels** are described (`Kernel`) by the arguments that they take and, for each span among them, whether it is read
 or written and how many bytes of it. The simulation derives from this which operations must not run at once. Launching a
-kernel with a span too short for it is refused before anything runs.
+kernel with a span too short for it is refused before anything runs. A few arguments may lie in pinned memory: a kernel
+that reaches them there does not wait for the copies that are on their way.
 
 **Graphs.** What a stream was given between `capture` and the end of its block is not run but kept, and can be run
 again by one call. Spans and numbers in it are those of the time of capture.
@@ -135,6 +136,8 @@ class Parameter:
             Where that depends on what memory holds, the most that it can be.
         exact: False where the extent is such a most, so that bytes in it may be left alone.
         alignment: for a span, bytes that its place is a multiple of, where that is more than an element's.
+        host: whether a span may also lie in pinned memory, which the kernel then reaches over the link: for what is few
+            and touched once.
     """
 
     name: str
@@ -143,6 +146,7 @@ class Parameter:
     extent: Callable[[Numbers], int] | None = None
     exact: bool = True
     alignment: int = 1
+    host: bool = False
 
     def nbytes(self, numbers: Numbers) -> int:
         """How many bytes of the span a launch touches."""
@@ -182,7 +186,8 @@ class Kernel:
 
         Raises:
             ArgumentError: an argument that is missing, unknown or of the wrong sort; a number that its kind cannot
-                hold; a span that is too short, lies on the host or is not aligned to its elements.
+                hold; a span that is too short, lies on the host where
+                the kernel does not reach, or is not aligned to its elements.
         """
         given, wanted = set(arguments), {parameter.name for parameter in self.parameters}
         if given != wanted:
@@ -206,7 +211,7 @@ class Kernel:
         name, nbytes = f"{parameter.name} of {self.name}", parameter.nbytes(numbers)
         if not isinstance(value, Span):
             raise ArgumentError(name, f"a {type(value).__name__}", "a span")
-        if value.memory.place != "device":
+        if value.memory.place != "device" and not parameter.host:
             raise ArgumentError(name, "on the host", "a span on the device")
         if value.nbytes < nbytes:
             raise ArgumentError(name, f"{value.nbytes} bytes", f"at least {nbytes}")

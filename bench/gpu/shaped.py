@@ -123,7 +123,6 @@ class Shaped:
             lane.wait()
             port.read(work.host["scores"], np.float32, (16,))
             port.write(work.host["shares"], np.array([0.5, 0.5], np.float32))
-            lane.copy(work["shares"].part(0, 8), work.host["shares"])
             self.engine.run(request.layer, request.needed, request.guesses, partial(self._expert, tuple(experts)))
         self._give(self._config.layers)
         lane.wait()
@@ -149,7 +148,7 @@ class Shaped:
             lane.copy(work.rows("x", 1, hidden), work.host["x"])
         else:
             sized = {"tokens": 1, "experts": 2, "columns": hidden}
-            lane.launch(kernel("combine"), y=work["x"], answers=work["answers"], weights=work["shares"], **sized)
+            lane.launch(kernel("combine"), y=work["x"], answers=work["answers"], weights=work.host["shares"], **sized)
         if stage < len(self._blocks):
             self._blocks[stage].enqueue(work, 1)
             return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from port_kernels import COUNT, KERNELS, add, fetched, fill, ramp, refused, sent, turn, until_reached
+from port_kernels import COUNT, KERNELS, add, fetched, fill, ramp, reaching, refused, sent, turn, until_reached
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import (
@@ -190,6 +190,29 @@ def blocks_have_the_shared_memory_they_ask_for(device: DevicePort) -> None:
         assert np.array_equal(fetched(device, stream, y.span(), np.int32), values[::-1])
         device.free(x)
         device.free(y)
+
+
+@program
+def a_kernel_reaches_pinned_memory(device: DevicePort) -> None:
+    """Where its description allows it: what the host wrote before, at an odd place; and the host finds the answer."""
+    stream = device.stream("compute")
+    values, answers = device.pin(4 * COUNT + 40, "values"), device.pin(4 * COUNT, "answers")
+    x, y = values.span(36, 4 * COUNT), answers.span()
+    there = sent(device, stream, ramp())
+    device.write(y, ramp())
+    with device.capture(stream) as graph:
+        device.launch(reaching, {"x": x, "y": y, "n": COUNT, "by": 2.0}, stream)
+        device.launch(reaching, {"x": x, "y": there.span(), "n": COUNT, "by": 1.0}, stream)
+    for times in (1, 2, 3):
+        device.write(x, ramp(10.0 * times))
+        device.replay(graph(), stream)
+        device.synchronize(device.record(stream))
+        wanted = ramp() * (1 + 2 * times) + 10 * times * (times + 1)
+        assert np.array_equal(device.read(y, np.float32, (COUNT,)), wanted)
+    device.launch(reaching, {"x": y, "y": x, "n": COUNT, "by": 0.0}, stream)
+    device.free(values)
+    wanted = ramp() * 4 + 60
+    assert np.array_equal(fetched(device, stream, there.span()), wanted)
 
 
 # **Graphs.**

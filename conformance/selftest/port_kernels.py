@@ -5,6 +5,7 @@ The kernels' source is ``contract_kernels/contract.cuh``; here is what they mean
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ add = Kernel(
     128,
     _add,
 )
+reaching = replace(add, parameters=tuple(replace(one, host=one.access is not None) for one in add.parameters))
+"""`add`, of which both arrays may lie on the host."""
 turn = Kernel(
     "contract_turn",
     "contract.cuh",

@@ -346,6 +346,25 @@ def test_wrong_tokens_and_stale_states_are_refused() -> None:
         assert len(list(generate(ours, PROMPT, 30))) == 30
 
 
+# What goes over the link.
+
+
+def test_of_a_layer_nothing_small_is_copied() -> None:
+    """Scores and shares of one token wait for no expert: its stream copies at its beginning and its end, and between
+    them nothing."""
+    for mode in ("mirror", "swap"):
+        with decoder(LEAST + 3 * EXPERT, mode=mode) as ours:
+            state = ours.new_state()
+            ours.hidden(PROMPT, state)
+            port = ours._port
+            assert isinstance(port, SimDevice)
+            before = len(port.log)
+            ours.hidden([1], state)
+            copied = [one.what for one in port.log[before:] if one.kind == "copy" and one.stream == "model"]
+        ends = [("position", "position"), ("x", "x"), ("normed", "normed")]
+        assert copied == [f"workspace: {one} → workspace: {other}" for one, other in ends]
+
+
 # Mistakes that must be seen.
 
 

@@ -27,7 +27,7 @@ TYPES = {"int32": "int", "int64": "long long", "float32": "float"}
 BENCH = Path(__file__).parents[2] / "bench"
 
 SCRIPT = """
-import json, sys
+import gc, json, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 import numpy as np
@@ -45,7 +45,9 @@ budget = traces.budget_for(weights, "mirror")
 for mode in ("mirror", "swap"):
     here = traces.generated(SimDevice(budget=budget), weights, mode)
     there = traces.generated(CudaDevice(budget, kernels=Path(sys.argv[1])), weights, mode)
-    results[mode] = traces.compared(here, there) | {"left": control.report(), "raised": list(map(repr, control.errors))}
+    compared = traces.compared(here, there)
+    gc.collect()
+    results[mode] = compared | {"left": control.report(), "raised": list(map(repr, control.errors))}
 results["launched"] = sorted({name for name, numbers, sizes in control.launched})
 print(json.dumps(results))
 """

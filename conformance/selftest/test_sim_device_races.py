@@ -1,6 +1,7 @@
 """The simulated device finds every pair of operations that nothing orders, and no other, whatever it runs first."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -17,6 +18,8 @@ from lowbit_cuda.sim.schedule import SCHEDULES
 N = 8
 BYTES = 4 * N
 NUMBERS = np.arange(N, dtype=np.float32)
+reading = replace(scale, parameters=tuple(replace(one, host=one.access is not None) for one in scale.parameters))
+"""`scale`, of which both arrays may lie on the host."""
 
 
 class Scene:
@@ -122,6 +125,23 @@ def buffer_reused(scene: Scene) -> None:
     scene.device.copy(scene.slot, scene.expert, scene.copies)
 
 
+def host_writes_what_a_kernel_reads(scene: Scene) -> None:
+    """A kernel that reads pinned memory, and a host that knows only that what came before it is done."""
+    scene.load_and_run()
+    before = scene.device.record(scene.compute)
+    scene.device.launch(reading, {"x": scene.expert, "y": scene.output, "n": N}, scene.compute)
+    scene.device.synchronize(before)
+    scene.device.write(scene.expert, NUMBERS)
+
+
+def host_reads_what_a_kernel_writes(scene: Scene) -> None:
+    scene.load_and_run()
+    before = scene.device.record(scene.compute)
+    scene.device.launch(reading, {"x": scene.expert, "y": scene.result, "n": N}, scene.compute)
+    scene.device.synchronize(before)
+    scene.device.read(scene.result, np.float32, (N,))
+
+
 def two_writers(scene: Scene) -> None:
     scene.device.copy(scene.slot, scene.expert, scene.copies)
     scene.device.copy(scene.slot, scene.expert, scene.compute)
@@ -176,6 +196,8 @@ PLANTED: dict[Callable[[Scene], None], str] = {
     event_recorded_before_the_work: "recorded in copies after #3 (it waits for copies only up to #2)",
     wait_given_after_the_work: "compute must wait for an event recorded in copies after #2",
     buffer_reused: "copies must wait for an event recorded in compute after #5",
+    host_writes_what_a_kernel_reads: "the host must wait for an event recorded in compute after #7",
+    host_reads_what_a_kernel_writes: "the host must wait for an event recorded in compute after #7",
     two_writers: "compute must wait for an event recorded in copies after #2",
     one_byte_in_common: "compute must wait for an event recorded in copies after #2",
     one_byte_in_common_below: "compute must wait for an event recorded in copies after #2",

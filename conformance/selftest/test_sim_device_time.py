@@ -1,6 +1,7 @@
 """Virtual time, against cases small enough for a pencil, and against what must hold of any."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,10 @@ ROUND = Machine(
 
 def _nothing(x: object) -> None:
     """A kernel's meaning, where only its time matters."""
+
+
+def _nothing_with(x: object, y: object) -> None:
+    """The same for two spans."""
 
 
 def kernel(name: str, access: str, flops: float = 0.0) -> Kernel:
@@ -86,6 +91,16 @@ def test_one_kernel(access: str, flops: float, end: float) -> None:
     desk = Desk()
     desk.launch(0, desk.a, access, flops)
     assert desk.times() == [("launch k0", 0, end)]
+
+
+def test_a_kernel_that_reaches_the_host() -> None:
+    """It pays for the link as well as for the device's memory, and waits for no copy that is on its way."""
+    desk = Desk()
+    here = Parameter("y", "uint8", "update", lambda numbers: MEGA, host=True)
+    reaching = replace(kernel("k", "read"), parameters=(*kernel("k", "read").parameters, here), meaning=_nothing_with)
+    desk.store(0, desk.a)
+    desk.device.launch(reaching, {"x": desk.memories[1], "y": desk.hosts[1]}, desk.b)
+    assert desk.times() == [("copy memory 0 → host 0", 0, 11), ("launch k", 0, 6)]
 
 
 def test_a_copy_on_the_device_moves_bytes_twice() -> None:

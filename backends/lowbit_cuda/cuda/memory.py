@@ -25,8 +25,9 @@ from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError
 from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, Place, Span
 
-PORTABLE = 1
-"""CU_MEMHOSTALLOC_PORTABLE: pinned for every context of the process."""
+PINNED = 1 | 2
+"""CU_MEMHOSTALLOC_PORTABLE, pinned for every context of the process, and DEVICEMAP: kernels reach it. Under unified
+addressing, which every device has that the kernels are for, its address is the same on both sides."""
 
 
 class ExhaustedError(DeviceMemoryError):
@@ -100,7 +101,7 @@ class Heap:
         check_integer("nbytes", nbytes, 1)
         charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
         with self._lock:
-            pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PORTABLE))
+            pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
             self.pinned += charged
             return self._keep(Memory(what, nbytes, "host", Block(self, "host", pointer, charged, view=view)))

@@ -85,7 +85,8 @@ def add() -> Kernel:
 def combine() -> Kernel:
     """Y = Y + the weighted answers of each token's k experts, T × k × N, added in the order in which they lie.
 
-    Whoever lays them out does so by ascending expert, whatever the order in which they were computed.
+    Whoever lays them out does so by ascending expert, whatever the order in which they were computed. The weights may
+    lie on the host, where they were chosen.
     """
     return Kernel(
         name="combine",
@@ -93,7 +94,7 @@ def combine() -> Kernel:
         parameters=(
             span("y", "float32", "update", product_of("tokens", "columns")),
             span("answers", "float32", "read", product_of("tokens", "experts", "columns")),
-            span("weights", "float32", "read", product_of("tokens", "experts")),
+            span("weights", "float32", "read", product_of("tokens", "experts"), host=True),
             *integers("tokens", "experts", "columns"),
         ),
         grid=lambda n: (-(-number(n, "columns") // THREADS), number(n, "tokens"), 1),

@@ -38,9 +38,18 @@ def product_of(*names: str) -> Extent:
     return extent
 
 
-def span(name: str, kind: str, access: Access, extent: Extent, *, alignment: int = 1, exact: bool = True) -> Parameter:
+def span(
+    name: str,
+    kind: str,
+    access: Access,
+    extent: Extent,
+    *,
+    alignment: int = 1,
+    exact: bool = True,
+    host: bool = False,
+) -> Parameter:
     """A span among the arguments."""
-    return Parameter(name, kind, access, extent, exact=exact, alignment=alignment)
+    return Parameter(name, kind, access, extent, exact=exact, alignment=alignment, host=host)
 
 
 def integers(*names: str) -> tuple[Parameter, ...]:

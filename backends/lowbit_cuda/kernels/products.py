@@ -160,7 +160,7 @@ def dense(weights: str = "float32") -> Kernel:
     """Y = X W for plain weights, column by column.
 
     Matrices that lie one after the other are one matrix with all their columns: so the routers of a layer and of the
-    next are one launch.
+    next are one launch. Y may lie on the host, where the scores of a gate are wanted.
     """
 
     def check(numbers: Numbers) -> None:
@@ -174,7 +174,7 @@ def dense(weights: str = "float32") -> Kernel:
         name=f"dense_{FLOAT_NAMES[weights]}",
         source="dense.cuh",
         parameters=(
-            RESULT,
+            span("y", "float32", "write", product_of("tokens", "columns"), host=True),
             ACTIVATIONS,
             span("weights", weights, "read", product_of("rows", "columns"), alignment=PART),
             *integers("tokens", "rows", "columns"),

@@ -139,17 +139,17 @@ class Block:
         )
 
     def _scores(self, work: Workspace, gate: Gate, tokens: int) -> None:
+        """Straight to the host: a copy would wait behind an expert that is being copied back."""
         hidden = self._config.hidden
         self._lane.launch(
             kernel("dense", weights="float32"),
-            y=work["scores"],
+            y=work.host["scores"],
             x=work["normed"],
             weights=gate.routers,
             tokens=tokens,
             rows=hidden,
             columns=gate.columns,
         )
-        self._lane.copy(work.host["scores"], work.rows("scores", tokens, gate.columns))
         if gate.inputs:
             self._lane.copy(work.host["normed"], work.rows("normed", tokens, hidden))
 

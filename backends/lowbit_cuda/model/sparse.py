@@ -107,7 +107,9 @@ class Sparse:
         scores = self._lane.port.read(work.host["scores"], np.float32, (tokens, columns))
         found = choose(np.ascontiguousarray(scores[:, :experts]), self._routing)
         likely = guesses(np.ascontiguousarray(scores[:, experts:])) if columns > experts else ()
-        self._send(work.host["shares"], work["shares"], found.shares)
+        self._lane.port.write(work.host["shares"], found.shares)
+        if tokens > 1:
+            self._lane.copy(work.rows("shares", tokens, self._routing.top_k), work.host["shares"])
         places = self._send_indices(work, found) if tokens > 1 else {}
         offered = partial(self._compute_on_host, layer, work, found, places) if self._cold else None
         return self._engine.run(
@@ -120,12 +122,16 @@ class Sparse:
         )
 
     def combine(self, work: Workspace, tokens: int) -> None:
-        """Add the weighted answers to the stream, in the order of their experts' numbers."""
+        """Add the weighted answers to the stream, in the order of their experts' numbers.
+
+        One token's weights are read where the host wrote them: they would come too late as a copy, behind the experts
+        that are on their way, and the layer's kernels with them. Those of a chunk are many, and read often.
+        """
         self._lane.launch(
             kernel("combine"),
             y=work["x"],
             answers=work["answers"],
-            weights=work["shares"],
+            weights=work.host["shares"] if tokens == 1 else work["shares"],
             tokens=tokens,
             experts=self._routing.top_k,
             columns=self._config.hidden,

@@ -64,7 +64,7 @@ class Sizes:
         rows |= {"queries": queries, "mixed": queries, "keys": keys, "values": keys}
         rows |= {} if self.expert.fused else {"spare": 2 * self.expert.inner}
         if routing := config.routing:
-            rows |= {"scores": 2 * routing.experts, "shares": routing.top_k, "index": 2 * routing.top_k}
+            rows |= {"shares": routing.top_k, "index": 2 * routing.top_k}
             rows |= {"picked": config.hidden, "answers": routing.top_k * config.hidden}
         head = {"head_in": config.hidden, "logits": config.vocabulary}
         sizes = {name: FLOAT * tokens * count for name, count in rows.items()}
@@ -72,10 +72,14 @@ class Sizes:
 
     @property
     def host(self) -> dict[str, int]:
-        """Bytes of the pinned parts, by name; each is the other end of a copy to or from the part of this name."""
+        """Bytes of the pinned parts, by name; each is the other end of a copy to or from the part of this name.
+
+        Only ``scores`` has no other end: kernels write it where it is.
+        """
         there = self.device
-        names = ("x", "normed", "scores", "shares", "index", "answers", "head_in", "logits", "position")
-        return {name: there[name] for name in names if name in there}
+        names = ("x", "normed", "shares", "index", "answers", "head_in", "logits", "position")
+        own = {"scores": 2 * FLOAT * self.chunk * self.config.routing.experts} if self.config.routing else {}
+        return {name: there[name] for name in names if name in there} | own
 
     @property
     def tables(self) -> dict[float, int]:

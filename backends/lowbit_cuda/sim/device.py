@@ -185,7 +185,7 @@ class SimDevice(Reported):
         """See `DevicePort.launch`."""
         operation = launch_operation(self.machine, kernel, arguments, self._kernels)
         for touch in operation.touches:
-            block_of(self, touch.span, self._device)
+            block_of(self, touch.span, self._device, self._host)
         own, failed = self._own(stream), self._call("launch", kernel.name)
         self._give(own, [operation], failed)
 

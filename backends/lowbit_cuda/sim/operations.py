@@ -122,8 +122,12 @@ def launch_operation(
     parameters = {parameter.name: parameter for parameter in kernel.parameters}
     touches = tuple(_touch(parameters[name], span) for name, span in spans.items())
     _check_apart(kernel.name, touches)
-    nbytes = sum(touch.span.nbytes * (touch.reads + touch.writes) for touch in touches)
-    seconds = machine.kernel_seconds(nbytes, kernel.flops(numbers))
+    moved = dict.fromkeys(("device", "host"), 0)
+    for touch in touches:
+        moved[touch.span.memory.place] += touch.span.nbytes * (touch.reads + touch.writes)
+    seconds = machine.kernel_seconds(moved["device"], kernel.flops(numbers))
+    if moved["host"]:  # over the link, but not by the engines that copy
+        seconds += machine.link_seconds(moved["host"])
     given = {name: _passed(parameters[name], number) for name, number in numbers.items()}
 
     def run() -> None:
