@@ -1,8 +1,9 @@
 """A model of Mixtral-8x7B's size on a port, without its weights: the engine, and kernels that only have a length.
 
-What a token does is given to the port as a real model gives it: in each layer attention, the gate, its scores copied to
-the host, which waits for them, then the engine with the experts that a recording says; at the end the head, whose
-logits the host waits for. Memory has sizes and no bytes (``SimDevice(..., backed=False)``), and a kernel says what it
+What a token does is given to the port as a program written with tensors gives it, such as the paper's: in each layer
+attention, the gate, its scores copied to the host, which waits for them, then the engine with the experts that a
+recording says; at the end the head, whose logits the host waits for. (lowbit's own decoder lets a kernel write the
+scores to the host.) Memory has sizes and no bytes (``SimDevice(..., backed=False)``), and a kernel says what it
 reads and how much it computes. So virtual time, the budget and the order of operations are those of the run, and only
 the numbers are missing.
 
