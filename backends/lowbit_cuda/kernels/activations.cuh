@@ -36,7 +36,7 @@ struct Activations {
   // Fill the slots with segments from `base` on. All threads meet here, and may read afterwards. The result says
   // whether all numbers were such that codes may be taken for floats.
   __device__ bool stage(const Segments<BITS>& all, int32_t base, bool scaled) const {
-    constexpr int32_t WIDTH = SEGMENT / 4, STEP = THREADS / WIDTH;
+    constexpr int32_t WIDTH = SEGMENT / 4, STEP = THREADS / WIDTH, AHEAD = TOKENS == 1 ? 8 : 1;
     const int32_t quad = threadIdx.x % WIDTH * 4;
     float factors[4];
     UNROLL for (int32_t i = 0; i < 4; i++) {
@@ -44,19 +44,28 @@ struct Activations {
     }
     Walk<BITS> walk(all, base + threadIdx.x / WIDTH, STEP);
     bool others = false;
-    for (int32_t i = 0; i < slots / STEP; i++, walk.advance()) {
-      const int32_t slot = i * STEP + threadIdx.x / WIDTH;
-      const bool inside = quad < walk.length();
-      const size_t row = walk.first_row() + quad;
-      UNROLL for (int32_t t = 0; t < TOKENS; t++) {
-        float4 four = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (inside && t < tokens) four = load4(x + static_cast<size_t>(t) * all.rows + row);
-        others |= !fits(four.x) || !fits(four.y) || !fits(four.z) || !fits(four.w);
-        const int32_t at = (t * slots + slot) * STRIDE;
-        const float sum = group_sum((four.x + four.y) + (four.z + four.w), all.pieces_of_group);
-        if (quad % Code<BITS>::PIECE == 0) held.set(at + SEGMENT + quad / Code<BITS>::PIECE, sum);
-        held.set4(at + quad, make_float4(four.x * factors[0], four.y * factors[1], four.z * factors[2],
-                                         four.w * factors[3]));
+    ROLLED for (int32_t round = 0; round < slots / STEP; round += AHEAD) {
+      float4 fours[AHEAD][TOKENS];  // on their way together
+      UNROLL for (int32_t i = 0; i < AHEAD; i++, walk.advance()) {
+        const bool inside = quad < walk.length() && round + i < slots / STEP;
+        const size_t row = walk.first_row() + quad;
+        UNROLL for (int32_t t = 0; t < TOKENS; t++) {
+          fours[i][t] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (inside && t < tokens) fours[i][t] = load4(x + static_cast<size_t>(t) * all.rows + row);
+        }
+      }
+      UNROLL for (int32_t i = 0; i < AHEAD; i++) {
+        if (round + i >= slots / STEP) break;
+        const int32_t slot = (round + i) * STEP + threadIdx.x / WIDTH;
+        UNROLL for (int32_t t = 0; t < TOKENS; t++) {
+          const float4 four = fours[i][t];
+          others |= !(fits(four.x) & fits(four.y) & fits(four.z) & fits(four.w));
+          const int32_t at = (t * slots + slot) * STRIDE;
+          const float sum = group_sum((four.x + four.y) + (four.z + four.w), all.pieces_of_group);
+          if (quad % Code<BITS>::PIECE == 0) held.set(at + SEGMENT + quad / Code<BITS>::PIECE, sum);
+          held.set4(at + quad, make_float4(four.x * factors[0], four.y * factors[1], four.z * factors[2],
+                                           four.w * factors[3]));
+        }
       }
     }
     return !__syncthreads_or(others);
@@ -65,7 +74,7 @@ struct Activations {
  private:
   static __device__ bool fits(float number) {
     const uint32_t magnitude = __float_as_uint(number) & 0x7fffffffu;
-    return magnitude - LEAST < RANGE || magnitude == 0;
+    return (magnitude - LEAST < RANGE) | (magnitude == 0);
   }
 
   // Over the threads that hold a group's rows of a segment.

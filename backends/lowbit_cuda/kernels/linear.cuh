@@ -24,9 +24,9 @@
 // and float16 scales. A turn of it loads its words once, 16 bytes an instruction.
 //
 //   bits  codes a turn  loads of words  instructions for groups of 16, 32, or 64 and more   a code
-//   2     256           4               712, 640, 607                                       2.8, 2.5, 2.4
+//   2     256           4               707, 640, 607                                       2.8, 2.5, 2.4
 //   3     256           6               -, 648, 616                                         -, 2.5, 2.4
-//   4     256           8               732, 660, 627                                       2.9, 2.6, 2.4
+//   4     256           8               727, 660, 627                                       2.9, 2.6, 2.4
 //   8     128           8               410, 362, 362                                       3.2, 2.8, 2.8
 //
 // At 4 bits the 627 are 272 FFMA, 256 LOP3, 32 shifts, 16 LDS.128 and 51 others, 8 LDG.E.128 of words among them.
