@@ -20,7 +20,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -34,7 +34,7 @@ from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.cuda.availability import availability, compute_capability, driver_version, spoken
 from lowbit_cuda.cuda.driver import DriverError, call, package_version
-from lowbit_cuda.cuda.handles import CudaEvent, CudaGraph, CudaStream, graph_of
+from lowbit_cuda.cuda.handles import Capture, CudaEvent, CudaGraph, CudaStream, graph_of
 from lowbit_cuda.cuda.launches import Program, values
 from lowbit_cuda.cuda.memory import Heap
 from lowbit_cuda.port import DeviceError, DevicePort, Event, Graph, Kernel, Memory, Number, Span, Stream
@@ -129,7 +129,7 @@ class CudaDevice:
         if memory.handle is None:
             return
         self._enter(even_if_lost=True)
-        if any(memory in (stream.capture or ()) for stream in self._streams):
+        if any(stream.capture and memory in stream.capture.memories for stream in self._streams):
             raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
         self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
@@ -175,8 +175,8 @@ class CudaDevice:
             raise ArgumentError("target and source", f"the same bytes of {target.memory.what}", "bytes of their own")
         if target.nbytes:
             handle = given.core.handle
-            self._call(f"a copy in {given.name}", driver.cuMemcpyAsync, to, of, target.nbytes, handle)
-            given.used(target.memory, source.memory)
+            step = partial(self._call, f"a copy in {given.name}", driver.cuMemcpyAsync, to, of, target.nbytes, handle)
+            given.give(step, (target.memory, source.memory))
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
         """Run a kernel."""
@@ -184,8 +184,8 @@ class CudaDevice:
         spans, numbers = kernel.checked(arguments)
         packed = values(kernel, {name: self._address(span) for name, span in spans.items()}, numbers)
         given = self._own("stream", stream, CudaStream)
-        self._program(kernel.source).launch(kernel, numbers, packed, given.core)
-        given.used(*(span.memory for span in spans.values()))
+        step = self._program(kernel.source).launch(kernel, numbers, packed, given.core)
+        given.give(step, [span.memory for span in spans.values()])
 
     def _program(self, source: str) -> Program:
         if source not in self._programs:
@@ -223,19 +223,29 @@ class CudaDevice:
         self._enter()
         given = self._idle(stream)
         made: list[CudaGraph] = []
-        builder = self._call("beginning a graph", given.core.create_graph_builder)
+        given.capture = capture = Capture()
+        try:
+            yield lambda: graph_of(made)
+        finally:
+            given.capture = None
+        made.append(self._graph(given, capture))
+        self._graphs.add(made[0])
+
+    def _graph(self, stream: CudaStream, capture: Capture) -> CudaGraph:
+        """The driver captures only now, when all is compiled and loaded, which is no work for a stream in capture."""
+        builder = self._call("beginning a graph", stream.core.create_graph_builder)
         try:
             self._call("beginning a graph", builder.begin_building, "relaxed")
-            given.capture = memories = set[Memory]()
-            try:
-                yield lambda: graph_of(made)
-            finally:
-                given.capture = None
-                self._call("ending a graph", builder.end_building)
-            made.append(CudaGraph(self._call("making a graph", builder.complete), memories, self))
-            self._graphs.add(made[0])
-        finally:
-            builder.close()
+            for step in capture.steps:
+                step()
+            self._call("ending a graph", builder.end_building)
+            made = self._call("making a graph", builder.complete)
+        except BaseException:
+            with suppress(Exception):  # of what was begun and has gone wrong, the first error is told
+                builder.close()
+            raise
+        builder.close()
+        return CudaGraph(made, capture.memories, self)
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Run a graph."""
@@ -243,8 +253,9 @@ class CudaDevice:
         kept, given = self._own("graph", graph, CudaGraph), self._idle(stream)
         for memory in kept.memories:
             self._heap.of(memory)
-        self._call(f"running a graph in {stream.name}", kept.core.launch, given.core)
-        given.used(*kept.memories)
+        given.give(
+            partial(self._call, f"running a graph in {stream.name}", kept.core.launch, given.core), kept.memories
+        )
 
     # What the host waits for, and when it is.
 

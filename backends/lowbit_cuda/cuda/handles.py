@@ -3,6 +3,8 @@
 Source: lowbit's own.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lowbit.errors import ArgumentError
@@ -12,31 +14,41 @@ if TYPE_CHECKING:
     from lowbit_cuda.cuda.device import CudaDevice
 
 
+@dataclass(frozen=True)
+class Capture:
+    """A graph in the making: what it will do, and the memory that it works on."""
+
+    steps: list[Callable[[], object]] = field(default_factory=list)
+    memories: set[Memory] = field(default_factory=set)
+
+
 class CudaStream:
     """A stream.
 
     Attributes:
         core: cuda.core's stream.
         device: whose it is.
-        capture: the memory that a graph in the making uses; None while none is made.
+        capture: a graph in the making, or None.
     """
 
     def __init__(self, name: str, core: Any, device: "CudaDevice") -> None:
         self._name, self.core, self.device = name, core, device
-        self.capture: set[Memory] | None = None
+        self.capture: Capture | None = None
 
     @property
     def name(self) -> str:
         """As errors call it."""
         return self._name
 
-    def used(self, *memories: Memory) -> None:
-        """It was given work with these, which may not go back before it is done."""
+    def give(self, step: Callable[[], object], memories: Iterable[Memory]) -> None:
+        """Work with these, which may not go back before it is done; while a graph is made, it is kept for that."""
+        if self.capture is not None:
+            self.capture.steps.append(step)
+            self.capture.memories.update(memories)
+            return
+        step()
         for memory in memories:
-            if self.capture is None:
-                memory.handle.users.add(self)
-            else:
-                self.capture.add(memory)
+            memory.handle.users.add(self)
 
 
 class CudaEvent:

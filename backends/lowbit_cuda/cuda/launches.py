@@ -11,6 +11,7 @@ Source: lowbit's own; the calls are those of the CUDA driver API and of cuda.cor
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,11 +43,11 @@ class Program:
         self._kernels: dict[str, tuple[Any, Any]] = {}
         self._shared: dict[str, int] = {}
 
-    def launch(self, kernel: Kernel, numbers: Numbers, packed: Sequence[object], stream: Any) -> None:
-        """Start a kernel in a stream of cuda.core, with what `values` gave.
+    def launch(self, kernel: Kernel, numbers: Numbers, packed: Sequence[object], stream: Any) -> Callable[[], object]:
+        """What starts a kernel in a stream of cuda.core, with what `values` gave; all that it needs is loaded.
 
         Raises:
-            DeviceError: more blocks, threads or shared memory than the device has, or the driver refused it.
+            DeviceError: more blocks or threads than a device has, or it cannot be loaded.
         """
         from cuda.core import LaunchConfig, launch
 
@@ -57,7 +58,7 @@ class Program:
             raise DeviceError(f"launch of {kernel.name}: {block} threads in a block; allowed: 1 to {MOST_THREADS}")
         loaded = self._loaded(kernel.name, shared)
         config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
-        self._call(f"launching {kernel.name}", launch, stream, config, loaded, *packed)
+        return partial(self._call, f"launching {kernel.name}", launch, stream, config, loaded, *packed)
 
     def _loaded(self, name: str, shared: int) -> Any:
         """cuda.core's kernel, allowed as much shared memory as it is about to be given."""
@@ -66,6 +67,7 @@ class Program:
 
         if name not in self._kernels:
             handle = self._call(f"finding {name}", driver.cuLibraryGetKernel, self._library, name.encode())
+            self._call(f"loading {name}", driver.cuKernelGetFunction, handle)  # which a launch would do, in a capture
             self._kernels[name] = handle, self._call(f"finding {name}", CoreKernel.from_handle, int(handle))
         handle, loaded = self._kernels[name]
         if shared > self._shared.get(name, ALWAYS_SHARED):

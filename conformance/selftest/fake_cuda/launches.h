@@ -7,6 +7,7 @@ struct Kernel {
     std::string name;
     Arguments arguments;
     int shared = 48 << 10;
+    bool loaded = false;  // otherwise the first launch does it, as the driver is lazy
 };
 struct Library {
     std::map<std::string, std::unique_ptr<Kernel>> kernels;
@@ -38,6 +39,14 @@ static int cuLibraryGetKernel(Kernel** kernel, Library* library, const char* nam
     *kernel = found->second.get();
     return SUCCESS;
 }
+static int cuKernelGetFunction(Kernel** function, Kernel* kernel) {
+    CONTEXT;
+    for (auto* stream : world.streams)
+        if (stream->capture) world.wrong("a kernel was loaded while a stream was in capture");
+    *function = kernel;
+    kernel->loaded = true;
+    return SUCCESS;
+}
 static int cuKernelSetAttribute(int attribute, int value, Kernel* kernel, int) {
     ENTER;
     if (attribute != 8 || value > LAUNCHABLE) return INVALID_VALUE;
@@ -56,6 +65,8 @@ static int cuLaunchKernelEx(const LaunchConfig* config, Kernel* kernel, void** g
     for (int i = 0; i < 3; i++)
         if (!it.grid[i] || !it.block[i]) return INVALID_VALUE;
     if (it.block[0] * it.block[1] * it.block[2] > 1024 || int(it.shared) > kernel->shared) return INVALID_VALUE;
+    if (!kernel->loaded && it.stream->capture) world.wrong("a kernel was loaded while a stream was in capture");
+    kernel->loaded = true;
     std::vector<uint8_t> packed;
     std::vector<uint64_t> addresses;
     for (size_t i = 0; i < kernel->arguments.size(); i++) {
