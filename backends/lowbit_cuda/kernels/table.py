@@ -9,8 +9,8 @@ meaning on arrays of just these extents.
 changes no bit: a token's sums have the same order in both. A grid has a row of blocks for every 8 tokens.
 
 **Limits.** Groups are multiples of the codes in a unit (`layouts.check_group_size`); the inputs of dense products are
-multiples of 8; cached heads have a multiple of 4 channels up to 256, and with BFP12 a multiple of 32; tokens are at most
-65535 a launch.
+multiples of 8; cached heads have a multiple of 4 channels up to 256, and with BFP12 a multiple of 32; tokens are at
+most 65535 a launch.
 
 **Positions** of tokens are read from the device's memory, an int32, so that a graph can be replayed for the next token.
 What they may reach is bounded by the capacity that the launch is given, and nothing outside is touched.
