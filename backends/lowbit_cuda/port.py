@@ -33,6 +33,7 @@ Source: lowbit's own; the terms are those of the CUDA programming guide.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -94,8 +95,7 @@ class Memory:
             ArgumentError: it would reach outside.
         """
         nbytes = self.nbytes - offset if nbytes is None else nbytes
-        check_integer("offset", offset, 0, self.nbytes)
-        check_integer("nbytes", nbytes, 0, self.nbytes - offset)
+        _check_inside(offset, nbytes, self.nbytes)
         return Span(self, offset, nbytes)
 
 
@@ -110,9 +110,15 @@ class Span:
     def part(self, offset: int, nbytes: int | None = None) -> "Span":
         """A part of it; refused with an `ArgumentError` where it would reach outside."""
         nbytes = self.nbytes - offset if nbytes is None else nbytes
-        check_integer("offset", offset, 0, self.nbytes)
-        check_integer("nbytes", nbytes, 0, self.nbytes - offset)
+        _check_inside(offset, nbytes, self.nbytes)
         return Span(self.memory, self.offset + offset, nbytes)
+
+
+def _check_inside(offset: int, nbytes: int, whole: int) -> None:
+    if type(offset) is type(nbytes) is int and 0 <= offset <= whole - nbytes <= whole:  # spans are cut at every launch
+        return
+    check_integer("offset", offset, 0, whole)
+    check_integer("nbytes", nbytes, 0, whole - offset)
 
 
 # **Kernels**, as far as a port must know them.
@@ -122,6 +128,10 @@ Numbers = Mapping[str, Number]
 
 LIMITS = {kind: (np.iinfo(kind).min, np.iinfo(kind).max) for kind in ("int32", "int64")}
 """The least and the most number of the kinds of whole numbers."""
+
+
+REMEMBERED = 1024
+"""Launches of a kernel with different numbers whose sizes are remembered."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,11 @@ class Parameter:
     exact: bool = True
     alignment: int = 1
     host: bool = False
+
+    @cached_property
+    def multiple(self) -> int:
+        """Bytes of which the span's place is a multiple."""
+        return max(self.alignment, np.dtype(self.kind).itemsize)
 
     def nbytes(self, numbers: Numbers) -> int:
         """How many bytes of the span a launch touches."""
@@ -180,6 +195,7 @@ class Kernel:
     shared: Callable[[Numbers], int] = lambda numbers: 0
     check: Callable[[Numbers], None] = lambda numbers: None
     flops: Callable[[Numbers], float] = lambda numbers: 0.0
+    _sizes: dict[tuple[Number, ...], dict[str, int]] = field(default_factory=dict, init=False, repr=False)
 
     def checked(self, arguments: Mapping[str, Span | Number]) -> tuple[dict[str, Span], dict[str, Number]]:
         """The spans, each cut to what the kernel touches of it, and the numbers.
@@ -196,29 +212,44 @@ class Kernel:
         for parameter in self.parameters:
             if parameter.access is None:
                 numbers[parameter.name] = self._number(parameter, arguments[parameter.name])
-        self.check(numbers)
-        return {p.name: self._cut(p, arguments[p.name], numbers) for p in self.parameters if p.access}, numbers
+        sizes = self._sizes_for(numbers)
+        return {p.name: self._cut(p, arguments[p.name], sizes[p.name]) for p in self.parameters if p.access}, numbers
+
+    def _sizes_for(self, numbers: dict[str, Number]) -> dict[str, int]:
+        """Bytes of each span; remembered for numbers that were found good, since nearly every launch has old ones."""
+        key = tuple(numbers.values())
+        found = self._sizes.get(key)
+        if found is None:
+            self.check(numbers)
+            found = {p.name: p.nbytes(numbers) for p in self.parameters if p.access}
+            if len(self._sizes) == REMEMBERED:
+                self._sizes.clear()
+            self._sizes[key] = found
+        return found
 
     def _number(self, parameter: Parameter, value: Span | Number) -> Number:
         if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-            raise ArgumentError(f"{parameter.name} of {self.name}", f"a {type(value).__name__}", "a number")
+            raise ArgumentError(self._argument(parameter), f"a {type(value).__name__}", "a number")
         limits = LIMITS.get(parameter.kind)
         if limits and not (limits[0] <= value <= limits[1] and value == int(value)):
-            raise ArgumentError(f"{parameter.name} of {self.name}", value, f"a number that {parameter.kind} holds")
+            raise ArgumentError(self._argument(parameter), value, f"a number that {parameter.kind} holds")
         return value
 
-    def _cut(self, parameter: Parameter, value: Span | Number, numbers: Numbers) -> Span:
-        name, nbytes = f"{parameter.name} of {self.name}", parameter.nbytes(numbers)
+    def _cut(self, parameter: Parameter, value: Span | Number, nbytes: int) -> Span:
         if not isinstance(value, Span):
-            raise ArgumentError(name, f"a {type(value).__name__}", "a span")
+            raise ArgumentError(self._argument(parameter), f"a {type(value).__name__}", "a span")
         if value.memory.place != "device" and not parameter.host:
-            raise ArgumentError(name, "on the host", "a span on the device")
+            raise ArgumentError(self._argument(parameter), "on the host", "a span on the device")
         if value.nbytes < nbytes:
-            raise ArgumentError(name, f"{value.nbytes} bytes", f"at least {nbytes}")
-        alignment = max(parameter.alignment, np.dtype(parameter.kind).itemsize)
-        if value.offset % alignment:
-            raise ArgumentError(name, f"at byte {value.offset}", f"a multiple of {alignment}")
-        return value.part(0, nbytes)
+            raise ArgumentError(self._argument(parameter), f"{value.nbytes} bytes", f"at least {nbytes}")
+        if value.offset % parameter.multiple:
+            raise ArgumentError(
+                self._argument(parameter), f"at byte {value.offset}", f"a multiple of {parameter.multiple}"
+            )
+        return value if value.nbytes == nbytes else value.part(0, nbytes)
+
+    def _argument(self, parameter: Parameter) -> str:
+        return f"{parameter.name} of {self.name}"
 
 
 # **The protocol.** Streams, events and graphs are the port's own; whoever uses them only hands them on.

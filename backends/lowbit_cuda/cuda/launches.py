@@ -18,12 +18,14 @@ import numpy as np
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda.compiler import Cubin
-from lowbit_cuda.port import DeviceError, Kernel, Number, Numbers
+from lowbit_cuda.port import LIMITS, DeviceError, Kernel, Number, Numbers
 
 ALWAYS_SHARED = 48 << 10
 """Bytes of shared memory that a block may have without asking."""
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
+TYPES: Mapping[str, Any] = {kind: np.dtype(kind).type for kind in (*LIMITS, "float32")}
+"""By the names that `Parameter.kind` has."""
 
 
 class Program:
@@ -42,6 +44,7 @@ class Program:
         self._library = call(f"loading {cubin.source}", driver.cuLibraryLoadData, cubin.code, [], [], 0, [], [], 0)
         self._kernels: dict[str, tuple[Any, Any]] = {}
         self._shared: dict[str, int] = {}
+        self._configs: dict[tuple[tuple[int, int, int], int, int], Any] = {}
 
     def launch(self, kernel: Kernel, numbers: Numbers, packed: Sequence[object], stream: Any) -> Callable[[], object]:
         """What starts a kernel in a stream of cuda.core, with what `values` gave; all that it needs is loaded.
@@ -57,7 +60,8 @@ class Program:
         if not 1 <= block <= MOST_THREADS:
             raise DeviceError(f"launch of {kernel.name}: {block} threads in a block; allowed: 1 to {MOST_THREADS}")
         loaded = self._loaded(kernel.name, shared)
-        config = LaunchConfig(grid=grid, block=block, shmem_size=shared)
+        config = self._configs.get((grid, block, shared)) or LaunchConfig(grid=grid, block=block, shmem_size=shared)
+        self._configs[grid, block, shared] = config
         return partial(self._call, f"launching {kernel.name}", launch, stream, config, loaded, *packed)
 
     def _loaded(self, name: str, shared: int) -> Any:
@@ -108,10 +112,10 @@ def number_of(name: str, kind: str, value: Number) -> object:
     Traceback (most recent call last):
     lowbit.errors.ArgumentError: rows is 2147483648; allowed: a number that int32 holds
     """
-    dtype = np.dtype(kind)
-    if dtype.kind not in "iu":
-        return dtype.type(value)
-    limits = np.iinfo(dtype)
-    if not limits.min <= value <= limits.max or value != int(value):  # not a number, or infinite, is refused first
+    made = TYPES[kind]
+    if kind not in LIMITS:
+        return made(value)
+    least, most = LIMITS[kind]
+    if not least <= value <= most or value != int(value):  # not a number, or infinite, is refused first
         raise ArgumentError(name, value, f"a number that {kind} holds")
-    return dtype.type(int(value))
+    return made(int(value))

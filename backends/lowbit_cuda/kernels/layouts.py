@@ -23,6 +23,7 @@ Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.layouts`.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -129,28 +130,28 @@ class MatrixLayout:
         """G."""
         return -(-self.rows // self.group_size)
 
-    @property
+    @cached_property
     def words(self) -> int:
         """How many words there are."""
         return self.rows * self.bits // WORD_BITS * self.width
 
-    @property
+    @cached_property
     def scales(self) -> int:
         """How many scales there are, and as many zeros."""
         return self.groups * self.width
 
-    @property
+    @cached_property
     def offsets(self) -> tuple[int, int, int]:
         """Bytes from the blob's beginning to words, scales and zeros."""
         words = 4 * self.words
         return 0, words, words + self._scale_bytes
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the blob."""
         return 4 * self.words + 2 * self._scale_bytes
 
-    @property
+    @cached_property
     def _scale_bytes(self) -> int:
         return self.scales * np.dtype(self.scale_dtype).itemsize
 
@@ -197,7 +198,7 @@ class MatrixLayout:
             for name, offset, size in zip(names, self.offsets, sizes, strict=True)
         }
 
-    @property
+    @cached_property
     def numbers(self) -> dict[str, Number]:
         """The arguments of a kernel that say how large the matrix is, and what its zeros are."""
         return {
