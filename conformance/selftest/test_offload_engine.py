@@ -4,6 +4,7 @@ Schedules run what was asked for at once, as late as possible, and in random ord
 whichever it is (`lowbit_cuda.sim.order`).
 """
 
+import gc
 from typing import Any
 
 import hypothesis.strategies as st
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Request
 from lowbit_cuda.engine import Engine, Rates, device_bytes, slots_within, stride
+from lowbit_cuda.engine.journal import Move
 from lowbit_cuda.port import DeviceMemoryError
 from lowbit_cuda.sim import SimDevice
 
@@ -137,6 +139,8 @@ def test_a_long_run_keeps_nothing(memory: Any) -> None:
         homes = sum(len(home.seen) + len(home.read) for home in engine._homes())
         sizes.append(journal + homes + len(engine._on_host._coming) + len(engine.requests))
     assert max(sizes[10:]) <= max(sizes[:10])
+    gc.collect()
+    assert sum(isinstance(thing, Move) for thing in gc.get_objects()) < 100
     house.close()
 
 

@@ -123,6 +123,8 @@ def test_told_only_at_the_end(of: str, slots: int) -> None:
                 device.finish()
             house.engine.reset()
             house.forget()
+            house.check_homes()
+            assert all(home.left is None or home.left.known for home in house.engine._homes()), "no doubt is left"
         after_a_failure(house)
 
 
@@ -178,6 +180,17 @@ def survive(function: Any) -> Any:
         return function()
     except (DeviceError, KeyboardInterrupt):
         return None
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_old_news_is_no_failure_of_reset(memory: str) -> None:
+    """What the device tells when `reset` waits for it was the past's: `reset` goes on, and the engine is as new."""
+    arrangement = SHORT if memory == "mirror" else swapped(SHORT)
+    device, house = built(arrangement, Failure(1, "late", of="copy", later=10**6))
+    house.run(0, [1])
+    house.engine.reset()
+    assert device.failed
+    after_a_failure(house)
 
 
 @pytest.mark.parametrize("at", range(1, 5))

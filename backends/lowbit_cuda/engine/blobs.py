@@ -93,7 +93,7 @@ class Home:
         seen: the streams that need not wait for `written` any more.
         read: for each stream that reads it since then, by identity, an event that is reached when its last reader has
             ended.
-        last: the last copy into it or out of it, where a journal is kept.
+        left: the last copy out of it, where a journal is kept.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Home:
     written: Event | None = None
     seen: list[Stream] = field(default_factory=list)
     read: dict[int, tuple[Stream, Event]] = field(default_factory=dict)
-    last: "Move | None" = None
+    left: "Move | None" = None
 
     @property
     def on_device(self) -> bool:
@@ -111,7 +111,7 @@ class Home:
 
     def settle(self) -> None:
         """Everything that used it has ended, and the host knows."""
-        self.written = self.last = None
+        self.written = self.left = None
         self.seen, self.read = [], {}
 
 
@@ -152,7 +152,6 @@ class HostMemory:
         with ExitStack() as rest:
             for memory in self._memories:
                 rest.callback(self._port.free, memory)
-        self._memories.clear()
 
 
 class Blocks:

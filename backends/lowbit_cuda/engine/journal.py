@@ -33,8 +33,8 @@ class Move:
     Attributes:
         expert: which.
         target: where to.
-        after: the last copy into the target or out of it before, which this one waits for. Those before that one are
-            done when it is: copies out of a home are in one stream, and each waits for the copy into it.
+        after: the last copy out of the target before, which this one waits for; those before it are done when it is,
+            because copies out of a home are in one stream.
         done: reached when it is done; None where it may not have been asked for.
         known: whether it is known to be done.
     """
@@ -54,9 +54,9 @@ class Journal:
 
     def begin(self, expert: Expert, target: Home, source: Home) -> Move:
         """A copy is about to be asked for."""
-        move = Move(expert, target, target.last)
+        move = Move(expert, target, target.left)
         self._moves.append(move)
-        source.last = target.last = move
+        source.left = move
         return move
 
     def settle(self, port: DevicePort) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lowbit_cuda.engine.blobs import Expert, Home
-from lowbit_cuda.engine.journal import Journal
 from lowbit_cuda.engine.traffic import Traffic
 from lowbit_cuda.port import DevicePort
 
@@ -61,8 +60,8 @@ def missing(found: Sequence[Inventory], experts: int) -> Iterator[Expert]:
 class Recovery:
     """Brings experts back under swap: the lowest `slots` of each layer to the device, the others to the host."""
 
-    def __init__(self, port: DevicePort, traffic: Traffic, journal: Journal, blocks: Sequence[Home]) -> None:
-        self._port, self._traffic, self._journal, self._blocks = port, traffic, journal, blocks
+    def __init__(self, port: DevicePort, traffic: Traffic, blocks: Sequence[Home]) -> None:
+        self._port, self._traffic, self._blocks = port, traffic, blocks
         self._spare: deque[Home] = deque()
 
     def run(self, found: Sequence[Inventory], slots: int) -> None:
@@ -91,10 +90,8 @@ class Recovery:
         """Bring an expert to the device, and free its place."""
         place, block = counted.on_host[expert], self._spare.popleft()
         self._move((layer, expert), block, place)
-        place.holds = None
         counted.free.append(counted.on_host.pop(expert))
         counted.on_device[expert] = block
 
     def _move(self, expert: Expert, target: Home, source: Home) -> None:
         self._port.synchronize(self._traffic.copy(expert, target, source))
-        self._journal.settle(self._port)
