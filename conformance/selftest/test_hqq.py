@@ -1,19 +1,20 @@
 """HQQ: the solver against a plain transcription, the shrinking against its definition, axes, storage and sizes."""
 
 from dataclasses import replace
+from math import fsum
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from lowbit import affine, hqq
+from lowbit import affine, hqq, hqq_solver
 from lowbit.affine import Floats, dequantize
 from lowbit.errors import ArgumentError
 from lowbit.hqq import AXES, Axis, HqqMatrix, as_minimum, from_blocks, minimum_error, quantize, to_blocks
 from lowbit.hqq_numbers import EightBit, decode, encode, range_grid
 from lowbit.hqq_sizes import PRINTED, Scheme, mixtral, table_1
-from lowbit.hqq_solver import Solver, codes, shrink, solve, step
+from lowbit.hqq_solver import Solver, codes, residual, shrink, solve, step
 from lowbit.linear import qgemv
 from lowbit.packing import BITS, unpack
 
@@ -60,6 +61,27 @@ def test_solver_is_the_ruling_loop_by_loop(bits: int, size: float) -> None:
     np.testing.assert_allclose(found.zeros, best, rtol=1e-5)
     np.testing.assert_allclose(found.errors[: len(errors)], errors, rtol=1e-9)
     assert len(found.errors) <= 21
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 5, 37])
+@pytest.mark.parametrize("size", [0.02, 1.0])
+def test_groups_are_solved_some_after_the_others(size: float, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few at a time, zeros and errors are to the bit those of `codes` and `step` on all groups at once."""
+    weights = weights_of(groups, 100, groups, size)
+    weights *= np.float32(2.0) ** -np.arange(100, dtype=np.float32)[:, None] / 3  # so that the order of a sum shows
+    scales, zeros = range_grid(weights, 2, FLOAT32)
+    z, beta, errors, best = zeros, 10.0, list[float](), zeros
+    for _ in range(21):
+        q = codes(weights, scales, z, 2)
+        errors.append(fsum(np.add.reduce(np.abs(residual(weights, q, scales, z)), axis=0).tolist()) / weights.size)
+        if len(errors) > 1 and errors[-1] >= min(errors[:-1]):
+            break
+        best, z, beta = z, step(weights, q, scales, z, 0.7, beta).astype(np.float32), beta * 1.01
+    for at_a_time in (1, 250, 700, 10**6):
+        monkeypatch.setattr(hqq_solver, "WEIGHTS_AT_A_TIME", at_a_time)
+        found = solve(weights, scales, zeros, 2)
+        assert found.errors == tuple(errors)
+        np.testing.assert_array_equal(found.zeros, best)
 
 
 @given(st.floats(0.3, 1.0), st.floats(1.0, 100.0), st.floats(-4, 4))
