@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ from tiny_checkpoint import DENSE, MIXTRAL, published, write
 from lowbit import data
 from lowbit.affine import QuantizedMatrix
 from lowbit.affine import quantize as by_range
+from lowbit.config import LlamaConfig
 from lowbit.decoder import Decoder, next_logits
 from lowbit.errors import ArgumentError, FormatError, LowbitError, UnavailableError
-from lowbit.formats import quantized_file
+from lowbit.formats import checkpoint_cache, checkpoint_tensors
 from lowbit.formats.checkpoint import Checkpoint, open_checkpoint
-from lowbit.formats.checkpoint_cache import QuantizedCheckpoint, quantized
+from lowbit.formats.checkpoint_cache import COPIES, QuantizedCheckpoint, quantized, threads_for
+from lowbit.formats.checkpoint_random import SHAPES
 from lowbit.formats.quantized_file import Origin, read_matrices, write_quantized
 from lowbit.hqq import as_minimum
 from lowbit.hqq import quantize as hqq_quantize
 from lowbit.packing import unpack
-from lowbit.plan import Plan, Quantization, planned
+from lowbit.plan import METHODS, Method, Plan, Quantization, planned
 from lowbit.weights import LayerWeights, Matrix, in_memory, to_float
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))
@@ -205,9 +208,10 @@ def test_new_weights_are_never_the_old_ones(folder: Path, tmp_path: Path) -> Non
 # Memory.
 
 
-def test_no_more_than_a_block_in_memory(tmp_path: Path) -> None:
+def test_no_more_than_a_block_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantising takes one matrix as float32 and one block quantised, using the result takes less than that."""
-    config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_local_experts": 8}
+    monkeypatch.setattr(checkpoint_cache, "usable_processors", lambda: 1)
+    config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_local_experts": 8}
     config |= {"head_dim": 32, "vocab_size": 260}
     path, matrix = write(tmp_path / "m", published(config)), 128 * 256 * 4
     block = 8 * 3 * matrix
@@ -218,13 +222,58 @@ def test_no_more_than_a_block_in_memory(tmp_path: Path) -> None:
         made = quantized(open_checkpoint(path), plan, tmp_path / "cache")
         making = tracemalloc.get_traced_memory()[1]
         tracemalloc.reset_peak()
-        for number in range(4):
+        for number in range(2):
             made.layer(number)
         using = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert making < block / 6 + 6 * matrix < block
     assert using < block / 8  # the codes of a block alone
+
+
+def test_how_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many matrices as there are processors, but no more than fit in 4 GiB four times over: four of Mixtral's."""
+    mixtral, small = SHAPES["mixtral-8x7b"], LlamaConfig(1, 64, 128, 2, 1, 32, 256, 64, 1e4, 1e-5)
+    for processors, of_mixtral in ((1, 1), (3, 3), (64, 4)):
+        monkeypatch.setattr(checkpoint_cache, "usable_processors", lambda processors=processors: processors)
+        assert (threads_for(mixtral), threads_for(small)) == (of_mixtral, processors)
+    assert threads_for(replace(mixtral, hidden=2**20)) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_matrix_takes(method: Method) -> None:
+    """Its float32 weights at most four times, which is what the number of threads is reckoned by."""
+    weights = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
+    for bits in (2, 3, 8):
+        tracemalloc.start()
+        try:
+            Quantization(bits, 64, method)(weights)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert weights.nbytes + peak < COPIES * weights.nbytes
+
+
+def test_any_number_of_threads(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are the same to the bit, and with three threads three matrices are in work at once."""
+    made, meet = list[QuantizedCheckpoint](), threading.Barrier(3, timeout=10)
+    mine, places, of = threading.local(), list[int](), Plan.of
+
+    def met(plan: Plan, name: str) -> Quantization | None:
+        """The first matrix of each thread waits for those of two others."""
+        if threading.current_thread() is not threading.main_thread() and not hasattr(mine, "met"):
+            mine.met = True
+            places.append(meet.wait())
+        return of(plan, name)
+
+    monkeypatch.setattr(Plan, "of", met)
+    for threads in (1, 3):
+        monkeypatch.setattr(checkpoint_cache, "usable_processors", lambda threads=threads: threads)
+        made.append(quantized(source, PLANS["hqq"], tmp_path / str(threads)))
+    for name in made[0].parts():
+        one, other = (each.folder / f"{name}.safetensors" for each in made)
+        assert one.read_bytes() == other.read_bytes()
+    assert sorted(places) == [0, 0, 1, 1, 2, 2]  # for each of two blocks
 
 
 # Interrupted, and twice at once.
@@ -265,7 +314,7 @@ def test_an_interrupt_inside_a_file_leaves_nothing(
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(quantized_file, "save_file", half)
+    monkeypatch.setattr(checkpoint_tensors, "save_file", half)
     with pytest.raises(KeyboardInterrupt):
         quantized(source, PLAN, tmp_path)
     (place,) = tmp_path.iterdir()
@@ -303,7 +352,7 @@ def test_damage_anywhere_is_made_good(source: Checkpoint, tmp_path: Path) -> Non
     path = made.folder / "layer-00001.safetensors"
     sound, rng = path.read_bytes(), np.random.default_rng(1)
     expected = made.layer(1).linears()
-    for number in range(60):
+    for number in range(30):
         damaged = bytearray(sound)
         if number % 3 == 0:
             damaged = damaged[: rng.integers(len(sound))]
@@ -317,6 +366,30 @@ def test_damage_anywhere_is_made_good(source: Checkpoint, tmp_path: Path) -> Non
         assert all(same(found[name], matrix) for name, matrix in expected.items()), number
         assert path.read_bytes() == sound, number
     equal(quantized(source, PLAN, tmp_path), PLAN)
+
+
+def test_what_is_no_file(source: Checkpoint, tmp_path: Path) -> None:
+    """A pipe or a link to a device or to nowhere is replaced and not waited for; a folder is refused."""
+    made = quantized(source, PLAN, tmp_path)
+    path = made.folder / "layer-00001.safetensors"
+    sound = path.read_bytes()
+    for target in (None, "/dev/zero", "nowhere"):
+        path.unlink()
+        os.mkfifo(path) if target is None else path.symlink_to(target)
+        made.keep("layer-00001")
+        assert not path.is_symlink() and path.read_bytes() == sound
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UnavailableError, match=r"a place for layer-00001\.safetensors is unavailable: .* directory"):
+        made.keep("layer-00001")
+
+
+def test_files_are_as_readable_as_others(source: Checkpoint, tmp_path: Path) -> None:
+    """A cache folder may be shared, so its files have the mode of any file of this user's."""
+    made = quantized(source, PLAN, tmp_path)
+    (tmp_path / "any").touch()
+    modes = {path.stat().st_mode for path in (*made.folder.iterdir(), tmp_path / "any")}
+    assert len(modes) == 1
 
 
 def test_files_that_were_taken_for_others(source: Checkpoint, tmp_path: Path) -> None:
@@ -374,8 +447,8 @@ def test_a_damaged_file(edits: list[tuple[int, int]], kept: Path) -> None:
 def test_no_room(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too little room is found before anything is written, and a full disk on the way is an error in words."""
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=3 * 2**20))
-    with pytest.raises(UnavailableError, match=r"room for quantised weights is unavailable: 0\.0 GB are needed"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**12))
+    with pytest.raises(UnavailableError, match=r"room for quantised weights is unavailable: \d+\.\d KiB are needed"):
         quantized(source, PLAN, tmp_path)
     assert [list(place.iterdir()) for place in tmp_path.iterdir()] == [[]]
     monkeypatch.undo()
@@ -383,7 +456,7 @@ def test_no_room(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyP
     def full(*arguments: Any, **options: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(quantized_file, "save_file", full)
+    monkeypatch.setattr(checkpoint_tensors, "save_file", full)
     with pytest.raises(UnavailableError, match="No space left on device"):
         quantized(source, PLAN, tmp_path)
     (tmp_path / "file").touch()
@@ -398,5 +471,5 @@ def test_the_room_that_is_asked_for(source: Checkpoint, tmp_path: Path) -> None:
     for name in made.parts():
         made.keep(name)
     taken = sum(file.stat().st_size for file in tmp_path.iterdir())
-    assert 0 < asked - taken < 3 * 2**20
+    assert 0 < asked - taken < 2**9 * sum(2 + len(made.layer(number).linears()) for number in range(3 - 1)) + 2**9
     assert made.missing_bytes() == 0

@@ -152,16 +152,19 @@ def test_no_room_and_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Both are errors in words, before anything is written; shards that are there need no room again."""
     usage, total = shutil.disk_usage(tmp_path), total_bytes(CONFIG)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=total - 1))
-    with pytest.raises(UnavailableError, match=r"room for new weights is unavailable: 0\.0 GB are needed"):
+    with pytest.raises(UnavailableError, match=r"room for new weights is unavailable: \d+\.\d KiB are needed"):
         write_random(tmp_path / "m", CONFIG, 0)
-    assert list((tmp_path / "m").iterdir()) == []
+    assert not (tmp_path / "m").exists()
     monkeypatch.undo()
     write_random(tmp_path / "m", CONFIG, 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=0))
     write_random(tmp_path / "m", CONFIG, 0)
+    monkeypatch.undo()
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="give a folder that can be written"):
         write_random(tmp_path / "file" / "m", CONFIG, 0)
+    with pytest.raises(ArgumentError, match="allowed: a directory, or a name that is free"):
+        write_random(tmp_path / "file", CONFIG, 0)
 
 
 def test_shapes_that_a_directory_cannot_say(tmp_path: Path) -> None:
@@ -197,7 +200,9 @@ def test_the_command(tmp_path: Path) -> None:
         (["--like", "gpt"], "--like is 'gpt'; allowed: mixtral-8x7b"),
         (["--layers", 0], "--layers is 0"),
         (["--feed-forward", 2**40], "--feed-forward is 1099511627776"),
-        (["--experts", 0], "experts is 0"),
+        (["--experts", 0], "--experts is 0"),
+        (["--experts", 2**31], "shape is 32 layers of 2147483648 experts; allowed: at most 16384 in all"),
+        (["--layers", 2**31, "--hidden", 2], "shape is 2147483648 layers of 8 experts; allowed: at most 16384 in all"),
         (["--top-k", 9], "top_k is 9"),
         (["--kv-heads", 3], "heads is 32"),
         (["--seed", -1], "seed is -1"),

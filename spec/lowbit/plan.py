@@ -12,8 +12,8 @@ K. HQQ's zero is a real number that codes are shifted by, so its minimum is
 
 .. math:: \min = -s\,z,
 
-and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes more
-than a hundred times as long as the range does, and 13 times the matrix in memory.
+and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes some
+fifty times as long as the range does, and the float32 weights of the matrix three times over in memory.
 
 Source: MoE offloading §3.3, §4.2; errata H.
 """
@@ -26,9 +26,10 @@ import numpy as np
 from lowbit import hqq
 from lowbit.affine import QuantizedMatrix, group_codes, quantize
 from lowbit.check import check_choice, check_integer
+from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError
-from lowbit.packing import BITS, pack
-from lowbit.weights import Floats, LlamaWeights, Matrix, Progress, to_float
+from lowbit.packing import BITS, check_rows, pack
+from lowbit.weights import Floats, LlamaWeights, Matrix, Progress, linear_shapes, to_float
 
 Method = Literal["nearest", "hqq"]
 METHODS: tuple[Method, ...] = get_args(Method)
@@ -68,6 +69,17 @@ class Quantization:
         if self.method == "hqq":
             return by_hqq(weights, self.bits, self.group_size)
         return quantize(weights, bits=self.bits, group_size=self.group_size, scale_dtype="float16")
+
+    def check(self, rows: int) -> None:
+        """Refuse a matrix of so many rows that cannot be quantised so, before it is there.
+
+        Raises:
+            ArgumentError: rows that codes or, for ``hqq``, groups do not fill; a group longer than a column.
+        """
+        check_rows("rows of weights", rows, self.bits)
+        check_integer("group_size", self.group_size, 1, rows)
+        if self.method == "hqq" and rows % self.group_size != 0:
+            raise ArgumentError("group_size", self.group_size, f"a divisor of {rows} for hqq")
 
     def nbytes(self, rows: int, columns: int) -> int:
         """What a K × N matrix will weigh.
@@ -135,6 +147,17 @@ class Plan:
             return self.head
         return self.experts if name.startswith("feed_forward.") else self.attention
 
+    def check(self, config: LlamaConfig) -> None:
+        """Refuse a model some matrix of which cannot be quantised so, before any is read.
+
+        Raises:
+            ArgumentError: see `Quantization.check`.
+        """
+        shapes = linear_shapes(config) | {HEAD: (config.hidden, config.vocabulary)}
+        for name, (rows, _) in shapes.items():
+            if (quantization := self.of(name)) is not None:
+                quantization.check(rows)
+
     def __call__(self, name: str, matrix: Matrix) -> Matrix:
         """This matrix as the plan has it; one that is quantised already is dequantised exactly first."""
         quantization = self.of(name)
@@ -152,6 +175,7 @@ def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None)
     Raises:
         ArgumentError: weights that cannot be quantised so.
     """
+    plan.check(weights.config)
     changed = weights.changed(plan, progress)
     head = plan(HEAD, weights.head)
     return LlamaWeights(changed.config, changed.embedding, changed.layers, changed.norm, head)

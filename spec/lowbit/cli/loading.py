@@ -166,8 +166,8 @@ def said_plan(plan: Plan) -> str:
 def weights_of(model: LoadedModel, plan: Plan | None) -> LayeredWeights:
     """The weights as they are used, block by block: as they are stored, or quantised as a plan says.
 
-    Those of a directory are quantised with one of their matrices in memory, and kept in the cache folder; a model that
-    is in memory stays there.
+    Those of a directory are quantised with a few of their matrices in memory, and kept in the cache folder. A model
+    that is in memory stays there.
 
     Raises:
         LowbitError: weights that cannot be quantised so; no room for them.

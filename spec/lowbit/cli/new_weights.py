@@ -10,6 +10,7 @@ import typer
 from lowbit.check import check_choice, check_integer
 from lowbit.cli.progress import progress_bar
 from lowbit.config import LlamaConfig, Routing
+from lowbit.device import spoken_bytes
 from lowbit.formats.checkpoint_random import SHAPES, total_bytes, write_random
 
 Number = Annotated[int | None, typer.Option(help="Instead of the shape's own.")]
@@ -39,10 +40,10 @@ def new_weights(
     numbers = {"layers": layers, "hidden": hidden, "feed_forward": feed_forward, "heads": heads, "kv_heads": kv_heads}
     numbers |= {"head_dim": head_dim, "vocabulary": vocabulary, "context": context}
     config = changed(SHAPES[like], numbers, experts, top_k)
-    with progress_bar(f"writing {directory.name}") as progress:
+    with progress_bar(f"writing {directory.absolute().name}") as progress:
         write_random(directory, config, seed, progress=progress)
     answer = {"directory": str(directory), "seed": seed, "bytes": total_bytes(config), "config": asdict(config)}
-    print(json.dumps(answer) if as_json else f"{directory}: {total_bytes(config) / 1e9:.2f} GB of random weights")
+    print(json.dumps(answer) if as_json else f"{directory}: {spoken_bytes(total_bytes(config))} of random weights")
 
 
 def changed(config: LlamaConfig, numbers: dict[str, int | None], experts: int | None, top_k: int | None) -> LlamaConfig:
@@ -52,7 +53,8 @@ def changed(config: LlamaConfig, numbers: dict[str, int | None], experts: int | 
         ArgumentError: a number that no model can have.
     """
     given = {name: number for name, number in numbers.items() if number is not None}
-    for name, number in given.items():
+    chosen = given | {name: n for name, n in (("experts", experts), ("top_k", top_k)) if n is not None}
+    for name, number in chosen.items():
         check_integer(f"--{name.replace('_', '-')}", number, 1, 2**31)
     routing = config.routing or Routing(1, 1)
     routing = Routing(

@@ -31,6 +31,7 @@ from lowbit.formats.checkpoint_json import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.formats.checkpoint_names import EMBEDDING, HEAD, NORM, VECTORS, layer_names, tensor_shapes
 from lowbit.formats.checkpoint_tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
 from lowbit.formats.gguf_header import shown
+from lowbit.threads import side_by_side
 from lowbit.weights import ATTENTION, Floats, GatedWeights, LayerWeights, Matrix, SparseWeights
 
 CONFIG = "config.json"
@@ -79,14 +80,15 @@ class Checkpoint:
         """Float32, hidden × vocabulary."""
         return read_floats(self.table, EMBEDDING if self.tied else HEAD, transposed=True)
 
-    def layer(self, number: int, change: Callable[[str, Floats], Matrix] = as_stored) -> LayerWeights:
+    def layer(self, number: int, change: Callable[[str, Floats], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
         """One block.
 
         Args:
             number: 0 to the number of layers - 1.
             change: called with the name and the weights of each linear layer as soon as it is read, routers included;
-                only what it answers with is kept, so a block can be quantised with one of its matrices in memory as
-                float32.
+                only what it answers with is kept, so a block can be quantised with as many of its matrices in memory
+                as float32 as there are threads.
+            threads: matrices that are read and changed at a time.
 
         Raises:
             ArgumentError: there is no such block.
@@ -95,10 +97,12 @@ class Checkpoint:
         check_integer("layer", number, 0, self.config.layers - 1)
         names = layer_names(self.config, number)
         parts: dict[str, Any] = {name: read_floats(self.table, names.pop(name)) for name in VECTORS}
-        linears = {
-            name: change(name, read_floats(self.table, stored, transposed=True)) for name, stored in names.items()
-        }
-        return assembled(self.config, parts, linears)
+
+        def linear(name: str) -> Matrix:
+            return change(name, read_floats(self.table, names[name], transposed=True))
+
+        linears = side_by_side(linear, names, threads)
+        return assembled(self.config, parts, dict(zip(names, linears, strict=True)))
 
 
 def assembled(config: LlamaConfig, vectors: dict[str, Floats], linears: dict[str, Matrix]) -> LayerWeights:

@@ -1,8 +1,9 @@
 """A checkpoint quantised layer by layer, and kept: a model that fits neither in memory nor in one's patience.
 
 Quantising Mixtral 8x7B reads 93 GB. So it is done once: block after block is read, quantised as a `plan` says, and
-written to a file of its own; the next run finds the files and maps them. At any time no more than one matrix is in
-memory as float32, and one block quantised.
+written to a file of its own; the next run finds the files and maps them. The matrices of a block are read and quantised
+several at a time, one on each processor (`threads`), but no more than fit in `MOST_BYTES`: four of Mixtral's. So that,
+and one block quantised, is all that is in memory at any time. What is written does not depend on how many they were.
 
 **What is kept under which name.** The folder is named by a sum of all that its content follows from: names, sizes and
 times of the shards, the configuration, the index, the plan, and `VERSION`, which changes when the method does. Another
@@ -31,18 +32,24 @@ import numpy as np
 from lowbit.affine import QuantizedMatrix
 from lowbit.config import LlamaConfig
 from lowbit.data import CACHE_VARIABLE, cache_folder, sweep
+from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import Checkpoint, assembled
 from lowbit.formats.checkpoint_names import VECTORS
 from lowbit.formats.gguf_header import shown
 from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, write_quantized
 from lowbit.plan import HEAD, Plan
+from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
 
 VERSION = 1
 FOLDER = "quantized"
-SLACK = 2**20
-"""Bytes of a file beyond its matrices; a header is far smaller."""
+SLACK = 2**9
+"""Bytes of a file's header for each matrix, and more than are needed."""
+MOST_BYTES = 2**32
+"""Memory in which matrices are quantised."""
+COPIES = 4
+"""How many times the float32 weights of a matrix are in memory while it is quantised, by the method that needs most."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,15 +120,16 @@ class QuantizedCheckpoint:
         """About what the files that are missing will take."""
         missing = [name for name in self.parts() if not self._file(name).exists()]
         head = {HEAD: (self.config.hidden, self.config.vocabulary)}
-        return sum(self._nbytes(head if name == HEAD else linear_shapes(self.config)) + SLACK for name in missing)
+        return sum(self._file_bytes(head if name == HEAD else linear_shapes(self.config)) for name in missing)
 
-    def _nbytes(self, shapes: dict[str, tuple[int, int]]) -> int:
-        """What matrices of these shapes weigh under the plan."""
+    def _file_bytes(self, shapes: dict[str, tuple[int, int]]) -> int:
+        """About what a file of matrices of these shapes takes, and the vectors of a block beside them."""
         choices = {name: self.plan.of(name) for name in shapes}
-        return sum(
+        matrices = sum(
             4 * rows * columns if (choice := choices[name]) is None else choice.nbytes(rows, columns)
             for name, (rows, columns) in shapes.items()
         )
+        return matrices + 4 * sum(vector_sizes(self.config)[name] for name in VECTORS) + SLACK * (len(shapes) + 2)
 
     def _name(self, number: int) -> str:
         return f"layer-{number:05}"
@@ -133,10 +141,10 @@ class QuantizedCheckpoint:
         return Origin(self.digest, name)
 
     def _made(self, name: str) -> dict[str, Matrix]:
-        """A part from the checkpoint: at no time more than one matrix as float32."""
+        """A part from the checkpoint."""
         if name == HEAD:
             return {HEAD: self.plan(HEAD, self.source.head)}
-        layer = self.source.layer(int(name.rpartition("-")[2]), self.plan)
+        layer = self.source.layer(int(name.rpartition("-")[2]), self.plan, threads_for(self.config))
         return {vector: getattr(layer, vector) for vector in VECTORS} | layer.linears()
 
     def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
@@ -176,6 +184,7 @@ def quantized(
         FormatError: a weight that is not finite, or a checkpoint that has changed since it was opened.
         UnavailableError: no room, or a folder that cannot be written.
     """
+    plan.check(source.config)
     digest = digest_of(source, plan)
     place = (cache_folder() / FOLDER if folder is None else folder) / digest
     result = QuantizedCheckpoint(source, plan, place, digest)
@@ -187,7 +196,7 @@ def quantized(
         remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
         raise UnavailableError("the cache of quantised weights", f"{place}: {error.strerror}", remedy) from error
     if (needed := result.missing_bytes()) > free:
-        reason = f"{needed / 1e9:.1f} GB are needed and {place.parent} has {free / 1e9:.1f} GB"
+        reason = f"{spoken_bytes(needed)} are needed and {place.parent} has {spoken_bytes(free)}"
         remedy = f"make room or give another folder in {CACHE_VARIABLE}"
         raise UnavailableError("room for quantised weights", reason, remedy)
     parts = result.parts()
@@ -196,6 +205,12 @@ def quantized(
         if progress is not None:
             progress(done, len(parts))
     return result
+
+
+def threads_for(config: LlamaConfig) -> int:
+    """How many matrices of a model are quantised at a time."""
+    largest = max(rows * columns for rows, columns in linear_shapes(config).values())
+    return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * largest)))
 
 
 def digest_of(source: Checkpoint, plan: Plan) -> str:

@@ -21,33 +21,30 @@ Source: lowbit's own.
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from lowbit.check import check_integer
 from lowbit.config import LlamaConfig, Routing
 from lowbit.data import WORKPLACE_PREFIX, sweep
+from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import CONFIG
 from lowbit.formats.checkpoint_config import written_config
 from lowbit.formats.checkpoint_names import EMBEDDING, Shape, layer_shapes, tensor_shapes
-from lowbit.formats.checkpoint_tensors import INDEX, read_header
+from lowbit.formats.checkpoint_tensors import INDEX, MOST_INDEX_BYTES, read_header, write_tensors
 from lowbit.formats.checkpoint_tokenizer import FILE as TOKENIZER
 from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
 from lowbit.formats.gguf_header import shown
+from lowbit.threads import side_by_side, usable_processors
 from lowbit.weights import Progress
 
 Halves = npt.NDArray[np.float16]
@@ -76,6 +73,8 @@ SHARD_BYTES = 2**30
 CHUNK = 2**22
 """Numbers that a thread makes at a time."""
 MOST_THREADS = 16
+MOST_EXPERTS = MOST_INDEX_BYTES // 2**10
+"""In all layers together: three tensors each, and seven of the layer, of 100 bytes in an index that is read."""
 ADDING = ("self_attn.o_proj", ".w2.", "mlp.down_proj")
 """The matrices whose result is added to the stream."""
 
@@ -114,7 +113,10 @@ def deviation(name: str, shape: Shape, layers: int) -> float:
 
 def total_bytes(config: LlamaConfig) -> int:
     """What the weights of such a model take in float16."""
-    block = sum(prod(shape) for shape in layer_shapes(config, 0).values())
+    one = config if config.routing is None else replace(config, routing=Routing(1, 1))
+    block = sum(prod(shape) for shape in layer_shapes(one, 0).values())
+    more_experts = 0 if config.routing is None else config.routing.experts - 1
+    block += more_experts * (3 * config.hidden * config.feed_forward + config.hidden)  # with a column of the router
     return 2 * (config.layers * block + 2 * config.vocabulary * config.hidden + config.hidden)
 
 
@@ -146,18 +148,29 @@ def write_random(
     about = {"version": VERSION, "seed": seed, "shard_bytes": shard_bytes, "config": asdict(config)}
     texts = {ABOUT: _as_json({"random weights": about}), CONFIG: _as_json(written_config(config))}
     texts |= {TOKENIZER: byte_tokenizer()} if config.vocabulary >= 256 else {}
-    total = total_bytes(config)
+    experts = 1 if config.routing is None else config.routing.experts
+    if config.layers * experts > MOST_EXPERTS:
+        given = f"{config.layers} layers" + ("" if config.routing is None else f" of {experts} experts")
+        raise ArgumentError("shape", given, f"at most {MOST_EXPERTS} in all, whose names an index can hold")
+    if folder.exists() and not folder.is_dir():
+        raise ArgumentError("directory", shown(str(folder)), "a directory, or a name that is free")
     try:
+        _check_room(folder, total_bytes(config))
         folder.mkdir(parents=True, exist_ok=True)
         sweep(folder)
-        there = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-        if (free := shutil.disk_usage(folder).free) < total - there:
-            reason = f"{(total - there) / 1e9:.1f} GB are needed and {folder} has {free / 1e9:.1f} GB"
-            raise UnavailableError("room for new weights", reason, "make room there, or ask for fewer layers")
         _write_all(folder, config, seed, list(_shards(config, shard_bytes)), texts, progress)
-    except (OSError, SafetensorError) as error:
-        reason = f"{folder}: {' '.join(str(error).split())}"
+    except OSError as error:
+        reason = f"{folder}: {error.strerror or error}"
         raise UnavailableError("a place for new weights", reason, "give a folder that can be written") from error
+
+
+def _check_room(folder: Path, total: int) -> None:
+    """Refuse a disk on which there is too little room for what is not there yet."""
+    there = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if (free := shutil.disk_usage(place).free) < total - there:
+        reason = f"{spoken_bytes(total - there)} are needed and {place} has {spoken_bytes(free)}"
+        raise UnavailableError("room for new weights", reason, "make room there, or ask for fewer layers")
 
 
 def _shards(config: LlamaConfig, shard_bytes: int) -> Iterator[dict[str, Shape]]:
@@ -189,10 +202,7 @@ def _write_all(
     _write_text(folder, ABOUT, texts)
     for file, shard in zip(files, shards, strict=True):
         if file not in kept:
-            tensors = _made(shard, seed, config.layers)
-            with _workplace(folder) as workplace:
-                save_file(tensors, workplace / file, metadata={"format": "pt"})
-                (workplace / file).replace(folder / file)
+            write_tensors(folder / file, _made(shard, seed, config.layers), {"format": "pt"})
         done += 2 * sum(prod(shape) for shape in shard.values())
         if progress is not None:
             progress(done, total)
@@ -201,23 +211,16 @@ def _write_all(
 
 
 def _write_text(folder: Path, file: str, texts: dict[str, bytes]) -> None:
-    with _workplace(folder) as workplace:
-        (workplace / file).write_bytes(texts[file])
-        (workplace / file).replace(folder / file)
-
-
-@contextmanager
-def _workplace(folder: Path) -> Iterator[Path]:
-    """A folder for what is not finished; it goes away."""
     with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=folder) as workplace:
-        yield Path(workplace)
+        (part := Path(workplace) / file).write_bytes(texts[file])
+        part.replace(folder / file)
 
 
 def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, Halves]:
-    """The tensors of a shard, on all processors: numpy lets go of the interpreter while it makes numbers."""
-    with ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1)) as pool:
-        made = pool.map(lambda named: random_tensor(named[0], named[1], seed, layers), shard.items())
-        return dict(zip(shard, made, strict=True))
+    """The tensors of a shard, on all processors."""
+    threads = min(MOST_THREADS, usable_processors())
+    made = side_by_side(lambda named: random_tensor(named[0], named[1], seed, layers), shard.items(), threads)
+    return dict(zip(shard, made, strict=True))
 
 
 def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, bytes]) -> set[str]:

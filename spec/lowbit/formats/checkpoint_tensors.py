@@ -11,22 +11,28 @@ single weight is read.
 error and not a fault, and numpy, which has no bfloat16, can be handed the upper halves of float32 numbers that such
 weights are. float16 and bfloat16 widen exactly, so nothing is rounded.
 
+**Writing** leaves a file whole under its name, or no file.
+
 Source: the safetensors format; the ``safetensors`` library checks the headers.
 """
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from stat import S_IMODE
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from lowbit.check import spoken
-from lowbit.errors import ArgumentError, FormatError
+from lowbit.data import WORKPLACE_PREFIX
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint_json import Fields, read_fields
 from lowbit.formats.gguf_header import shown
 from lowbit.weights import Floats
@@ -161,6 +167,8 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
         ArgumentError: the file cannot be read.
         FormatError: it is not a sound safetensors file, or holds another type.
     """
+    if path.exists() and not path.is_file():  # a pipe would wait for somebody to write to it
+        raise ArgumentError("model", shown(str(path)), "plain files to read")
     try:
         status = path.stat()
         with path.open("rb") as stream:
@@ -228,3 +236,30 @@ def _read(place: Place, name: str) -> npt.NDArray[Any]:
             shard.path.name, f"data of tensor {shown(name)}", f"{data.nbytes} bytes", f"{place.nbytes} bytes"
         )
     return data
+
+
+# **Writing.**
+
+
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    """A safetensors file, whole or not at all.
+
+    Args:
+        path: where; the folder exists.
+        tensors: C-contiguous, of types that numpy has.
+        metadata: texts for its header.
+
+    Raises:
+        UnavailableError: it cannot be written.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=path.parent) as workplace:
+            part, plain = Path(workplace) / path.name, Path(workplace) / "plain"
+            save_file(dict(tensors), part, metadata=dict(metadata))
+            plain.touch()
+            part.chmod(S_IMODE(plain.stat().st_mode))  # the library's files are their owner's alone
+            part.replace(path)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        remedy = "make room there, or see to it that it can be written"
+        raise UnavailableError(f"a place for {path.name}", f"{path.parent}: {reason}", remedy) from error

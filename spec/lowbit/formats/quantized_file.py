@@ -22,7 +22,6 @@ Source: lowbit's own.
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,14 +29,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from lowbit.affine import QuantizedMatrix
-from lowbit.data import WORKPLACE_PREFIX
-from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_json import Fields, parsed
-from lowbit.formats.checkpoint_tensors import DTYPES, Table, read_header
+from lowbit.formats.checkpoint_tensors import DTYPES, Table, read_header, write_tensors
 from lowbit.formats.gguf_header import shown
 from lowbit.weights import Floats, Matrix
 
@@ -85,14 +81,7 @@ def write_quantized(path: Path, matrices: Mapping[str, Matrix | Floats], origin:
         else:
             tensors[f"{name}.weights"] = matrix
     account = origin.texts() | {"matrices": values, "sha256": _sum_of(tensors)}
-    try:
-        with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=path.parent) as workplace:
-            part = Path(workplace) / path.name
-            save_file(tensors, part, metadata={TEXT: json.dumps(account, sort_keys=True)})
-            part.replace(path)
-    except (OSError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise UnavailableError(f"a place for {path.name}", f"{path.parent}: {reason}", "make room there") from error
+    write_tensors(path, tensors, {TEXT: json.dumps(account, sort_keys=True)})
 
 
 def _sum_of(tensors: Mapping[str, Array]) -> str:
