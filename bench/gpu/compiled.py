@@ -60,7 +60,7 @@ def one_compiled(wanted: tuple[str, str]) -> dict[str, Any]:
 
 def main() -> None:
     """Write the record."""
-    from gpu.measure import write
+    from gpu.parts import write
 
     found = compiled([(source, arch) for arch in ARCHITECTURES for source in sources()])
     write(RECORD, {"about": "registers of a thread, and bytes that did not fit", "compiled": found})

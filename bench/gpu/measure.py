@@ -1,9 +1,10 @@
 """Run the parts one after the other, each in a process of its own with a time limit, and write what came of each.
 
-    python -m gpu.measure FOLDER [--simulate] [--only PART]... [--limit SECONDS]
+    python -m gpu.measure FOLDER [--simulate] [--only PART]... [--limit SECONDS] [--total SECONDS]
 
-A part that fails, hangs or takes the whole process with it loses only its own results. The exit status is 0 if no part
-failed. `run.sh` sets up what this needs.
+A part that fails, hangs or takes the whole process with it loses only its own results, and those of `gemv` and `table2`
+are kept as far as they came. All parts together have a limit too, so what may hang comes last. The exit status is 0 if
+no part failed. `run.sh` sets up what this needs.
 """
 
 import argparse
@@ -20,19 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from gpu.machine import description
-from gpu.parts import Answer, Setting, Skipped
+from gpu.parts import ANSWER, Answer, Setting, Skipped, write
 
 PARTS: dict[str, tuple[str, float]] = {
-    "compiled": ("every kernel compiled for the device, and what it takes of a processor", 300),
-    "conformance": ("the port's contract and the suite, on the device", 420),
-    "kernels": ("each kernel on small arrays against its meaning in numpy", 180),
-    "traces": ("the engine's events on the device and on the simulation", 180),
-    "sanitizer": ("compute-sanitizer over small arrays: memcheck, racecheck, synccheck", 300),
-    "gemv": ("bandwidth of products by bits and shape, against a device copy", 240),
-    "peers": ("the same for another project's 4-bit product", 120),
-    "table2": ("the paper's Table 2 as ratios, on experts of Mixtral-8x7B's shape", 300),
+    "compiled": ("every kernel compiled for the device, and what it takes of a processor", 120),
+    "kernels": ("each kernel on small arrays against its meaning in numpy", 60),
+    "gemv": ("bandwidth of products by bits and shape, against a device copy", 150),
+    "table2": ("the paper's Table 2 as ratios, on experts of Mixtral-8x7B's shape", 240),
+    "traces": ("the engine's events on the device and on the simulation", 90),
+    "conformance": ("the port's contract and the suite, on the device", 180),
+    "peers": ("the same for another project's 4-bit product", 60),
+    "sanitizer": ("compute-sanitizer over small arrays: memcheck, racecheck, synccheck", 180),
 }
 """Each part, what it is, and its limit in seconds."""
+
+TOTAL = 540.0
+"""Seconds for all of them."""
+LEAST = 2.0
+"""Seconds with which it is worth while to begin a part."""
 
 GOOD = ("passed", "measured", "simulated", "skipped")
 TAIL = 4000
@@ -46,13 +52,14 @@ def main() -> None:
         child(options.child, Setting(options.simulate, options.out))
         return
     write(options.out / "machine.json", description(options.simulate))
-    summary = {}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the part that runs is ended too
+    summary, end = {}, time.monotonic() + options.total
     for name in options.only or PARTS:
-        record = part(name, options)
+        record = part(name, options, end - time.monotonic())
         write(options.out / f"{name}.json", record)
         summary[name] = {key: record[key] for key in ("verdict", "why", "seconds")}
         print(f"{name:12} {record['verdict']:10} {record['seconds']:6.1f} s  {record['why']}", flush=True)
-    write(options.out / "summary.json", {"simulated": options.simulate, "parts": summary})
+        write(options.out / "summary.json", {"simulated": options.simulate, "parts": summary})
     sys.exit(0 if all(found["verdict"] in GOOD for found in summary.values()) else 1)
 
 
@@ -64,21 +71,33 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--simulate", action="store_true", help="try the script on a simulated device")
     parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART", help="repeatable")
     parser.add_argument("--limit", type=float, help="seconds for each part, instead of its own limit")
+    parser.add_argument("--total", type=float, default=TOTAL, help=f"seconds for all parts, by default {TOTAL:g}")
     parser.add_argument("--child", choices=list(PARTS), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.limit is not None and not options.limit > 0:
-        parser.error(f"--limit is {options.limit}; allowed: more than 0")
+    for name in ("limit", "total"):
+        if (given := getattr(options, name)) is not None and not given > 0:
+            parser.error(f"--{name} is {given}; allowed: more than 0")
     options.out = options.out.resolve()
     return options
 
 
-def part(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Run one part in a process of its own; whatever it does, there is a record."""
+def part(name: str, options: argparse.Namespace, left: float) -> dict[str, Any]:
+    """Run one part in a process of its own; whatever it does, there is a record.
+
+    Args:
+        name: which.
+        options: of the command line.
+        left: seconds for it and all that come after it.
+    """
     what, limit = PARTS[name]
-    limit = options.limit or limit
+    limit = min(options.limit or limit, left)
+    record: dict[str, Any] = {"part": name, "what": what, "simulated": options.simulate}
+    if left < LEAST:
+        none_left = Answer("timed out", f"of the {options.total:g} seconds for all parts none were left")
+        return record | asdict(none_left) | {"seconds": 0.0, "limit": 0.0, "output": ""}
     answer_file = options.out / f".{name}.{os.getpid()}.json"
     command = [sys.executable, "-m", "gpu.measure", str(options.out), "--child", name]
-    environment = os.environ | {"LOWBIT_GPU_ANSWER": str(answer_file), "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {ANSWER: str(answer_file), "PYTHONUNBUFFERED": "1"}
     began = time.monotonic()
     with subprocess.Popen(
         command + ["--simulate"] * options.simulate,
@@ -96,7 +115,9 @@ def part(name: str, options: argparse.Namespace) -> dict[str, Any]:
             os.killpg(process.pid, signal.SIGKILL)  # and what it has started
             output, _ = process.communicate()
             late = True
-    record = {"part": name, "what": what, "simulated": options.simulate}
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     record |= answered(answer_file, process.returncode, limit if late else None)
     record |= {"seconds": round(time.monotonic() - began, 2), "limit": limit, "output": output[-TAIL:]}
     return record
@@ -109,7 +130,9 @@ def answered(file: Path, status: int, limit: float | None) -> dict[str, Any]:
     except (OSError, ValueError):
         found = asdict(Answer("crashed", f"it ended with status {status} and said nothing"))
     file.unlink(missing_ok=True)
-    return found if limit is None else asdict(Answer("timed out", f"it took more than {limit:g} seconds"))
+    if limit is None:
+        return found
+    return asdict(Answer("timed out", f"it took more than {limit:.0f} seconds", found.get("result", {})))
 
 
 def child(name: str, setting: Setting) -> None:
@@ -121,14 +144,7 @@ def child(name: str, setting: Setting) -> None:
     except Exception as error:
         traceback.print_exc()
         answer = Answer("failed", f"{type(error).__name__}: {error}")
-    write(Path(os.environ["LOWBIT_GPU_ANSWER"]), asdict(answer))
-
-
-def write(file: Path, content: Any) -> None:
-    """Write JSON under a temporary name and rename it."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    os.replace(temporary, file)
+    write(Path(os.environ[ANSWER]), asdict(answer))
 
 
 if __name__ == "__main__":

@@ -4,12 +4,17 @@ A part is a module of this package with a function `run(setting)`. It runs in a 
 `Answer`; what it raises is its verdict too.
 """
 
+import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from lowbit_cuda.port import DevicePort
+
+ANSWER = "LOWBIT_GPU_ANSWER"
+"""The variable of the environment that names the file for a part's answer."""
 
 Word = Literal["passed", "failed", "measured", "simulated", "skipped", "timed out", "crashed"]
 
@@ -30,6 +35,11 @@ class Setting:
     def measured(self) -> Word:
         """The verdict on a number."""
         return "simulated" if self.simulate else "measured"
+
+    def so_far(self, result: Mapping[str, Any]) -> None:
+        """What was found by now, in case the part does not come to its end."""
+        if answer := os.environ.get(ANSWER):
+            write(Path(answer), asdict(Answer("crashed", "it did not come to its end", result)))
 
     def device(self, *, bytes_there: bool = True) -> DevicePort:
         """The device; simulated, its memory has sizes and no bytes where `bytes_there` is False."""
@@ -55,6 +65,13 @@ class Answer:
     verdict: Word
     why: str = ""
     result: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write(file: Path, content: Any) -> None:
+    """Write JSON under a temporary name and rename it."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
+    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    os.replace(temporary, file)
 
 
 class Skipped(Exception):  # noqa: N818  # it is no error

@@ -13,14 +13,18 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-from gpu.parts import Answer, Setting, Skipped
+from gpu.parts import ANSWER, Answer, Setting, Skipped
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 86
 """The status with which the tool ends when it has found something."""
 PLACES = ("/usr/local/cuda*/bin/compute-sanitizer", "/opt/nvidia/compute-sanitizer/*/compute-sanitizer")
-REFUSED = re.compile("Device not supported|not supported on this|Unable to (?:start|attach)|failed to initialize", re.I)
-LIMIT = 90
+REFUSED = re.compile(
+    "Device not supported|not supported on this|Unable to (?:start|attach)|failed to initialize"
+    "|Internal Sanitizer Error|before first instrumented API call",
+    re.I,
+)
+LIMIT = 55
 """Seconds for each tool."""
 
 
@@ -33,7 +37,12 @@ def run(setting: Setting) -> Answer:
     )
     if program is None:
         raise Skipped("compute-sanitizer was not found; it comes with the CUDA toolkit")
-    results = {tool: watched(program, tool, setting) for tool in TOOLS}
+    results = dict[str, dict[str, Any]]()
+    for tool in TOOLS:
+        results[tool] = watched(program, tool, setting)
+        setting.so_far(results)
+        if results[tool]["verdict"] == "refused":  # so would the others be
+            break
     bad = [tool for tool, result in results.items() if result["verdict"] in ("found", "failed")]
     worked = [tool for tool, result in results.items() if result["verdict"] == "clean"]
     if bad:
@@ -48,7 +57,7 @@ def watched(program: str, tool: str, setting: Setting) -> dict[str, Any]:
     command = [program, "--tool", tool, "--error-exitcode", str(FOUND)]
     command += [sys.executable, "-m", "gpu.measure", str(setting.out), "--child", "kernels"]
     answer = Path(setting.out, f".{tool}.{os.getpid()}.json")
-    environment = os.environ | {"LOWBIT_GPU_ANSWER": str(answer)}
+    environment = os.environ | {ANSWER: str(answer)}
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False

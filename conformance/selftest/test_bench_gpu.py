@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gpu import gemv, measure, sanitizer, traces
 from gpu.entry_points import write as write_entry_points
+from gpu.parts import Setting
 
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.sim import SimDevice
@@ -53,6 +54,29 @@ def test_a_part_that_takes_too_long_loses_only_itself(tmp_path: Path) -> None:
     assert summary["peers"]["verdict"] == "skipped"
 
 
+def test_all_parts_together_have_a_limit(tmp_path: Path) -> None:
+    """A part for which no time is left is not begun, and says so; a part gets no more than what is left."""
+    done = ran(tmp_path, "--simulate", "--only", "table2", "--only", "peers", "--total", "4")
+    assert done.returncode == 1
+    table2, peers = read(tmp_path, "table2"), read(tmp_path, "peers")
+    assert (table2["verdict"], peers["verdict"]) == ("timed out", "timed out")
+    assert table2["seconds"] >= 4 > peers["seconds"] == 0
+    assert peers["why"] == "of the 4 seconds for all parts none were left"
+    assert set(read(tmp_path, "summary")["parts"]) == {"table2", "peers"}
+
+
+def test_what_a_part_found_before_its_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the reason why it is not all."""
+    file = tmp_path / "answer.json"
+    for status, limit, verdict in ((-9, 20.0, "timed out"), (-11, None, "crashed")):
+        monkeypatch.setenv("LOWBIT_GPU_ANSWER", str(file))
+        Setting(True, tmp_path).so_far({"products": [1]})
+        Setting(True, tmp_path).so_far({"products": [1, 2]})
+        answer = measure.answered(file, status, limit)
+        assert (answer["verdict"], answer["result"]) == (verdict, {"products": [1, 2]})
+        assert answer["why"]
+
+
 @pytest.mark.parametrize(
     ("left", "status", "verdict"),
     [('{"verdict": "passed"}', 0, "passed"), ("", -11, "crashed"), ('{"verd', 1, "crashed"), (None, 3, "crashed")],
@@ -68,7 +92,7 @@ def test_a_part_that_dies_is_said_to_have(tmp_path: Path, left: str | None, stat
     assert not file.exists()
 
 
-@pytest.mark.parametrize("arguments", [["--limit", "0"], ["--limit", "nan"], ["--only", "everything"], []])
+@pytest.mark.parametrize("arguments", [["--limit", "0"], ["--total", "nan"], ["--only", "everything"], []])
 def test_a_wrong_command_line_is_refused(tmp_path: Path, arguments: list[str]) -> None:
     """Before anything is written."""
     with pytest.raises(SystemExit) as caught:
@@ -86,7 +110,8 @@ def test_a_wrong_product_is_seen(bits: int, monkeypatch: pytest.MonkeyPatch) -> 
     with SimDevice() as device:
         found = gemv.product(device, layout, checked=True)
     assert found["error"] <= gemv.TOLERANCE
-    assert len(found["rounds"]["products"]) == len(found["rounds"]["copies"]) == 3
+    assert {len(seconds) for seconds in found["rounds"].values()} == {3}
+    assert set(found["rounds"]) == {"products", "copies", "copies in a graph"}
     random = np.random.default_rng(5)
     parts, x = gemv.random_parts(layout, random), random.standard_normal(256).astype(np.float32)
     blob = np.concatenate([part.view(np.uint8) for part in parts])

@@ -79,7 +79,7 @@ def test_results_fill_the_table(tmp_path: Path, answers: dict[str, Answer]) -> N
     )
     for column in answers["table2"].result["columns"]:
         for row in column["rows"]:
-            said = f"{row['ratio']:.2f}; copies {row['share_of_copies']:.2f} of the time"
+            said = f"{row['ratio']:.2f}; misses {row['share_of_misses']:.2f} of the time"
             assert found.pop(f"Table 2, {column['bits']}-bit experts: {row['row']}") == said
     assert found.pop("the engine's events on the device and on the simulation") == "failed: swap: another event"
     assert found.pop("each kernel on small arrays against its meaning in numpy") == "passed: 71 launches"

@@ -154,7 +154,7 @@ def wanted() -> Iterator[Wanted]:
     for bits_ in (2, 3):
         for row in LISTED:
             paper = read(COLUMNS[0], bits_, row.paper) / read(COLUMNS[0], bits_, ROWS[3])
-            goal = f"≥ {GOAL}; copies ≥ {GOAL_OF_COPIES} of the time; " if row.guesses else ""
+            goal = f"≥ {GOAL}; misses ≥ {GOAL_OF_COPIES} of the time; " if row.guesses else ""
             words = f"Table 2, {bits_}-bit experts: {row.name}"
             key = (bits_, row.name)
             yield Wanted(words, f"{goal}the paper's A100: {paper:.2f}", "table2", partial(ratio, key))
@@ -169,11 +169,11 @@ def bandwidth(key: tuple[int, int, int], result: Record) -> str | None:
 
 
 def ratio(key: tuple[int, str], result: Record) -> str | None:
-    """Ratio to naive loading, and which part of the time copies need."""
+    """Ratio to naive loading, and which part of the time copies of what was missing need."""
     for column in result.get("columns", ()):
         for row in column["rows"]:
             if (column["bits"], row["row"]) == key:
-                return f"{row['ratio']:.2f}; copies {row['share_of_copies']:.2f} of the time"
+                return f"{row['ratio']:.2f}; misses {row['share_of_misses']:.2f} of the time"
     return None
 
 
