@@ -1,6 +1,7 @@
 """Copy or compute: the choice against every choice there is."""
 
 from itertools import chain, combinations
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from lowbit.errors import ArgumentError
+from lowbit_cuda.engine import on_host
 from lowbit_cuda.engine.cost import Choice, Job, Rates, choose, measured
+from lowbit_cuda.engine.on_host import OnHost
 
 TIMES = st.integers(0, 20).map(float)  # whole seconds, so that sums are exact and equal choices are equal
 
@@ -65,6 +68,40 @@ def test_many_experts_end() -> None:
     for job in jobs:
         greedy = min(greedy, (*greedy, job.expert), key=lambda some: makespan(jobs, some, 0.0, 0.0))
     assert choose(jobs).makespan <= makespan(jobs, greedy, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_little_beyond_the_exact(seed: int) -> None:
+    """Of ten experts, more than all partial choices are kept for, what is kept still leads to the best of all."""
+    times = np.random.default_rng(seed).integers(1, 100, (10, 3))
+    jobs = [Job(expert, float(copy), float(device), 3.0 * host) for expert, (copy, device, host) in enumerate(times)]
+    subsets = chain.from_iterable(combinations(range(10), size) for size in range(11))
+    assert choose(jobs).makespan == min(makespan(jobs, subset, 0.0, 0.0) for subset in subsets)
+
+
+def test_what_the_choice_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts in slots keep the device busy, those in buffers cost no copy and stay, the others cost one or the host;
+    copies that have not arrived are before them."""
+    told = []
+
+    def listen(jobs: list[Job], queued: float, busy: float) -> Choice:
+        told.append((jobs, queued, busy))
+        return Choice((5,), 0.0)
+
+    class Arrived:
+        """Of a port, all that is asked for here."""
+
+        def reached(self, event: Any) -> bool:
+            return bool(event == "arrived")
+
+    monkeypatch.setattr(on_host, "choose", listen)
+    rates = Rates(bandwidth=10.0, device=lambda tokens: 0.25 * tokens, host=lambda tokens: 1.5 * tokens)
+    chooser = OnHost(Arrived(), rates, 40)  # type: ignore[arg-type]  # no more of a port is needed
+    for event in ("arrived", "arrived", "on its way", "behind it"):
+        chooser.expect(event)
+    where = {0: "slot", 1: "slot", 2: "buffer", 3: "host", 5: "host"}
+    assert chooser.choose(where, {0: 2, 2: 3, 3: 4}) == (5,)
+    assert told == [([Job(2, 0.0, 0.75), Job(3, 4.0, 1.0, 6.0), Job(5, 4.0, 0.25, 1.5)], 8.0, 0.75)]
 
 
 def test_measured_points() -> None:

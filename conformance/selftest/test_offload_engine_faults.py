@@ -17,7 +17,7 @@ from engine_runs import walk
 
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Request
-from lowbit_cuda.engine import Engine, EngineError, device_bytes
+from lowbit_cuda.engine import Engine, EngineError, Rates, device_bytes
 from lowbit_cuda.port import DeviceError, DeviceMemoryError, Memory, Span, Stream
 from lowbit_cuda.sim import SimDevice
 from lowbit_cuda.sim.faults import Failure, Faults
@@ -167,8 +167,9 @@ def test_filling(memory: str, kind: str) -> None:
         at += 1
         house = House(arrangement, device=SimDevice(on_unwritten="raise", budget=room_for(arrangement)), fill=False)
         house.device._faults = Faults(Failure(at, kind))
-        while not house.engine._filling.complete:
+        for _ in range(2):
             survive(house.fill)
+        assert house.engine._filling.complete
         failed, house.device._faults = house.device.failed, Faults(None)
         after_a_failure(house)
     assert at >= 2 * 4, "there is a call for each expert at least"
@@ -186,10 +187,12 @@ def survive(function: Any) -> Any:
 def test_old_news_is_no_failure_of_reset(memory: str) -> None:
     """What the device tells when `reset` waits for it was the past's: `reset` goes on, and the engine is as new."""
     arrangement = SHORT if memory == "mirror" else swapped(SHORT)
-    device, house = built(arrangement, Failure(1, "late", of="copy", later=10**6))
+    house = House(arrangement, rates=Rates(1.0, float, float))
+    house.device._faults = Faults(Failure(1, "late", of="copy", later=10**6))
     house.run(0, [1])
     house.engine.reset()
-    assert device.failed
+    assert house.device.failed
+    assert not house.engine._on_host._coming, "nothing is believed to be on its way"
     after_a_failure(house)
 
 
@@ -230,9 +233,16 @@ def test_it_says_what_was_being_done() -> None:
             program(house, False)
         assert (caught.value.layer, caught.value.expert) == ((1, 0) if at == 4 else (0, 1))
         assert isinstance(caught.value.__cause__, DeviceError)
-    _, house = built(swapped(LONG), Failure(2, "error", of="copy"))
+    device, house = built(swapped(LONG), Failure(2, "error", of="copy"))
     with pytest.raises(EngineError, match="taking back expert 0 of layer 0: copy of expert blocks"):
+        house.run(0, [2, 3])
+    house.run(0, [2, 3])
+    house.engine._whole = False
+    device._faults = Faults(Failure(1, "error", of="copy"))
+    with pytest.raises(EngineError, match="bringing experts back: copy of experts of layer 0") as caught:
         house.run(0, [2])
+    assert str(caught.value).startswith("bringing") and caught.value.layer is None
+    assert not isinstance(caught.value.__cause__, EngineError)
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])

@@ -51,10 +51,11 @@ def test_off_stays_off_silently() -> None:
 
 
 def test_a_hiccup_decides_nothing() -> None:
-    """One token that is held up for a second is not what guessing costs; a mean would be taken in."""
-    slow = {3 + 1}
+    """One token that is held up for a second is not what guessing costs, nor one that needs nothing what it saves; a
+    mean would be taken in by the first, and the least by the second."""
+    odd = {3 + 1: 1.0, 3 + 4: 0.001}
     trial = Trial(PLAN)
-    drive(trial, 3 + LENGTH, lambda token, guessing: 1.0 if token in slow else 0.010 if guessing else 0.020)
+    drive(trial, 3 + LENGTH, lambda token, guessing: odd.get(token, 0.010 if guessing else 0.020))
     assert trial.guessing and trial.measurements[0].benefit == pytest.approx(0.010)
 
 
@@ -83,8 +84,8 @@ def test_tokens_of_the_other_kind() -> None:
 def test_equal_is_not_negative() -> None:
     """Where it makes no difference, guessing stays as the paper has it: on."""
     trial = Trial(PLAN)
-    drive(trial, 100, lambda token, guessing: 1.0)
-    assert len(trial.measurements) > 2 and all(m.benefit == 0 for m in trial.measurements)
+    _, said = drive(trial, 100, lambda token, guessing: 1.0)
+    assert not said and len(trial.measurements) > 2 and all(m.benefit == 0 for m in trial.measurements)
 
 
 @pytest.mark.parametrize("wrong", [{"warmup": -1}, {"window": 0}, {"rounds": 0}, {"patience": 0}, {"window": 1.5}])

@@ -106,13 +106,16 @@ def test_both_ways_at_once() -> None:
 
 
 def test_the_host_does_not_wait() -> None:
-    """A request returns at once, whatever the device has to do for it."""
+    """A request returns at once, whatever the device has to do for it; and a token that the device has not done when
+    the next begins is not measured."""
     for memory in ("mirror", "swap"):
-        house = Timed(Arrangement(3, 8, 2, 4, memory), 0.5)
-        house.run(0, range(8), [3, 4])
-        house.run(1, [0, 4, 5], [7])
-        house.run(2, [7])
+        house = Timed(Arrangement(3, 8, 2, 4, memory), 0.5, prefetch="auto")
+        for _ in range(2):
+            house.run(0, [0, 1, 2], [3, 4])
+            house.run(1, [0, 4, 5], [7])
+            house.run(2, [7])
         assert house.device.now() == house.began
+        assert house.engine.account.tokens == 0
         house.check()
 
 
@@ -148,6 +151,7 @@ def test_right_guesses_stay_on() -> None:
     for t in range(30):
         house.run(0, [0])  # abandoned
         house.token([[t % 6], [t % 6]], [[t % 6], []])
+        house.run(0, [0])  # abandoned, after one that counts
         house.run(0, range(6), [2], tokens=dict.fromkeys(range(6), 9))  # a prompt
         house.run(1, range(6), tokens=dict.fromkeys(range(6), 9))
         house.token([[1], [2]], [[], []])  # nothing to guess with
@@ -199,13 +203,13 @@ def test_the_host_computes(memory: Any) -> None:
 
 
 def test_a_long_queue_moves_work_to_the_host() -> None:
-    """Behind three wrong guesses even the one missing expert is done sooner by the host; then nothing is asked of the
-    device, and the request is empty."""
+    """Behind three wrong guesses even two missing experts are done sooner by the host, the lower first; then nothing is
+    asked of the device, and the request is empty."""
     house, computed = Timed(Arrangement(2, 8, 1, 4), 0.25, rates=RATES), list[int]()
     house.run(0, [0], [1, 2, 3])
     house.wait()
-    house.run(1, [7], compute_on_host=lambda expert, data: computed.append(expert))
-    assert computed == [7] and house.engine.requests[-1].needed == ()
+    house.run(1, [7, 5], compute_on_host=lambda expert, data: computed.append(expert))
+    assert computed == [5, 7] and house.engine.requests[-1].needed == ()
     house.check()
 
 

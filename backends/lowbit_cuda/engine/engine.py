@@ -332,7 +332,6 @@ class Engine:
                 self._in_slot[layer] = counted.on_device
                 self._places[layer] = [counted.on_host[expert] for expert in sorted(counted.on_host)]
         self._blocks.free_all_but(block for slots in self._in_slot for block in slots.values())
-        self._pace.forget()
         self._on_host.forget()
 
     def _homes(self) -> Iterator[Home]:

@@ -61,7 +61,7 @@ class Pace:
     def _look(self) -> None:
         assert self._trial is not None
         first, last = self._first, self._last
-        if first is None or last is None or not (self._port.reached(last) and self._port.reached(first)):
+        if first is None or last is None or not self._port.reached(last):
             return
         self._account.tokens += 1
         note = self._trial.token(self._port.seconds(first, last), self._guessing)

@@ -103,8 +103,6 @@ class Trial:
             self._rest -= 1
         elif guessed == self.guessing:
             self._count(seconds)
-        if not self.measuring:
-            return None
         if min(map(len, self._times.values())) >= self.plan.window * self.plan.rounds:
             return self._conclude()
         return None
