@@ -148,7 +148,6 @@ def test_a_model_on_the_kernels_themselves() -> None:
     np.testing.assert_allclose(np.frombuffer(expected, np.float32), near, rtol=0, atol=2e-3)  # float16 keys
 
 
-@pytest.mark.skipif(not TRAINED.exists(), reason="the trained model is not there")
 def test_the_trained_model() -> None:
     """Real routing: with two slots a layer the same bits as with all, and tokens as the numpy backend has them."""
     from lowbit.engine import build
@@ -183,7 +182,6 @@ def asked(*arguments: object) -> tuple[object, ...]:
     return ("generate", "--model", TRAINED, "--prompt", "The ", "--tokens", 3, *arguments)
 
 
-@pytest.mark.skipif(not TRAINED.exists(), reason="the trained model is not there")
 def test_generate_on_a_device() -> None:
     """The options arrive, and the account has slots, recall, bytes, prefetching and memory, in words and as JSON."""
     options = ("--device-memory", "2.4MB", "--buffers", 2, "--memory", "swap", "--prefetch", "off", "--keys", "float32")
@@ -206,7 +204,6 @@ def test_generate_on_a_device() -> None:
         assert word in plain.stderr
 
 
-@pytest.mark.skipif(not TRAINED.exists(), reason="the trained model is not there")
 def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
     """The other commands that need a model run there too."""
     text = tmp_path / "text.txt"
@@ -236,7 +233,6 @@ def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
         (("--backend", NUMPY, "--keys", "bfp12"), "head_dim 16 and keys in bfp12"),
     ],
 )
-@pytest.mark.skipif(not TRAINED.exists(), reason="the trained model is not there")
 def test_what_cannot_be_is_refused(options: tuple[object, ...], message: str) -> None:
     """One line that names the option, what was given and what is allowed."""
     result = run(*asked(*options))
