@@ -185,7 +185,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_theta": None}, "rope_theta is missing"),
     ({"rope_theta": "1e6"}, "rope_theta is '1e6'; allowed: a number"),
     ({"rope_theta": 10**400}, "rope_theta is a larger one"),
-    ({"rope_theta": 0.0}, "rope_base is 0.0"),
+    ({"rope_theta": 0.0}, "rope_theta is 0.0"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu'"),
     ({"attention_bias": True}, "attention_bias is True; allowed: False"),
     ({"mlp_bias": True}, "mlp_bias is True"),
@@ -207,7 +207,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"num_local_experts": 3}, r"shape of tensor 'model\.layers\.0\.block_sparse_moe\.gate\.weight'"),
     ({"num_local_experts": None}, "num_local_experts is missing"),
-    ({"num_experts_per_tok": 5}, "top_k is 5"),
+    ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
     ({"num_attention_heads": 3}, "heads is 3"),
     ({"num_key_value_heads": None}, "num_key_value_heads is missing"),
     ({"head_dim": 7}, "head_dim is 7"),
@@ -219,7 +219,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"vocab_size": 2**50}, r"shape of tensor 'model\.embed_tokens\.weight'"),
     ({"sliding_window": 0}, "window is 0"),
     ({"tie_word_embeddings": True}, r"tensor is 'lm_head\.weight'"),
-    ({"rms_norm_eps": -1e-5}, "rms_epsilon is -1e-05"),
+    ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
 ]
 
 

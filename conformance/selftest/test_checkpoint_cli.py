@@ -23,6 +23,7 @@ from lowbit.plan import Plan, Quantization, planned
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32))
 TRAINED = Path(__file__).parents[2] / "bench/mixtral/model"
 OPTIONS = ["--bits", 4, "--group-size", 32, "--experts-bits", 2, "--experts-group-size", 16]
+SIMULATED = ["--backend", "lowbit_cuda.simulated:NumpyOnSim"]
 TEXT = "hello hall 12 of the hill, he said; hello.\r\n" * 3
 
 
@@ -137,7 +138,11 @@ REFUSED: list[tuple[list[object], str]] = [
     (["--method", "hqq"], "--method is hqq; allowed: only together with --bits or --experts-bits"),
     (["--bits", 4, "--method", "best"], "--method is 'best'; allowed: nearest or hqq"),
     (["--experts-bits", 4, "--experts-group-size", 0], "--experts-group-size is 0"),
-    (["--bits", 4, "--group-size", 33], "group_size is 33; allowed: an integer from 1 to 32"),
+    (["--tokens", 9, "--bits", 4, "--group-size", 33], "group_size is 33; allowed: an integer from 1 to 32"),
+    (["--tokens", 400], "--tokens is 400; allowed: at most 63 after a prompt of 2 tokens"),
+    (["--prompt", "hello " * 99], "--prompt is 496 tokens; allowed: at most 64, the model's context"),
+    ([*SIMULATED, "--cold-experts", "abacus"], "--cold-experts is 'abacus'; allowed: cppyy, cuda,"),
+    ([*SIMULATED, "--device-memory", "1 gig"], "--device-memory is '1 gig'; allowed: a size in bytes"),
 ]
 
 

@@ -178,14 +178,17 @@ def test_the_default_model_is_fetched(model: Path, monkeypatch: pytest.MonkeyPat
 
 REFUSED: list[tuple[list[str], str]] = [
     (["generate", "--tokens", "0"], "--tokens is 0; allowed: an integer of at least 1"),
-    (["generate", "--tokens", "64"], "count is 64; allowed: at most 60 after a prompt of 5 tokens"),
+    (["generate", "--tokens", "64"], "--tokens is 64; allowed: at most 60 after a prompt of 5 tokens"),
     (["generate", "--bits", "5"], "--bits is 5; allowed: 2, 3, 4 or 8"),
     (["generate", "--group-size", "32"], "--group-size is 32; allowed: only together with --bits"),
     (["generate", "--bits", "4", "--group-size", "0"], "--group-size is 0"),
-    (["generate", "--bits", "4", "--group-size", "65"], "group_size is 65; allowed: an integer from 1 to 64"),
+    (
+        ["generate", "--tokens", "9", "--bits", "4", "--group-size", "65"],
+        "group_size is 65; allowed: an integer from 1 to 64",
+    ),
     (["generate", "--prompt", ""], "--prompt is ''; allowed: a text of at least one token"),
     (["logits", "--top", "1000"], "--top is 1000; allowed: an integer from 1 to 265"),
-    (["logits", "--prompt", "x" * 65], "number of tokens is 65; allowed: 1 to 64"),
+    (["logits", "--prompt", "x" * 65], "--prompt is 65 tokens; allowed: at most 64"),
     (["generate", "--backend", "abacus"], "backend is 'abacus'; allowed: "),
 ]
 

@@ -229,7 +229,7 @@ def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
         (("--backend", NUMPY, "--buffers", 0), "--buffers is 0"),
         (("--backend", NUMPY, "--contract", "integer"), "--contract is integer"),
         (("--backend", NUMPY, "--steps"), "--steps is given"),
-        (("--backend", NUMPY, "--cold-experts", "abacus"), "backend is 'abacus'"),
+        (("--backend", NUMPY, "--cold-experts", "abacus"), "--cold-experts is 'abacus'"),
         (("--backend", NUMPY, "--keys", "bfp12"), "head_dim 16 and keys in bfp12"),
     ],
 )

@@ -13,7 +13,7 @@ K. HQQ's zero is a real number that codes are shifted by, so its minimum is
 .. math:: \min = -s\,z,
 
 and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes some
-fifty times as long as the range does, and the float32 weights of the matrix three times over in memory.
+seventy times as long as the range does, and the float32 weights of the matrix three times over in memory.
 
 Source: MoE offloading §3.3, §4.2; errata H.
 """

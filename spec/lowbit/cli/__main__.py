@@ -1,5 +1,5 @@
 """``python -m lowbit.cli`` is ``lowbit``."""
 
-from lowbit.cli import main
+from lowbit.__main__ import main
 
 main()

@@ -1,7 +1,9 @@
 """``lowbit generate``, ``lowbit logits`` and ``lowbit perplexity``: a model file, a backend, and what comes of them."""
 
 import json
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -18,7 +20,7 @@ from rich.text import Text
 from lowbit import backend as registry
 from lowbit.attention import softmax
 from lowbit.check import check_integer, spoken
-from lowbit.cli.loading import DEFAULT_GROUP_SIZE, chosen, contract_of, file_of, load_model
+from lowbit.cli.loading import DEFAULT_GROUP_SIZE, LoadedModel, chosen, contract_of, file_of, load_model
 from lowbit.cli.on_device import (
     BuffersOption,
     ColdOption,
@@ -110,8 +112,10 @@ def generate(
         settings = device.settings(engine)
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
-        ids = _encoded(tokenizer, prompt)
-        context, by = len(ids) + tokens - 1, contract_of(contract)  # the last token is not read
+        ids = _encoded(loaded, prompt)
+        if tokens > (most := loaded.config.context - len(ids) + 1):  # the last token is not read
+            raise ArgumentError("--tokens", tokens, f"at most {most} after a prompt of {len(ids)} tokens")
+        context, by = len(ids) + tokens - 1, contract_of(contract)
         ready = stack.enter_context(
             made_ready(loaded, engine, plan, by, steps=steps, settings=settings, context=context)
         )
@@ -164,7 +168,7 @@ def logits(
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         check_integer("--top", top, 1, loaded.config.vocabulary)
-        ids = _encoded(tokenizer, prompt)
+        ids = _encoded(loaded, prompt)
         ready = stack.enter_context(made_ready(loaded, engine, plan, settings=settings, context=len(ids)))
         with progress_bar("reading the prompt") as progress:
             scores = next_logits(ready.decoder, ids, progress).astype(np.float64)
@@ -220,7 +224,7 @@ def perplexity(
         loaded = load_model(file_of(model, DEFAULT_MODEL))
         tokenizer = loaded.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
-        context, by = window if tokenizer.bos is None else window + 1, contract_of(contract)
+        context, by = max(1, min(window, len(ids))) + (tokenizer.bos is not None), contract_of(contract)
         ready = stack.enter_context(made_ready(loaded, engine, plan, by, settings=settings, context=context))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
@@ -247,10 +251,12 @@ def perplexity(
 # **Small parts.**
 
 
-def _encoded(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    ids = tokenizer.encode(prompt)
+def _encoded(model: LoadedModel, prompt: str) -> list[int]:
+    ids = model.tokenizer.encode(prompt)
     if not ids:
         raise ArgumentError("--prompt", repr(prompt), "a text of at least one token")
+    if len(ids) > model.config.context:
+        raise ArgumentError("--prompt", f"{len(ids)} tokens", f"at most {model.config.context}, the model's context")
     return ids
 
 
@@ -280,5 +286,6 @@ def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) 
 
 
 def _note(sentence: str) -> None:
-    """Something about the answer, where it cannot be mistaken for the answer."""
-    print(f"lowbit: {sentence}", file=sys.stderr)
+    """Something about the answer, where it cannot be mistaken for the answer; on a terminal in lines of its width."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 2**30
+    print(textwrap.fill(f"lowbit: {sentence}", width, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)

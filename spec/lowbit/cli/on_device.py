@@ -7,11 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from lowbit import backend as registry
 from lowbit.backend import Backend
 from lowbit.check import check_choice, check_integer, spoken
+from lowbit.cli.interrupts import Interruptible, deferred
 from lowbit.cli.loading import LoadedModel, Ready, on_backend, said_plan, weights_of
 from lowbit.cli.progress import progress_bar
-from lowbit.device import KEYS, PREFETCHES, DeviceDecoder, DeviceSettings, bytes_of
+from lowbit.device import KEYS, PREFETCHES, DeviceSettings, bytes_of
 from lowbit.engine import Contract
 from lowbit.errors import ArgumentError
 from lowbit.offload import MEMORIES
@@ -90,7 +92,17 @@ class DeviceOptions:
             check_integer("--buffers", self.buffers, least=1)
         if self.memory is not None:
             given["memory"] = bytes_of(self.memory, "--device-memory")
+        if self.cold_experts is not None:
+            _check_backend("--cold-experts", self.cold_experts)
         return DeviceSettings(**given)
+
+
+def _check_backend(option: str, name: str) -> None:
+    """Refuse the name of a backend that is not there or cannot run here, before a model is quantised for it."""
+    try:
+        registry.load(name).close()
+    except ArgumentError as error:
+        raise ArgumentError(option, error.given, error.allowed) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +121,7 @@ class OnDevice:
     plan: Plan | None
     backend: str
     settings: DeviceSettings
-    decoder: DeviceDecoder
+    decoder: Interruptible
 
     def describe(self) -> dict[str, Any]:
         """What was run, as every JSON answer states it."""
@@ -155,7 +167,8 @@ def made_ready(
     if steps:
         raise ArgumentError("--steps", "given", f"leaving it out: {backend.name} runs models whole, steps and all")
     settings, weights = replace(settings, context=context), weights_of(model, plan)
-    with progress_bar(f"loading {model.file}") as progress:
-        decoder = backend.decoder(weights, settings, progress)
-    with decoder:
-        yield OnDevice(model, plan, backend.name, settings, decoder)
+    with deferred() as interrupts:
+        with progress_bar(f"loading {model.file}") as progress:
+            decoder = backend.decoder(weights, settings, interrupts.checked(progress))
+        with decoder:
+            yield OnDevice(model, plan, backend.name, settings, Interruptible(decoder, interrupts))

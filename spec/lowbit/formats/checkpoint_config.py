@@ -29,6 +29,24 @@ WINDOWED = ("mixtral", "mistral")
 FIRST_ROPE_BASE = 10000.0
 """The base of the first Llama, whose configuration does not say it."""
 
+KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "feed_forward": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocabulary": "vocab_size",
+    "context": "max_position_embeddings",
+    "rope_base": "rope_theta",
+    "rms_epsilon": "rms_norm_eps",
+    "window": "sliding_window",
+    "experts": "num_local_experts",
+    "top_k": "num_experts_per_tok",
+}
+"""What the numbers of `LlamaConfig` and, the last two, of its `Routing` are called in the file."""
+ROUTED = ("experts", "top_k")
+
 SUPPORTED: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -67,24 +85,24 @@ def read_config(fields: Fields) -> LlamaConfig:
     """
     kind = kind_of(fields)
     _refuse_other_features(fields, kind)
-    heads, hidden = fields.value("num_attention_heads", int), fields.value("hidden_size", int)
+    heads, hidden = fields.value(KEYS["heads"], int), fields.value(KEYS["hidden"], int)
     try:
         return LlamaConfig(
-            layers=fields.value("num_hidden_layers", int),
+            layers=fields.value(KEYS["layers"], int),
             hidden=hidden,
-            feed_forward=fields.value("intermediate_size", int),
+            feed_forward=fields.value(KEYS["feed_forward"], int),
             heads=heads,
-            kv_heads=fields.value("num_key_value_heads", int, heads if kind == "llama" else None),
-            head_dim=fields.value("head_dim", int, hidden // max(1, heads)),
-            vocabulary=fields.value("vocab_size", int),
-            context=fields.value("max_position_embeddings", int),
+            kv_heads=fields.value(KEYS["kv_heads"], int, heads if kind == "llama" else None),
+            head_dim=fields.value(KEYS["head_dim"], int, hidden // max(1, heads)),
+            vocabulary=fields.value(KEYS["vocabulary"], int),
+            context=fields.value(KEYS["context"], int),
             rope_base=_rope_base(fields, kind),
-            rms_epsilon=fields.value("rms_norm_eps", float),
+            rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
             routing=_routing(fields) if kind == "mixtral" else None,
-            window=fields.optional("sliding_window", int) if kind in WINDOWED else None,
+            window=fields.optional(KEYS["window"], int) if kind in WINDOWED else None,
         )
     except ArgumentError as error:
-        raise FormatError(fields.file, error.argument, error.given, error.allowed) from error
+        raise FormatError(fields.file, KEYS.get(error.argument, error.argument), error.given, error.allowed) from error
 
 
 def written_config(config: LlamaConfig) -> dict[str, Any]:
@@ -101,23 +119,13 @@ def written_config(config: LlamaConfig) -> dict[str, Any]:
     written: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "model_type": kind,
-        "num_hidden_layers": config.layers,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.feed_forward,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocabulary,
-        "max_position_embeddings": config.context,
-        "rope_theta": config.rope_base,
-        "rms_norm_eps": config.rms_epsilon,
-        "sliding_window": config.window,
+        **{key: getattr(config, name) for name, key in KEYS.items() if name not in ROUTED},
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "torch_dtype": "float16",
     }
     if config.routing is not None:
-        written |= {"num_local_experts": config.routing.experts, "num_experts_per_tok": config.routing.top_k}
+        written |= {KEYS[name]: getattr(config.routing, name) for name in ROUTED}
     if read_config(Fields("config.json", written)) != config:
         raise ArgumentError("config", config, f"the choices of model type '{kind}'")
     return written
@@ -129,7 +137,7 @@ def is_tied(fields: Fields) -> bool:
 
 
 def _routing(fields: Fields) -> Routing:
-    return Routing(fields.value("num_local_experts", int), fields.value("num_experts_per_tok", int))
+    return Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
 
 
 def _refuse_other_features(fields: Fields, kind: str) -> None:

@@ -1,0 +1,125 @@
+"""Ctrl-C while a device works: taken where everything is in order, and a second one at once."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lowbit import data
+from lowbit.cli import app
+from lowbit.cli.interrupts import deferred
+from lowbit_cuda.port import DevicePort
+from lowbit_cuda.sim import memory
+from lowbit_cuda.simulated import NumpyOnSim
+
+TRAINED = Path(__file__).parents[2] / "bench/mixtral/model"
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def own_handler() -> Iterator[None]:
+    """Python's own, as in a process of its own, and as it was afterwards."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_waits_for_a_check() -> None:
+    """It is raised there, and once; what is reported to a progress is reported first."""
+    reported: list[tuple[int, int]] = []
+    with deferred() as interrupts:
+        interrupts.check()
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.checked(lambda *work: reported.append(work))(1, 2)
+        interrupts.check()
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+    assert reported == [(1, 2)]
+
+
+def test_a_second_one_does_not_wait() -> None:
+    """As where a device never answers."""
+    with deferred() as interrupts:
+        press()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+        interrupts.waiting = False
+
+
+def test_one_that_nobody_was_told_of_is_not_lost() -> None:
+    """It is raised when the block ends, but never in place of an error."""
+    with pytest.raises(KeyboardInterrupt), deferred():
+        press()
+    with pytest.raises(ValueError), deferred():
+        press()
+        raise ValueError
+
+
+def test_where_somebody_else_sees_to_them() -> None:
+    """Another handler is left alone, and so is everything on other threads."""
+    seen: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    with deferred() as interrupts:
+        press()
+        interrupts.check()
+    signal.signal(signal.SIGINT, before)
+    assert seen == [signal.SIGINT]
+
+    def elsewhere() -> None:
+        with deferred():
+            seen.append(0)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(10)
+    assert seen == [signal.SIGINT, 0]
+
+
+@pytest.mark.parametrize("place", [20, 300, 700, 1500, 3300])
+def test_an_interrupt_in_the_midst_of_a_call(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model is loaded, a prompt read, tokens made: status 130, what was begun is ended, all is given back.
+
+    It comes when the device has noted some of the bytes that an operation touches, and not the rest.
+    """
+    monkeypatch.setenv(data.CACHE_VARIABLE, str(tmp_path))
+    devices, count, add, opened = list[DevicePort](), 0, memory.Ranges.add, NumpyOnSim.open_port
+
+    def pressed(ranges: memory.Ranges, begin: int, end: int) -> None:
+        nonlocal count
+        count += 1
+        if count == place:
+            press()
+        add(ranges, begin, end)
+
+    def open_port(backend: NumpyOnSim, budget: int | None) -> DevicePort:
+        devices.append(opened(backend, budget))
+        return devices[-1]
+
+    monkeypatch.setattr(memory.Ranges, "add", pressed)
+    monkeypatch.setattr(NumpyOnSim, "open_port", open_port)
+    arguments = ["--model", str(TRAINED), "--prompt", "Al", "--tokens", "9", "--device-memory", "4MiB"]
+    result = CliRunner().invoke(app, ["generate", *arguments, "--backend", "lowbit_cuda.simulated:NumpyOnSim"])
+    assert result.exit_code == 130, result.exception
+    assert count > place
+    assert [device.used for device in devices] == [0]
+
+
+def test_before_there_is_a_command() -> None:
+    """While modules are imported an interrupt is one line as well."""
+    script = "import signal, sys; sys.meta_path.insert(0, type('', (), {'find_spec': staticmethod(lambda name, *_: "
+    script += (
+        "signal.raise_signal(signal.SIGINT) if name == 'numpy' else None)})); import lowbit.__main__ as m; m.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "lowbit: interrupted\n")
