@@ -24,4 +24,4 @@ for place, column in enumerate(told["columns"]):
     axes.tick_params(axis="x", labelsize=8)
 for axes in panels[1]:
     axes.set_xlabel("seconds a token", fontsize=8)
-panels[0][0].legend(fontsize=7)
+figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8)
