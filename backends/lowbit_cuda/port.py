@@ -202,8 +202,8 @@ class Kernel:
 
         Raises:
             ArgumentError: an argument that is missing, unknown or of the wrong sort; a number that its kind cannot
-                hold; a span that is too short, lies on the host where
-                the kernel does not reach, or is not aligned to its elements.
+                hold; a span that is too short, lies on the host where the kernel does not reach, or is not aligned to
+                its elements.
         """
         given, wanted = set(arguments), {parameter.name for parameter in self.parameters}
         if given != wanted:

@@ -226,5 +226,5 @@ def steps(draw: st.DrawFn) -> tuple[Step, ...]:
 
 
 DRAWN = settings(
-    max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -3,7 +3,7 @@
 import doctest
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isnan
 from typing import Any
@@ -127,6 +127,7 @@ def test_unwritten_memory_reads_as_nan_and_is_noticed() -> None:
     contents(device, memory)
     assert device.unwritten == {"copy slot → look reads what nobody wrote of slot": 2}
     assert isnan(device.read(device.pin(4, "p").span(), np.float32, (1,))[0])
+    assert device.unwritten["read p reads what nobody wrote of p"] == 1
     strict = SimDevice(on_unwritten="raise")
     memory, pinned, stream = strict.allocate(BYTES, "slot"), strict.pin(BYTES, "expert"), strict.stream("s")
     strict.write(pinned.span(), NUMBERS[:5])
@@ -294,6 +295,8 @@ def test_odd_launches_are_refused() -> None:
     before = device.calls
     with pytest.raises(ArgumentError, match="x and y of scale is the same bytes of x"):
         device.launch(scale, {"x": x.span(0, 8), "y": x.span(4, 8), "n": 2}, stream)
+    with pytest.raises(ArgumentError, match="x of scale is 7 bytes; allowed: at least 8"):
+        device.launch(scale, {"x": x.span(0, 7), "y": x.span(8, 8), "n": 2}, stream)
     arguments: dict[str, Span | int | float] = {"x": x.span(0, 8), "y": x.span(8, 8), "n": 2}
     odd = (
         replace(scale, grid=lambda n: (0, 1, 1)),
@@ -306,6 +309,26 @@ def test_odd_launches_are_refused() -> None:
             device.launch(kernel, arguments, stream)
     assert device.calls == before
     device.launch(replace(scale, shared=lambda n: 64 << 10), arguments, stream)
+
+
+def test_each_launch_is_looked_at_by_its_own_numbers() -> None:
+    """What is remembered of a kernel's earlier numbers is not taken for others; numbers refused once are refused."""
+
+    def even(numbers: Mapping[str, int | float]) -> None:
+        if numbers["columns"] % 2:
+            raise ArgumentError("columns", numbers["columns"], "an even number")
+
+    x = Parameter("x", "uint8", "write", lambda numbers: int(numbers["rows"] * numbers["columns"]))
+    numbers = Parameter("rows", "int32"), Parameter("columns", "int32")
+    kernel = Kernel("k", "", (x, *numbers), lambda n: (1, 1, 1), 32, lambda x, rows, columns: x.fill(1), check=even)
+    device = SimDevice()
+    memory, stream = device.allocate(12, "m").span(), device.stream("s")
+    for _ in range(2):
+        device.launch(kernel, {"x": memory, "rows": 3, "columns": 4}, stream)
+        with pytest.raises(ArgumentError, match="x of k is 12 bytes; allowed: at least 18"):
+            device.launch(kernel, {"x": memory, "rows": 3, "columns": 6}, stream)
+        with pytest.raises(ArgumentError, match="columns is 3"):
+            device.launch(kernel, {"x": memory, "rows": 3, "columns": 3}, stream)
 
 
 def test_odd_reads_and_writes_are_refused() -> None:
@@ -325,6 +348,16 @@ def test_odd_reads_and_writes_are_refused() -> None:
     for use in uses:
         with pytest.raises(ArgumentError):
             use()
+
+
+def test_too_many_bytes_for_a_span() -> None:
+    """By how many, of what."""
+    device = SimDevice()
+    pinned = device.pin(BYTES, "p").span()
+    with pytest.raises(ArgumentError, match="data is 33 bytes; allowed: at most the span's 32"):
+        device.write(pinned, np.zeros(33, np.uint8))
+    with pytest.raises(ArgumentError, match="dtype and shape is 33 bytes; allowed: at most the span's 32"):
+        device.read(pinned, np.uint8, (33,))
 
 
 def test_the_host_reads_in_place_and_only_reads() -> None:
@@ -359,6 +392,22 @@ def test_an_error_of_a_meaning_reaches_the_program(schedule: str) -> None:
     assert np.array_equal(contents(device, y), 2 * NUMBERS)
     device.close()
     assert device.used == 0
+
+
+def test_random_order_is_of_the_seed() -> None:
+    """What streams leave open is done in an order that depends on the seed and on nothing else."""
+
+    def order(seed: int) -> list[str]:
+        done, device = list[str](), SimDevice(schedule="random", seed=seed)
+        for name in "abcdefgh":
+            kernel = Kernel(name, "", (), lambda n: (1, 1, 1), 32, lambda name=name: done.append(name))
+            device.launch(kernel, {}, device.stream(name))
+        device.finish()
+        return done
+
+    orders = [order(seed) for seed in range(6)]
+    assert orders == [order(seed) for seed in range(6)]
+    assert len({tuple(done) for done in orders}) > 1 and all(sorted(done) == list("abcdefgh") for done in orders)
 
 
 # **Graphs.**

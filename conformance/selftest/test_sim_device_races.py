@@ -165,6 +165,13 @@ def last_byte_before_what_was_overwritten(scene: Scene) -> None:
     scene.device.copy(scene.other.part(0, 1), scene.slot.part(16, 1), scene.device.stream("third"))
 
 
+def first_byte_behind_what_was_overwritten(scene: Scene) -> None:
+    scene.device.copy(scene.slot, scene.expert, scene.copies)
+    scene.then(scene.copies, scene.compute)
+    scene.device.copy(scene.slot.part(0, 16), scene.expert.part(0, 16), scene.compute)
+    scene.device.copy(scene.other.part(0, 1), scene.slot.part(16, 1), scene.device.stream("third"))
+
+
 def replay_without_a_wait(scene: Scene) -> None:
     with scene.device.capture(scene.compute) as graph:
         scene.launch(scene.slot, scene.output)
@@ -202,6 +209,7 @@ PLANTED: dict[Callable[[Scene], None], str] = {
     one_byte_in_common: "compute must wait for an event recorded in copies after #2",
     one_byte_in_common_below: "compute must wait for an event recorded in copies after #2",
     last_byte_before_what_was_overwritten: "third must wait for an event recorded in copies after #2",
+    first_byte_behind_what_was_overwritten: "third must wait for an event recorded in copies after #2",
     replay_without_a_wait: "compute must wait for an event recorded in copies after #2",
     replay_over_what_is_copied: "compute must wait for an event recorded in copies after #9",
 }

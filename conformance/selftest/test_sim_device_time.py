@@ -203,6 +203,17 @@ def test_what_the_host_gives_later_is_later() -> None:
     assert desk.device.now() - before == pytest.approx(1e-9)
 
 
+def test_what_has_begun_is_settled() -> None:
+    """When the host has waited, the log has everything that has begun by then, and nothing that has not."""
+    desk = Desk()
+    desk.load(0, desk.a)
+    event = desk.device.record(desk.a)
+    desk.load(1, desk.a)
+    desk.load(2, desk.a)
+    desk.device.synchronize(event)
+    assert [r.what for r in desk.device.log if r.engine] == ["host 0 → memory 0", "host 1 → memory 1"]
+
+
 def test_the_hosts_own_work() -> None:
     """Reading and writing pinned memory take bytes by bandwidth and no call; the device goes on meanwhile."""
     desk = Desk()
@@ -215,6 +226,7 @@ def test_the_hosts_own_work() -> None:
     assert desk.device.now() == pytest.approx((1 + 0.5 + 5.5) * 1e-3)
     assert desk.times() == [("copy host 0 → memory 0", 0, 11)]
     assert desk.device.now() == pytest.approx(11e-3)
+    desk.device.finish()  # which takes no time, and is in no row
     rows = timeline(desk.device.log)
     assert [what for _, _, what in rows["host"]] == ["write host 1", "read host 1", "on_host sum", "finish all streams"]
     assert len(rows["to device"]) == 1
@@ -244,10 +256,13 @@ def test_time_between_events() -> None:
     first = desk.device.record(desk.a)
     desk.load(0, desk.a)
     second = desk.device.record(desk.a)
+    third = desk.device.record(desk.a)
     with pytest.raises(ArgumentError, match="not known to be reached"):
         desk.device.seconds(first, second)
     desk.device.synchronize(second)
     assert desk.device.seconds(first, second) == pytest.approx(11e-3)
+    with pytest.raises(ArgumentError, match="not known to be reached"):
+        desk.device.seconds(first, third)
 
 
 def test_copying_ahead_hides_copies() -> None:
@@ -287,7 +302,9 @@ def test_a_model_without_bytes() -> None:
     device.copy(control.span(), small.span(), stream)
     device.finish()
     assert device.read(control.span(), np.int32, (16,)).tolist() == [0] * 16
-    assert device.on_host("look", [device.pin(1 << 20, "expert").span()], lambda data: int(data.sum())) == 0
+    expert = device.pin(1 << 20, "expert").span()
+    assert device.on_host("look", [expert], lambda data: int(data.sum())) == 0
+    assert not device.read(expert, np.uint8, (100,)).any()
 
 
 @given(steps())

@@ -113,7 +113,7 @@ class Engine:
             self._blocks.close()
             raise
         self._journal = journal
-        self._recovery = Recovery(port, self._traffic, self._blocks.all) if journal else None
+        self._recovery = Recovery(self._traffic, self._blocks.all) if journal else None
         self._filling = Filling(port, arrangement, self._host, self._blocks, self._traffic)
         self._on_host = OnHost(port, rates, blob_bytes)
         self._whole = False  # whether the placement is where the device is

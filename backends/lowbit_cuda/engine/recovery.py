@@ -2,8 +2,8 @@
 
 A trace is told from the beginning, so an engine that starts anew must lie as the specification has it: under swap with
 experts 0 to k − 1 of each layer in its slots and the others on the host. After an error, and after nothing more than a
-few tokens, they lie otherwise. This moves them back, by the same exchange that a promotion makes and one copy at a
-time, and it can fail at any copy and be tried again.
+few tokens, they lie otherwise. This moves them back, by the same exchange that a promotion makes and under the same
+rules (`lowbit_cuda.engine.traffic`), and it can fail at any copy and be tried again.
 
 The host's places need no order among themselves: which of them is "place h" is only a name.
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 from lowbit_cuda.engine.blobs import Expert, Home
 from lowbit_cuda.engine.traffic import Traffic
-from lowbit_cuda.port import DevicePort
 
 
 @dataclass
@@ -60,8 +59,8 @@ def missing(found: Sequence[Inventory], experts: int) -> Iterator[Expert]:
 class Recovery:
     """Brings experts back under swap: the lowest `slots` of each layer to the device, the others to the host."""
 
-    def __init__(self, port: DevicePort, traffic: Traffic, blocks: Sequence[Home]) -> None:
-        self._port, self._traffic, self._blocks = port, traffic, blocks
+    def __init__(self, traffic: Traffic, blocks: Sequence[Home]) -> None:
+        self._traffic, self._blocks = traffic, blocks
         self._spare: deque[Home] = deque()
 
     def run(self, found: Sequence[Inventory], slots: int) -> None:
@@ -82,16 +81,13 @@ class Recovery:
     def _fill_places(self, layer: int, counted: Inventory, slots: int) -> None:
         for expert in sorted(expert for expert in counted.on_device if expert >= slots)[: len(counted.free)]:
             place, block = counted.free.pop(), counted.on_device[expert]
-            self._move((layer, expert), place, block)
+            self._traffic.copy((layer, expert), place, block)
             counted.on_host[expert] = place
             self._spare.append(counted.on_device.pop(expert))
 
     def _bring(self, layer: int, expert: int, counted: Inventory) -> None:
         """Bring an expert to the device, and free its place."""
         place, block = counted.on_host[expert], self._spare.popleft()
-        self._move((layer, expert), block, place)
+        self._traffic.copy((layer, expert), block, place)
         counted.free.append(counted.on_host.pop(expert))
         counted.on_device[expert] = block
-
-    def _move(self, expert: Expert, target: Home, source: Home) -> None:
-        self._port.synchronize(self._traffic.copy(expert, target, source))

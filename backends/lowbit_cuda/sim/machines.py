@@ -9,7 +9,8 @@ seconds for *n* bytes, each way by itself. A kernel takes
 .. math:: t_{kernel} = l_{kernel} + \\max\\left(\\frac{n}{B_{memory}}, \\frac{f}{R}\\right)
 
 for the *n* bytes that it declares to read and write (what it updates counts twice) and the *f* floating-point
-operations that it declares. A copy on the device moves its bytes twice, :math:`l_{kernel} + 2n / B_{memory}`. Every
+operations that it declares; for what of it lies in pinned memory :math:`t_{copy}` more, without keeping copies waiting.
+A copy on the device moves its bytes twice, :math:`l_{kernel} + 2n / B_{memory}`. Every
 call costs the host :math:`l_{call}`, and what the host does with *n* bytes :math:`n / B_{host}` more.
 
 **What the numbers are.** Bandwidths and rates are the makers' own, so they are limits and not measurements: a PCIe
