@@ -14,6 +14,7 @@ Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
 import argparse
 import math
 import os
+import pickle
 import signal
 import sys
 import time
@@ -58,7 +59,7 @@ def main() -> None:
                 run.save()
             if interrupted:
                 sys.exit(f"\nstopped after step {run.step}; --resume goes on from {options.checkpoint}")
-    run.save()
+        run.save()
     finish(run, options)
 
 
@@ -136,7 +137,8 @@ class Run:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         kept = {"parameters": self.parameters, "optimizer": self.optimizer.state_dict(), "settings": self.settings()}
-        torch.save(kept | {"step": self.step, "seconds": self.seconds, "curve": self.curve}, temporary)
+        told = {"curve": self.curve, "recent": self._recent}
+        torch.save(kept | told | {"step": self.step, "seconds": self.seconds}, temporary)
         os.replace(temporary, target)
 
     def restore(self) -> None:
@@ -144,19 +146,28 @@ class Run:
         path = Path(self.options.checkpoint)
         if not path.is_file():
             sys.exit(f"--resume: no file {path}; allowed: what an interrupted run has written")
-        kept = torch.load(path, weights_only=True)
-        if kept["settings"] != self.settings():
-            sys.exit(f"--resume: {path} is of a run with {kept['settings']}; allowed: {self.settings()}")
+        try:
+            kept = torch.load(path, weights_only=True)
+            theirs = kept["settings"]
+        except (RuntimeError, KeyError, OSError, EOFError, pickle.UnpicklingError):
+            sys.exit(f"--resume: {path} is not whole; allowed: what an interrupted run has written")
+        for name, value in self.settings().items():
+            if theirs.get(name) != value:
+                sys.exit(f"--resume: {path} is of a run with {name} {theirs.get(name)}; allowed: {value}")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(kept["parameters"][name])
         self.optimizer.load_state_dict(kept["optimizer"])
-        self.step, self.seconds, self.curve = kept["step"], kept["seconds"], kept["curve"]
+        self.step, self.seconds, self.curve, self._recent = (
+            kept[name] for name in ("step", "seconds", "curve", "recent")
+        )
 
     def settings(self) -> dict[str, Any]:
         """What makes a run the run that it is."""
         names = ("seed", "steps", "tokens", "length", "rate")
-        return {name: getattr(self.options, name) for name in names} | asdict(self.shape)
+        method = {"balance": BALANCE, "decay": DECAY, "clip": CLIP, "warmup": WARMUP, "floor": FLOOR}
+        chosen = {name: getattr(self.options, name) for name in names}
+        return chosen | asdict(self.shape) | method | {"long_from": LONG_FROM}
 
 
 def finish(run: Run, options: argparse.Namespace) -> None:
@@ -170,9 +181,7 @@ def finish(run: Run, options: argparse.Namespace) -> None:
     write_json(
         out / "training.json",
         {
-            "settings": run.settings()
-            | {"balance": BALANCE, "decay": DECAY, "clip": CLIP, "warmup": WARMUP, "floor": FLOOR}
-            | {"long_from": LONG_FROM},
+            "settings": run.settings(),
             "texts": list(TEXTS),
             "validation_bits_per_byte": named,
             "validation_shares": {"of": "alice29", "layers": [[round(s, 4) for s in row] for row in shares.tolist()]},
@@ -233,6 +242,8 @@ def arguments() -> argparse.Namespace:
     for name in ("steps", "tokens", "length", "threads"):
         if getattr(options, name) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; allowed: at least 1")
+    if not 0 < options.rate < math.inf:
+        parser.error(f"--rate is {options.rate}; allowed: a finite number above 0")
     if not options.length <= Shape().max_position_embeddings <= options.tokens:
         parser.error(f"--length is {options.length} and --tokens {options.tokens}; allowed: length ≤ 512 ≤ tokens")
     return options
