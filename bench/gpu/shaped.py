@@ -6,13 +6,15 @@ is not up to the gate: its scores are computed and waited for as always, and the
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from gpu.gemv import random_parts
-from lowbit.config import LlamaConfig, Routing
+from lowbit.config import LlamaConfig
+from lowbit.formats.checkpoint_random import SHAPES
 from lowbit.offload import Arrangement, Request
 from lowbit.weights import GatedWeights, LayerWeights, SparseWeights
 from lowbit_cuda.engine import Engine
@@ -33,19 +35,7 @@ SLOTS, BUFFERS = 4, 4
 
 def mixtral(context: int, layers: int = 32) -> LlamaConfig:
     """Mixtral-8x7B, with a shorter context."""
-    return LlamaConfig(
-        layers=layers,
-        hidden=4096,
-        feed_forward=14336,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        vocabulary=32000,
-        context=context,
-        rope_base=1e6,
-        rms_epsilon=1e-5,
-        routing=Routing(experts=8, top_k=2),
-    )
+    return replace(SHAPES["mixtral-8x7b"], layers=layers, context=context)
 
 
 def expert_layout(config: LlamaConfig, bits: int) -> ExpertLayout:
@@ -107,13 +97,7 @@ class Shaped:
                 self.engine.fill(number, expert, data)
 
     def token(self, position: int, requests: Sequence[Request], chosen: Sequence[Sequence[int]]) -> float:
-        """One token; answers with its seconds on the host's clock.
-
-        Args:
-            position: of the token, from 0.
-            requests: of its layers: what the engine is asked for.
-            chosen: of its layers: the experts that really run, of those asked for.
-        """
+        """One token, as `mixtral.following` asks for it; answers with its seconds on the host's clock."""
         port, work, lane = self._lane.port, self._work, self._lane
         began = port.now()
         port.write(work.host["x"], np.ones(self._config.hidden, np.float32))

@@ -1,21 +1,20 @@
 """The paper's Table 2 as ratios, on a device: Mixtral-8x7B's shape, experts of 2 and 3 bits, a recorded routing.
 
-The rows, and what each asks the engine for, are those of `mixtral.table2`, which gives the same in virtual time; here
-the kernels run and the copies are real (`gpu.shaped`). Every expert has its place on the host (*mirror*), so nothing is
-copied back. Ratios are to naive loading, which brings every expert of a layer.
+The rows, and what each asks the engine for, are those of `mixtral.following`. `mixtral.table2` has the same in virtual
+time; here the kernels run and the copies are real (`gpu.shaped`). Every expert has its place on the host (*mirror*), so
+nothing is copied back. Ratios are to naive loading, which brings every expert of a layer.
 
 Beside each row stands the time that its *misses* take at least: the bytes of experts that ran and were not in a slot,
 by the bandwidth of copies of one expert after another that is measured in the same run. Wrong guesses are not in it.
 What the row takes longer is what it did not hide.
 """
 
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from mixtral.following import SIMULATED, Plan, Row, follow
 from mixtral.paper import COLUMNS, ROWS, read
 from mixtral.recordings import FILE, Recordings
-from mixtral.table2 import SIMULATED, Row, changed, pairs, passes
 
 from gpu.parts import Answer, Setting, Skipped
 from gpu.shaped import BUFFERS, SLOTS, Shaped, expert_layout, mixtral
@@ -26,16 +25,7 @@ GOAL, GOAL_OF_COPIES = 2.6, 0.9
 LISTED = tuple(row for row in SIMULATED if row.memory == "mirror")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How much of the recording is followed: pairs of passages, and of each so many tokens after some that warm up."""
-
-    pairs: int
-    warm: int
-    tokens: int
-
-
-REAL, TRIED = Plan(2, 8, 24), Plan(1, 1, 2)
+REAL, TRIED = Plan(tokens=24, warm=8, pairs=2), Plan(tokens=2, warm=1, pairs=1)
 
 
 def run(setting: Setting) -> Answer:
@@ -100,25 +90,11 @@ def column(device: DevicePort, bits: int, plan: Plan) -> dict[str, Any]:
 
 def cell(model: Shaped, row: Row, recordings: Recordings, plan: Plan) -> dict[str, Any]:
     """One row: the mean seconds of a token, and the bytes that were copied for it, and that were missing."""
-    seconds, copied, missed, account = list[float](), 0, 0, model.engine.account
-    for pair in pairs(recordings)[: plan.pairs]:
-        model.engine.reset()
-        for position, asked in enumerate(passes(recordings, pair, row.guesses)[: plan.warm + plan.tokens]):
-            if position == plan.warm:
-                copied -= account.bytes_to_device
-                missed -= account.loads + account.promoted
-            if row.whole:
-                model.engine.reset()
-            given = changed(asked, row, position)
-            took = model.token(position, given, [one.needed for one in (asked if row.whole else given)])
-            if position >= plan.warm:
-                seconds.append(took)
-        copied += account.bytes_to_device
-        missed += account.loads + account.promoted
-    count = len(seconds)
+    followed = follow(model, row, recordings, plan)
+    missed = followed.missed * model.expert_bytes // len(followed.seconds)
     return {
-        **{"seconds": sum(seconds) / count, "median_seconds": median(seconds)},
-        **{"copied_bytes": copied // count, "missed_bytes": missed * model.expert_bytes // count},
+        **{"seconds": followed.mean, "median_seconds": median(followed.seconds)},
+        **{"copied_bytes": followed.copied_a_token, "missed_bytes": missed},
     }
 
 

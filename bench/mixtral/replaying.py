@@ -107,13 +107,7 @@ class Replay:
                 self.engine.fill(layer, expert, blob)
 
     def token(self, position: int, requests: Sequence[Request], chosen: Sequence[Sequence[int]]) -> float:
-        """One token; answers with its seconds on the host's clock.
-
-        Args:
-            position: of the token, from 0.
-            requests: of its layers: what the engine is asked for.
-            chosen: of its layers: the experts that really run, of those asked for.
-        """
+        """One token, as `mixtral.following` asks for it; answers with its seconds on the host's clock."""
         sizes, began = self._sizes, self._port.now()
         for request, experts in zip(requests, chosen, strict=True):
             past = Part(sizes.attention.nbytes + (position + 1) * sizes.token_bytes, sizes.attention.weights)

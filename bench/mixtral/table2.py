@@ -36,24 +36,22 @@ paper's last two rows there is less time than its links need for the bytes in wh
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lowbit.hqq_sizes import mixtral
-from lowbit.offload import Arrangement, Memory, Request
+from lowbit.offload import Arrangement
 from lowbit_cuda.sim import SimDevice
 from mixtral.files import write_json
+from mixtral.following import SIMULATED, Plan, Row, follow, pairs
 from mixtral.paper import (
     COLUMNS,
     EXPERTS,
     LAYERS,
     ROWS,
-    TOP_K,
     Column,
     attention_bytes,
     expert_bytes,
@@ -61,60 +59,11 @@ from mixtral.paper import (
     printed,
     read,
 )
-from mixtral.recordings import FILE, Recordings, requests
+from mixtral.recordings import FILE, Recordings
 from mixtral.replaying import Part, Replay, Sizes
 
 RESULT = Path(__file__).parent / "table2.json"
 CONTEXT = 512
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How much is read.
-
-    Attributes:
-        tokens: of each pair of passages that are timed.
-        warm: before them, that are not.
-        pairs: of passages.
-    """
-
-    tokens: int = 48
-    warm: int = 16
-    pairs: int = 3
-
-
-@dataclass(frozen=True)
-class Row:
-    """One way to run the model.
-
-    Attributes:
-        name: as in the paper, with the number of guesses.
-        paper: the row of the paper that it stands beside.
-        guesses: for the next layer.
-        cached: False where no expert that is needed is ever there.
-        memory: where experts lie.
-        whole: whether the engine is asked for every expert of a layer.
-    """
-
-    name: str
-    paper: str
-    guesses: int = 0
-    cached: bool = True
-    whole: bool = False
-    memory: Memory = "swap"
-
-
-SIMULATED = (
-    Row("full, one guess", "full", guesses=1),
-    Row("full, two guesses", "full", guesses=2),
-    Row("without pre-loading", "without pre-loading"),
-    Row("without LRU and pre-loading", "without LRU and pre-loading", cached=False),
-    Row("naive", "naive", cached=False, whole=True, memory="mirror"),
-    Row("full, one guess, mirror", "full", guesses=1, memory="mirror"),
-    Row("full, two guesses, mirror", "full", guesses=2, memory="mirror"),
-    Row("without pre-loading, mirror", "without pre-loading", memory="mirror"),
-    Row("without LRU and pre-loading, mirror", "without LRU and pre-loading", cached=False, memory="mirror"),
-)
 
 
 FULL = ("full, one guess", "full, two guesses")
@@ -136,66 +85,17 @@ def sizes(bits: int) -> Sizes:
     )
 
 
-def passes(recordings: Recordings, pair: tuple[int, int], guesses: int) -> list[list[Request]]:
-    """For each token of two passages, one above the other, what 32 layers are asked for."""
-    chosen = np.concatenate([recordings.chosen[passage] for passage in pair])
-    lower, upper = (recordings.guesses[1][passage] for passage in pair)
-    layers = recordings.layers
-    listed = []
-    for number, request in enumerate(requests(chosen, np.concatenate([lower, lower[-1:], upper]), guesses)):
-        if number % len(chosen) == 0:
-            listed.append(list[Request]())
-        seam = request.layer == layers - 1  # nothing was guessed from one passage for the other
-        listed[-1].append(Request(request.layer, request.needed) if seam else request)
-    return listed
-
-
-def pairs(recordings: Recordings) -> list[tuple[int, int]]:
-    """The first half of the passages above the second: two texts."""
-    half = len(recordings.chosen) // 2
-    return [(place, place + half) for place in range(half)]
-
-
-def changed(asked: Sequence[Request], row: Row, position: int) -> list[Request]:
-    """The requests of one token as the row has them.
-
-    Without a cache a token's experts go by other names, those that were used longest ago: of eight experts, asked for
-    two by two in turn, the last four or fewer that ran are never the next. Time depends on sizes, not on names.
-    """
-    if row.whole:
-        return [replace(one, needed=tuple(range(EXPERTS))) for one in asked]
-    if not row.cached:
-        names = TOP_K * position % EXPERTS
-        return [replace(one, needed=(names, names + 1)) for one in asked]
-    return list(asked)
-
-
 def run(column: Column, bits: int, row: Row, recordings: Recordings, plan: Plan) -> dict[str, Any]:
     """One cell: tokens a second, and what was copied."""
     arrangement = Arrangement(LAYERS, EXPERTS, column.slots, memory=row.memory)
     with SimDevice(column.preset, backed=False, log_limit=0) as device:
         model = Replay(device, sizes(bits), arrangement, prefetch=row.guesses > 0)
-        seconds, copied = list[float](), 0
-        for pair in pairs(recordings)[: plan.pairs]:
-            model.engine.reset()
-            for position, asked in enumerate(passes(recordings, pair, row.guesses)[: plan.warm + plan.tokens]):
-                if position == plan.warm:
-                    copied -= model.engine.account.bytes_to_device
-                if row.whole:
-                    model.engine.reset()
-                given = changed(asked, row, position)
-                run_of = [one.needed for one in (asked if row.whole else given)]
-                took = model.token(position, given, run_of)
-                if position >= plan.warm:
-                    seconds.append(took)
-            copied += model.engine.account.bytes_to_device
-        peak = device.peak
-    mean = sum(seconds) / len(seconds)
+        followed, peak = follow(model, row, recordings, plan), device.peak
     return {
-        "tokens_per_second": round(1 / mean, 3),
-        "seconds": mean,
-        "copied_bytes": copied // len(seconds),
-        "link_seconds": copied / len(seconds) / column.machine.link.bandwidth,
+        "tokens_per_second": round(1 / followed.mean, 3),
+        "seconds": followed.mean,
+        "copied_bytes": followed.copied_a_token,
+        "link_seconds": followed.copied_bytes / len(followed.seconds) / column.machine.link.bandwidth,
         "peak_bytes": peak,
     }
 

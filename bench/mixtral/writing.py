@@ -6,15 +6,14 @@ name and renamed.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
 from lowbit_conformance.report.files import write_atomically
 from mixtral.files import as_json
 from mixtral.network import Parameters, Shape, Tensor
@@ -35,7 +34,7 @@ def write_model(folder: Path, parameters: Parameters, shape: Shape, balance: flo
     listed = {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}
     contents["model.safetensors.index.json"] = as_json(listed)
     contents["config.json"] = as_json(config(shape, balance))
-    contents["tokenizer.json"] = as_json(json.loads(byte_tokenizer().to_str()))
+    contents["tokenizer.json"] = byte_tokenizer()
     for name, content in contents.items():
         write_atomically(folder / name, content)
     return {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in sorted(contents.items())}
@@ -83,14 +82,3 @@ def config(shape: Shape, balance: float) -> dict[str, Any]:
         "use_cache": True,
         **asdict(shape),
     }
-
-
-def byte_tokenizer() -> Tokenizer:
-    """256 tokens, one for each byte; the printable stand-ins of bytes are those of every byte-level tokenizer."""
-    stand_ins = {byte: chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))}
-    others = (byte for byte in range(256) if byte not in stand_ins)
-    stand_ins |= {byte: chr(256 + number) for number, byte in enumerate(others)}
-    tokenizer = Tokenizer(models.BPE(vocab={text: byte for byte, text in sorted(stand_ins.items())}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer

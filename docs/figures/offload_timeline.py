@@ -13,9 +13,10 @@ from lowbit.offload import Arrangement, trace
 from lowbit_cuda.sim import SimDevice
 
 sys.path.insert(0, "../../bench")  # the folder of a figure is its own
+from mixtral.following import pairs, passes
 from mixtral.recordings import FILE, Recordings
 from mixtral.replaying import Replay
-from mixtral.table2 import pairs, passes, sizes
+from mixtral.table2 import sizes
 
 MACHINE, LAYERS, SLOTS, TOKENS, FIRST, SHOWN = "rtx3060", 32, 2, 10, 17, 4
 LANES = {"to device": 2, "compute": 1, "to host": 0}
