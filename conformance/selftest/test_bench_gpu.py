@@ -46,22 +46,22 @@ def test_each_part_leaves_a_record_that_says_it_is_simulated(tmp_path: Path) -> 
 
 def test_a_part_that_takes_too_long_loses_only_itself(tmp_path: Path) -> None:
     """It is ended, with what it has started, and the next one runs; the status says that something failed."""
-    done = ran(tmp_path, "--simulate", "--only", "traces", "--only", "peers", "--limit", "2.5")
+    done = ran(tmp_path, "--simulate", "--only", "traces", "--only", "peers", "--limit", "3")
     assert done.returncode == 1
     summary = read(tmp_path, "summary")["parts"]
     assert summary["traces"]["verdict"] == "timed out"
-    assert summary["traces"]["why"] == "it took more than 2.5 seconds"
+    assert summary["traces"]["why"] == "it took more than 3 seconds"
     assert summary["peers"]["verdict"] == "skipped"
 
 
 def test_all_parts_together_have_a_limit(tmp_path: Path) -> None:
     """A part for which no time is left is not begun, and says so; a part gets no more than what is left."""
-    done = ran(tmp_path, "--simulate", "--only", "traces", "--only", "peers", "--total", "2.5")
+    done = ran(tmp_path, "--simulate", "--only", "traces", "--only", "peers", "--total", "3")
     assert done.returncode == 1
     endless, peers = read(tmp_path, "traces"), read(tmp_path, "peers")
     assert (endless["verdict"], peers["verdict"]) == ("timed out", "timed out")
-    assert endless["seconds"] >= 2.5 > peers["seconds"] == 0
-    assert peers["why"] == "of the 2.5 seconds for all parts none were left"
+    assert endless["seconds"] >= 3 > peers["seconds"] == 0
+    assert peers["why"] == "of the 3 seconds for all parts none were left"
     assert set(read(tmp_path, "summary")["parts"]) == {"traces", "peers"}
 
 
