@@ -143,7 +143,7 @@ def generate(
         print(json.dumps(result))
         return
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
-    _note(f"{len(answer)} tokens{rate}, {'ended by the model' if ended else 'ended by --tokens'}; {account}")
+    _note(f"{len(answer)} token{'s' * (len(answer) > 1)}{rate}, {'ended by the model' if ended else 'ended by --tokens'}; {account}")
 
 
 def logits(
