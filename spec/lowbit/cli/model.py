@@ -143,7 +143,8 @@ def generate(
         print(json.dumps(result))
         return
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
-    _note(f"{len(answer)} token{'s' * (len(answer) > 1)}{rate}, {'ended by the model' if ended else 'ended by --tokens'}; {account}")
+    made, whom = f"{len(answer)} token{'s' * (len(answer) > 1)}", "the model" if ended else "--tokens"
+    _note(f"{made}{rate}, ended by {whom}; {account}")
 
 
 def logits(
