@@ -74,6 +74,7 @@ def tests(session: nox.Session) -> None:
         "--pyargs",
         "lowbit",
         *session.posargs,
+        env={"LOWBIT_TESTS_COMPLETE": "1"},  # what was installed may not be missing: its tests are never skipped
     )
 
 

@@ -1,6 +1,5 @@
 """Kernels that the tests of the shim share: right ones with what they compute, wrong ones with what is found."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from lowbit_cuda.shim.runner import KernelError, Launch, Options, Sanitized
 FOLDER = Path(__file__).parent / "shim_kernels"
 RIGHT, WRONG = FOLDER / "right.cuh", FOLDER / "wrong.cuh"
 BLOCK = 64
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 Floats = npt.NDArray[np.float32]
 

@@ -7,16 +7,10 @@ from pathlib import Path
 
 import pytest
 import stand_in
+from cuda_tools import needs_stand_in
 from test_without_extras import ABSENCE
 
 from lowbit_cuda.cuda import availability
-from lowbit_cuda.cuda.driver import installed
-
-MISSING = [module for module in stand_in.NEEDS if not installed(module)]
-on_the_stand_in = pytest.mark.skipif(
-    bool(MISSING) or stand_in.compiler() is None,
-    reason=f"needs {', '.join(MISSING) or 'g++'}: install lowbit with the extra cuda, and a C++ compiler",
-)
 
 ASK = """
 import os
@@ -31,7 +25,7 @@ def ask(ordinal=0, **variables):
 """
 
 
-@on_the_stand_in
+@needs_stand_in
 def test_what_is_wrong_is_said_with_what_to_do(tmp_path: Path) -> None:
     """No device, one too old, a driver too old for the packages, a compiler that does not know the device."""
     stand_in.build(tmp_path)

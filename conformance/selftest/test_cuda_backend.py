@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_models import CONFIG, PROMPT, bits_of, model
+from cuda_tools import needs_compiler
 from typer.testing import CliRunner, Result
 
 from lowbit.affine import dequantize, quantize
@@ -27,7 +27,6 @@ from lowbit_cuda.simulated import NumpyOnSim, ShimOnSim
 
 NUMPY, SHIM = ("lowbit_cuda.simulated:NumpyOnSim", "lowbit_cuda.simulated:ShimOnSim")
 TRAINED = Path(__file__).parents[2] / "bench/mixtral/model"
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
 
 def suite(name: str, *arguments: str) -> dict[str, Any]:

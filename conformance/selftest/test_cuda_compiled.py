@@ -10,18 +10,13 @@ from pathlib import Path
 import pytest
 from cubins import arguments, described
 from cuda_cases import variants
+from cuda_tools import needs_nvrtc
 from port_contract import KERNELS, add, fill, turn
 
-from lowbit.errors import UnavailableError
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.kernels.table import MAKERS
 
-try:
-    compiler.compiler_version()
-    MISSING = ""
-except UnavailableError as error:
-    MISSING = str(error)
-pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+pytestmark = needs_nvrtc
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 TABLE = [one for name in MAKERS for one in variants(name)]

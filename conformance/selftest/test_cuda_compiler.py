@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from cuda_tools import needs_nvrtc
 from port_contract import KERNELS
 
 from lowbit.data import CACHE_VARIABLE
@@ -12,12 +13,6 @@ from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.cuda.compiler import CompileError, choose_architecture, compile_source, digest, read_sources
 
-try:
-    compiler.compiler_version()
-    MISSING = ""
-except UnavailableError as error:
-    MISSING = str(error)
-needs_nvrtc = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 SOURCE, ARCH = "contract.cuh", "sm_80"
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from cuda_cases import floats
 from cuda_cases_linear import ordinary, spans
-from shim_cases import needs_compiler
+from cuda_tools import needs_compiler
 
 from lowbit.affine import QuantizedMatrix
 from lowbit.bounds import linear_bound

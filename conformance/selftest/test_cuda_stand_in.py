@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 import stand_in
+from cuda_tools import needs_stand_in
 from port_contract import PROGRAMS
 
 from lowbit_cuda.cuda.availability import bindings_major
-from lowbit_cuda.cuda.driver import installed
 
-MISSING = [module for module in stand_in.NEEDS if not installed(module)]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING) or stand_in.compiler() is None,
-    reason=f"needs {', '.join(MISSING) or 'g++'}: install lowbit with the extra cuda, and a C++ compiler",
-)
+pytestmark = needs_stand_in
 
 BEGIN = """
 import json, gc, os, sys

@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 import stand_in
+from cuda_tools import needs_stand_in
 
-from lowbit_cuda.cuda.driver import installed
 from lowbit_cuda.kernels.table import MAKERS, kernel
 from lowbit_cuda.port import Kernel
 
-MISSING = [module for module in stand_in.NEEDS if not installed(module)]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING) or stand_in.compiler() is None,
-    reason=f"needs {', '.join(MISSING) or 'g++'}: install lowbit with the extra cuda, and a C++ compiler",
-)
+pytestmark = needs_stand_in
 
 TYPES = {"int32": "int", "int64": "long long", "float32": "float"}
 BENCH = Path(__file__).parents[2] / "bench"

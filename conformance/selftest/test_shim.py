@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shim_cases import BLOCK, RIGHT, RIGHT_NAMES, WRONG, kernel, needs_compiler, numbers, reads, right, writes, wrong
+from cuda_tools import needs_compiler
+from shim_cases import BLOCK, RIGHT, RIGHT_NAMES, WRONG, kernel, numbers, reads, right, writes, wrong
 
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.port import DeviceError, Parameter

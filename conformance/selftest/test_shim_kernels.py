@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 from cuda_cases import Case, cases
-from shim_cases import RIGHT, checked, needs_compiler
+from cuda_tools import needs_compiler
+from shim_cases import RIGHT, checked
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.shim import build

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cuda_cases import Case, cases
-from shim_cases import needs_compiler
+from cuda_tools import needs_compiler
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.shim import build

@@ -6,7 +6,8 @@ of the system, and the runtime tells it what barriers put in order, and nothing 
 
 import numpy as np
 import pytest
-from shim_cases import RIGHT, RIGHT_NAMES, WRONG, checked, needs_compiler, right, wrong
+from cuda_tools import needs_compiler
+from shim_cases import RIGHT, RIGHT_NAMES, WRONG, checked, right, wrong
 
 from lowbit_cuda.shim import build
 from lowbit_cuda.shim.runner import KernelError, Mutation, Options, Sanitized
