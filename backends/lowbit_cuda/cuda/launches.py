@@ -2,7 +2,7 @@
 
 The arguments of a kernel are handed over as its signature has them: an address of eight bytes for each span, and each
 number in the type that `Parameter.kind` names, so that a count is never read as half of something longer. A number that
-its type cannot hold is refused here, because on the device it would silently be another.
+its type cannot hold was refused before, by `lowbit_cuda.port.Kernel.checked`.
 
 Machine code is loaded by the driver's own call and not by cuda.core, which keeps what it once loaded until the process
 ends.
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda.compiler import Cubin
 from lowbit_cuda.port import LIMITS, DeviceError, Kernel, Number, Numbers
 
@@ -92,30 +91,5 @@ class Program:
 
 
 def values(kernel: Kernel, addresses: Mapping[str, int], numbers: Mapping[str, Number]) -> list[object]:
-    """The arguments in the order and the types of the kernel's signature.
-
-    Raises:
-        ArgumentError: a number that its type cannot hold.
-    """
-    return [
-        addresses[p.name] if p.access else number_of(f"{p.name} of {kernel.name}", p.kind, numbers[p.name])
-        for p in kernel.parameters
-    ]
-
-
-def number_of(name: str, kind: str, value: Number) -> object:
-    """A number in the type of this name; never another number.
-
-    >>> number_of("rows", "int32", 7)
-    np.int32(7)
-    >>> number_of("rows", "int32", 2**31)
-    Traceback (most recent call last):
-    lowbit.errors.ArgumentError: rows is 2147483648; allowed: a number that int32 holds
-    """
-    made = TYPES[kind]
-    if kind not in LIMITS:
-        return made(value)
-    least, most = LIMITS[kind]
-    if not least <= value <= most or value != int(value):  # not a number, or infinite, is refused first
-        raise ArgumentError(name, value, f"a number that {kind} holds")
-    return made(int(value))
+    """The arguments in the order and the types of the kernel's signature, of numbers that were checked."""
+    return [addresses[p.name] if p.access else TYPES[p.kind](numbers[p.name]) for p in kernel.parameters]
