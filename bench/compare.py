@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from verdicts import Verdicts
 
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 
 HERE = Path(__file__).parent
 RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
@@ -161,7 +161,7 @@ def save(run: Run) -> None:
     """Write the report as it stands."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(run.report(), indent=1, ensure_ascii=False)
-    write_atomically(RESULTS / FILES[0], text.encode() + b"\n")
+    write_whole(RESULTS / FILES[0], text.encode() + b"\n")
 
 
 def compare(run: Run, console: Console) -> None:
@@ -247,9 +247,9 @@ def keep(console: Console) -> None:
     for problem in report["problems"]:
         for row in problem["contestants"]:
             del row["ms_of_rounds"]
-    write_atomically(KEPT / FILES[0], (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    write_whole(KEPT / FILES[0], (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
     for name in FILES[1:]:
-        write_atomically(KEPT / name, (RESULTS / name).read_bytes())
+        write_whole(KEPT / name, (RESULTS / name).read_bytes())
     console.print(f"kept in {KEPT}")
 
 

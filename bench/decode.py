@@ -33,7 +33,7 @@ from lowbit import data
 from lowbit.cli.loading import LoadedModel, file_of, load_model, on_backend
 from lowbit.decoder import generate
 from lowbit.engine import Contract
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 from lowbit_cppyy.backend import CppyyBackend
 
 HERE = Path(__file__).parent
@@ -201,12 +201,12 @@ def main() -> None:
     }
     RESULTS.mkdir(exist_ok=True)
     text = (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode()
-    write_atomically(RESULTS / FILES[0], text)
+    write_whole(RESULTS / FILES[0], text)
     show(report)
     draw(report, RESULTS / FILES[1])
     if options.keep:
         for name in FILES:
-            write_atomically(KEPT / name, (RESULTS / name).read_bytes())
+            write_whole(KEPT / name, (RESULTS / name).read_bytes())
     print(f"written to {RESULTS}: {', '.join(FILES)}")
 
 

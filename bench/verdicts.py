@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lowbit.backend import ENTRY_POINTS
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 from lowbit_conformance.report.gather import machine, suite
 
 OPERATIONS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
@@ -43,7 +43,7 @@ class Verdicts:
         if key not in self._known:
             self._known[key] = asked(name, isa)
             self._file.parent.mkdir(exist_ok=True)
-            write_atomically(self._file, json.dumps(self._known, indent=1).encode())
+            write_whole(self._file, json.dumps(self._known, indent=1).encode())
         return self._known[key]
 
 

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -30,9 +29,9 @@ from typing import Any
 
 from lowbit.affine import CONVENTIONS
 from lowbit.check import check_choice, check_integer
-from lowbit.data import cache_folder
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.packing import BITS
+from lowbit.storage import cache_folder, write_whole
 from lowbit_cppyy.hardware import processor_key
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
@@ -180,14 +179,7 @@ def write(key: Key, outcome: Outcome) -> Path:
     path = key.path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        write_whole(path, text.encode())
     except OSError as error:
         reason = f"{path.parent} cannot be written: {error.strerror}"
         raise UnavailableError("the outcome of the search", reason, "set LOWBIT_CACHE to another folder") from error

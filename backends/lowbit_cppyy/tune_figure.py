@@ -3,13 +3,13 @@
 It is drawn from the JSON of ``lowbit tune --json``, by the command and by the documentation alike.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from lowbit.errors import ArgumentError
+from lowbit.storage import written
 
 Document = Mapping[str, Any]
 
@@ -120,11 +120,6 @@ def picture(searches: Sequence[Document]) -> Any:
 
 def save(searches: Sequence[Document], file: Path) -> None:
     """Write the picture, in the place of an older one only when it is whole."""
-    part = file.with_name(f".{file.name}.part")
-    try:
-        picture(searches).savefig(
-            part, format=file.suffix[1:], metadata={"Date": None} if file.suffix == ".svg" else {}
-        )
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    metadata = {"Date": None} if file.suffix == ".svg" else {}
+    with written(file) as stream:
+        picture(searches).savefig(stream, format=file.suffix[1:], metadata=metadata)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lowbit import backend as registry
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 
 LIBRARY = {
     "ggml": "llama-cpp-python",
@@ -99,7 +99,7 @@ def main() -> None:
             continue
         kept = trimmed(report_of(name))
         file = options.folder / f"{name}-{kept['details'][LIBRARY[name]].partition('+')[0]}.json"
-        write_atomically(file, (json.dumps(kept, indent=1, ensure_ascii=False) + "\n").encode())
+        write_whole(file, (json.dumps(kept, indent=1, ensure_ascii=False) + "\n").encode())
         print(f"{file.name}: {kept['verdict']}, {kept['counts']}, {len(kept['findings'])} findings")
 
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lowbit.storage import write_whole
 from lowbit_cuda.port import DevicePort
 
 ANSWER = "LOWBIT_GPU_ANSWER"
@@ -69,9 +70,7 @@ class Answer:
 
 def write(file: Path, content: Any) -> None:
     """Write JSON under a temporary name and rename it."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.part")
-    temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    os.replace(temporary, file)
+    write_whole(file, (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 class Skipped(Exception):  # noqa: N818  # it is no error

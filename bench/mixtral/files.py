@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 
 
 def as_json(content: Any) -> bytes:
@@ -14,4 +14,4 @@ def as_json(content: Any) -> bytes:
 
 def write_json(path: Path, content: Any) -> None:
     """Write it under a temporary name and rename it."""
-    write_atomically(path, as_json(content))
+    write_whole(path, as_json(content))

@@ -16,7 +16,6 @@ with a = 1, 2 and 10 layers ahead (errata M5). A guess is the later layer's gate
 """
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.offload import Request
+from lowbit.storage import written
 
 HERE = Path(__file__).parent
 FILE = HERE / "routings.npz"
@@ -61,10 +61,9 @@ class Recordings:
         """Write the file under a temporary name, then rename it."""
         named: dict[str, Any] = {f"guess_{ahead}": array for ahead, array in self.guesses.items()}
         named |= {f"renormed_{ahead}": array for ahead, array in self.renormed.items()}
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
         header = np.array(json.dumps(self.header, ensure_ascii=False))
-        np.savez_compressed(temporary, header=header, tokens=self.tokens, chosen=self.chosen, **named)
-        os.replace(temporary, path)
+        with written(path) as stream:
+            np.savez_compressed(stream, header=header, tokens=self.tokens, chosen=self.chosen, **named)
 
     @classmethod
     def load(cls, path: Path = FILE) -> Self:

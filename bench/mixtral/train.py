@@ -13,7 +13,6 @@ Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
 
 import argparse
 import math
-import os
 import pickle
 import signal
 import sys
@@ -30,6 +29,7 @@ import torch
 from machine import description
 from torch.nn import functional
 
+from lowbit.storage import written
 from mixtral.files import write_json
 from mixtral.network import Parameters, Shape, Tensor, forward, new_parameters
 from mixtral.texts import TEXTS, split
@@ -135,11 +135,10 @@ class Run:
         """Everything that a resumed run needs, under a temporary name first."""
         target = Path(self.options.checkpoint)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         kept = {"parameters": self.parameters, "optimizer": self.optimizer.state_dict(), "settings": self.settings()}
         told = {"curve": self.curve, "recent": self._recent}
-        torch.save(kept | told | {"step": self.step, "seconds": self.seconds}, temporary)
-        os.replace(temporary, target)
+        with written(target) as stream:
+            torch.save(kept | told | {"step": self.step, "seconds": self.seconds}, stream)
 
     def restore(self) -> None:
         """Go on from the checkpoint, if it is of the same run."""

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save
 
 from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 from mixtral.files import as_json
 from mixtral.network import Parameters, Shape, Tensor
 
@@ -36,7 +36,7 @@ def write_model(folder: Path, parameters: Parameters, shape: Shape, balance: flo
     contents["config.json"] = as_json(config(shape, balance))
     contents["tokenizer.json"] = byte_tokenizer()
     for name, content in contents.items():
-        write_atomically(folder / name, content)
+        write_whole(folder / name, content)
     return {name: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for name, c in sorted(contents.items())}
 
 

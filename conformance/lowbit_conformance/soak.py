@@ -6,7 +6,6 @@ to be right, is a false alarm of the suite or a defect of the backend; either ma
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lowbit.storage import write_whole
 from lowbit_conformance.report.gather import machine, suite
 
 SCHEMA = "lowbit-soak-1"
@@ -54,9 +54,7 @@ class Soak:
         self.content["backends"].setdefault(name, {})[str(first)] = entry
         self.content["date"] = datetime.now(UTC).date().isoformat()
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        os.replace(temporary, self._file)
+        write_whole(self._file, (json.dumps(self.content, indent=1, ensure_ascii=False) + "\n").encode())
 
     def failures(self) -> Iterator[str]:
         """A line for each failure."""

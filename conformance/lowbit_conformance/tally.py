@@ -16,24 +16,12 @@ from typing import Any, Literal
 from lowbit.backend import Capabilities
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
+from lowbit.text import cleaned
 from lowbit_conformance.cases import LOADING
 
 Outcome = Literal["passed", "failed", "not declared"]
 
-MOST_TEXT = 4000
 WORD = re.compile(r"[A-Z][A-Z_]+(?:\([A-Z0-9]+\))?(?=[: ]|$)")
-# What a terminal obeys, what XML forbids, and what changes the direction of the text around it.
-UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-
-
-def cleaned(text: str) -> str:
-    """Text of a backend's as every report can show it: of bounded length, with control characters spelt out.
-
-    >>> cleaned("red \\x1b[31m")
-    'red \\\\x1b[31m'
-    """
-    shown = UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text[:MOST_TEXT])
-    return shown if len(text) <= MOST_TEXT else f"{shown} … ({len(text) - MOST_TEXT} more characters)"
 
 
 def plain(value: object) -> Any:

@@ -30,6 +30,7 @@ from lowbit.hqq import as_minimum
 from lowbit.hqq import quantize as hqq_quantize
 from lowbit.packing import unpack
 from lowbit.plan import METHODS, Method, Plan, Quantization, planned
+from lowbit.storage import CACHE_VARIABLE
 from lowbit.weights import LayerWeights, Matrix, in_memory, to_float
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))
@@ -160,7 +161,7 @@ def test_what_is_there_is_not_made_again(
 
 def test_the_default_folder(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the cache folder of lowbit, wherever that is."""
-    monkeypatch.setenv(data.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     made = quantized(source, PLAN)
     assert made.folder == tmp_path / "quantized" / made.digest
     assert sorted(file.name for file in made.folder.iterdir()) == [

@@ -9,7 +9,6 @@ import pytest
 from tiny_checkpoint import MIXTRAL, published, write
 from typer.testing import CliRunner, Result
 
-from lowbit import data
 from lowbit.backend import load
 from lowbit.cli import app
 from lowbit.cli.loading import chosen, load_model, weights_of
@@ -19,6 +18,7 @@ from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_cache import QuantizedCheckpoint
 from lowbit.perplexity import perplexity
 from lowbit.plan import Plan, Quantization, planned
+from lowbit.storage import CACHE_VARIABLE
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32))
 TRAINED = Path(__file__).parents[2] / "bench/mixtral/model"
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(data.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

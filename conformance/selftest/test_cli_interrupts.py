@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lowbit import data
 from lowbit.cli import app
 from lowbit.cli.interrupts import deferred
+from lowbit.storage import CACHE_VARIABLE
 from lowbit_cuda.port import DevicePort
 from lowbit_cuda.sim import memory
 from lowbit_cuda.simulated import NumpyOnSim
@@ -92,7 +92,7 @@ def test_an_interrupt_in_the_midst_of_a_call(place: int, tmp_path: Path, monkeyp
 
     It comes when the device has noted some of the bytes that an operation touches, and not the rest.
     """
-    monkeypatch.setenv(data.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     devices, count, add, opened = list[DevicePort](), 0, memory.Ranges.add, NumpyOnSim.open_port
 
     def pressed(ranges: memory.Ranges, begin: int, end: int) -> None:

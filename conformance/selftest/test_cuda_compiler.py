@@ -8,8 +8,8 @@ import pytest
 from cuda_tools import needs_nvrtc
 from port_contract import KERNELS
 
-from lowbit.data import CACHE_VARIABLE
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.storage import CACHE_VARIABLE
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.cuda.compiler import CompileError, choose_architecture, compile_source, digest, read_sources
 

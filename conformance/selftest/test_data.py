@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lowbit import data
-from lowbit.data import TABLE, Part, Resource, cache_folder, fetch, read_text
+from lowbit.data import TABLE, Part, Resource, fetch, read_text
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.storage import CACHE_VARIABLE, cache_folder
 
 INTERPRETER = sys.executable
 FIRST, SECOND = b"one" * 1000, b"two" * 500
@@ -74,7 +74,7 @@ class Shelf:
         second = source_archive(self.index / "second-2.0.tar.gz", "second-2.0/second.bin", SECOND)
         self.resource = Resource("both.bin", hashlib.sha256(FIRST + SECOND).hexdigest(), (first, second), "a test")
         monkeypatch.setitem(TABLE, "both", self.resource)
-        monkeypatch.setenv(data.CACHE_VARIABLE, str(self.cache))
+        monkeypatch.setenv(CACHE_VARIABLE, str(self.cache))
         self.pip("works")
 
     def pip(self, mode: str) -> None:
@@ -206,7 +206,7 @@ def test_leftovers_of_killed_processes_are_swept(shelf: Shelf) -> None:
 def test_a_folder_that_cannot_be_used(shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the folder and the variable that changes it."""
     (tmp_path / "file").touch()
-    monkeypatch.setenv(data.CACHE_VARIABLE, str(tmp_path / "file" / "below"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "below"))
     with pytest.raises(UnavailableError, match=r"file/below.*LOWBIT_CACHE"):
         fetch("both")
 
@@ -247,7 +247,7 @@ def test_texts_have_line_feeds_only(tmp_path: Path) -> None:
 
 def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's cache folder, unless the variable says otherwise; an empty variable says nothing."""
-    monkeypatch.setenv(data.CACHE_VARIABLE, "/somewhere/else")
+    monkeypatch.setenv(CACHE_VARIABLE, "/somewhere/else")
     assert cache_folder() == Path("/somewhere/else")
-    monkeypatch.setenv(data.CACHE_VARIABLE, "")
+    monkeypatch.setenv(CACHE_VARIABLE, "")
     assert cache_folder().name == "lowbit"

@@ -15,9 +15,10 @@ import pytest
 from rich.console import Console
 
 from lowbit.errors import ArgumentError
+from lowbit.storage import write_whole
 from lowbit_conformance.report import Report, as_json, report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.document import SCHEMA_FILE
-from lowbit_conformance.report.files import check_writable, write_atomically
+from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.report.gather import build_of, suite
 from lowbit_conformance.report.html import as_html
 from lowbit_conformance.report.junit import as_xml
@@ -338,10 +339,10 @@ def test_the_terminal_says_what_failed() -> None:
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails leaves the old file and nothing beside it."""
     path = tmp_path / "r.json"
-    write_atomically(path, b"old")
+    write_whole(path, b"old")
     monkeypatch.setattr("os.replace", lambda source, target: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, b"new")
+        write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

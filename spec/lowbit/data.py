@@ -31,12 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from platformdirs import user_cache_dir
-
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.storage import CACHE_VARIABLE, cache_folder
 
-CACHE_VARIABLE = "LOWBIT_CACHE"
 CHUNK = 2**20
 POLL_SECONDS = 0.1
 STALE_SECONDS = 24 * 60 * 60
@@ -178,11 +176,6 @@ TABLE: dict[str, Resource] = {
 
 # **Fetching**: what is in the cache and sound is used; otherwise every part is found or downloaded, checked, and
 # written to a temporary file, which takes its name only when the whole of it is right.
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept."""
-    return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("lowbit", appauthor=False))
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:

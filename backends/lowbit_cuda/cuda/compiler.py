@@ -19,11 +19,9 @@ Source: lowbit's own; the options are those of the NVRTC documentation.
 import hashlib
 import io
 import json
-import os
 import re
-import tempfile
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -31,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.check import check_choice
-from lowbit.data import cache_folder
 from lowbit.errors import LowbitError, UnavailableError
+from lowbit.storage import cache_folder, write_whole
 from lowbit_cuda.cuda.driver import installed
 
 FORMAT, VERSION = "lowbit-cubin", 1
@@ -239,16 +237,9 @@ def _write(path: Path, key: str, made: Cubin) -> None:
     """Keep it; where nothing can be kept, it is compiled again the next time."""
     header = {"format": FORMAT, "version": VERSION, "key": key, "source": made.source, "arch": made.arch}
     header |= {"nvrtc": made.nvrtc, "log": made.log, "sha256": hashlib.sha256(made.code).hexdigest()}
-    temporary = None
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.stem, suffix=".part", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(json.dumps(header).encode() + b"\n" + made.code)
-        os.replace(temporary, path)
-    except OSError:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, json.dumps(header).encode() + b"\n" + made.code)
 
 
 def _read(path: Path, key: str) -> Cubin | None:

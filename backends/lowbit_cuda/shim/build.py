@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lowbit.data import cache_folder
 from lowbit.errors import UnavailableError
+from lowbit.storage import cache_folder
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent / "kernels"

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.operations import OPERATIONS
+from lowbit.storage import write_whole
 from lowbit_conformance.bank import BANK, CONTROL
 from lowbit_conformance.bank.trial import DEADLINE, Stop, Trial, try_out
 from lowbit_conformance.report.gather import machine, suite
@@ -116,9 +117,7 @@ class Matrix:
         defects = [self.content["defects"][name] for name in BANK if name in self.content["defects"]]
         text = text_of(self.content | {"defects": defects})
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        temporary.write_text(text, "utf-8")
-        os.replace(temporary, self._file)
+        write_whole(self._file, text.encode())
         self._saved = time.monotonic()
 
     def complaints(self) -> Iterator[str]:

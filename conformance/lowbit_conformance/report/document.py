@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 from lowbit_conformance.report.model import Report, as_json
 
 SCHEMA_FILE = Path(__file__).parent / "schema" / "report.schema.json"
@@ -12,7 +12,7 @@ SCHEMA_FILE = Path(__file__).parent / "schema" / "report.schema.json"
 
 def write_json(report: Report, path: Path) -> None:
     """Write the report as JSON; the file is whole or is not there."""
-    write_atomically(path, (text_of(report) + "\n").encode())
+    write_whole(path, (text_of(report) + "\n").encode())
 
 
 def text_of(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Writing files that are whole or not there."""
+"""Whether a file can be written, asked before the work that fills it."""
 
 import os
 from pathlib import Path
@@ -14,13 +14,3 @@ def check_writable(argument: str, path: Path) -> None:
     """
     if not path.parent.is_dir() or path.is_dir() or not os.access(path.parent, os.W_OK):
         raise ArgumentError(argument, path, "a file in a folder that exists and can be written to")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file beside `path` and give it that name once it is complete."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -12,8 +12,8 @@ from typing import Any
 
 from lowbit.errors import UnavailableError
 from lowbit.operations import OPERATIONS
+from lowbit.storage import write_whole
 from lowbit_conformance.report import words
-from lowbit_conformance.report.files import write_atomically
 from lowbit_conformance.report.matrix import NONE, Line, matrix
 from lowbit_conformance.report.model import Report
 from lowbit_conformance.tally import Row, Verdict
@@ -43,7 +43,7 @@ def check_available() -> None:
 
 def write_html(report: Report, path: Path) -> None:
     """Write the report as one HTML page; the file is whole or is not there."""
-    write_atomically(path, as_html(report).encode())
+    write_whole(path, as_html(report).encode())
 
 
 def as_html(report: Report) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from lowbit_conformance.report.files import write_atomically
+from lowbit.storage import write_whole
 from lowbit_conformance.report.model import Report
 from lowbit_conformance.tally import Row, Verdict
 
@@ -17,7 +17,7 @@ def write_junit(report: Report, path: Path) -> None:
     """Write the report as JUnit XML; the file is whole or is not there."""
     root = as_xml(report)
     ElementTree.indent(root)
-    write_atomically(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
+    write_whole(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
 
 
 def as_xml(report: Report) -> Element:

@@ -13,9 +13,9 @@ from typing import Any
 from lowbit.bounds import Arithmetic
 from lowbit.contract import OPERATIONS
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.storage import write_whole
 from lowbit.values import Tree
 from lowbit_conformance.marking import Settings
-from lowbit_conformance.report.files import write_atomically
 from lowbit_conformance.vectors.judging import STATED
 from lowbit_conformance.vectors.record import Vectors, record
 
@@ -38,10 +38,10 @@ def export(folder: Path, operations: Iterable[str], seeds: int) -> Iterable[Vect
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / SCHEMA_FILE, schema_text().encode())
+        write_whole(folder / SCHEMA_FILE, schema_text().encode())
         for operation in operations:
             recorded = record(operation, Settings(range(seeds)))
-            write_atomically(folder / f"{operation}.json", as_text(recorded, seeds).encode())
+            write_whole(folder / f"{operation}.json", as_text(recorded, seeds).encode())
             yield recorded
     except OSError as error:
         raise ArgumentError("folder", f"{folder} ({error.strerror})", "a folder that can be written to") from None

@@ -30,7 +30,7 @@ from lowbit.formats.checkpoint_config import is_tied, read_config
 from lowbit.formats.checkpoint_json import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.formats.checkpoint_names import EMBEDDING, HEAD, NORM, VECTORS, layer_names, tensor_shapes
 from lowbit.formats.checkpoint_tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
-from lowbit.formats.gguf_header import shown
+from lowbit.text import quoted
 from lowbit.threads import side_by_side
 from lowbit.weights import ATTENTION, Floats, GatedWeights, LayerWeights, Matrix, SparseWeights
 
@@ -134,7 +134,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     """
     path = Path(folder)
     if not path.is_dir():
-        raise ArgumentError("model", shown(str(path)), "a checkpoint directory that exists")
+        raise ArgumentError("model", quoted(str(path)), "a checkpoint directory that exists")
     described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
     fields = parsed(CONFIG, described)
     config, tied = read_config(fields), is_tied(fields)
@@ -156,11 +156,13 @@ def _check_table(config: LlamaConfig, tied: bool, table: Table) -> None:
     expected = dict(tensor_shapes(config, tied))
     for name, shape in expected.items():
         if name not in table:
-            raise FormatError(CONFIG, f"tensor {shown(name)}", "missing", "there, as this shape of a model asks for")
+            raise FormatError(CONFIG, f"tensor {quoted(name)}", "missing", "there, as this shape of a model asks for")
         place = table[name]
         if place.shape != shape:
             file = place.shard.path.name
-            raise FormatError(file, f"shape of tensor {shown(name)}", place.shape, " x ".join(map(str, shape)))
+            raise FormatError(file, f"shape of tensor {quoted(name)}", place.shape, " x ".join(map(str, shape)))
     if len(table) != len(expected):
         extra = next(name for name in table if name not in expected)
-        raise FormatError(table[extra].shard.path.name, "tensor", shown(extra), "those of this kind and shape of model")
+        raise FormatError(
+            table[extra].shard.path.name, "tensor", quoted(extra), "those of this kind and shape of model"
+        )

@@ -31,14 +31,15 @@ import numpy as np
 
 from lowbit.affine import QuantizedMatrix
 from lowbit.config import LlamaConfig
-from lowbit.data import CACHE_VARIABLE, cache_folder, sweep
+from lowbit.data import sweep
 from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import Checkpoint, assembled
 from lowbit.formats.checkpoint_names import VECTORS
-from lowbit.formats.gguf_header import shown
 from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, write_quantized
 from lowbit.plan import HEAD, Plan
+from lowbit.storage import CACHE_VARIABLE, cache_folder
+from lowbit.text import quoted
 from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
 
@@ -164,7 +165,7 @@ class QuantizedCheckpoint:
         if given != shapes:
             part = min(part for part in given.keys() | shapes.keys() if given.get(part) != shapes.get(part))
             allowed = "of the shape that the model asks for"
-            raise FormatError(self._file(name).name, f"shape of {shown(part)}", given.get(part, "missing"), allowed)
+            raise FormatError(self._file(name).name, f"shape of {quoted(part)}", given.get(part, "missing"), allowed)
         return found
 
 

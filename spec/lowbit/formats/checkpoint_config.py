@@ -20,7 +20,7 @@ from lowbit.check import spoken
 from lowbit.config import LlamaConfig, Routing
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_json import Fields, described
-from lowbit.formats.gguf_header import shown
+from lowbit.text import quoted
 
 ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
 """The kinds of model, and what each calls the whole decoder with its head."""
@@ -69,7 +69,7 @@ def kind_of(fields: Fields) -> str:
     kind = fields.value("model_type", str)
     if kind not in ARCHITECTURES:
         allowed = spoken([repr(known) for known in ARCHITECTURES])
-        raise FormatError(fields.file, "model_type", shown(kind), allowed)
+        raise FormatError(fields.file, "model_type", quoted(kind), allowed)
     named = fields.value("architectures", list, [ARCHITECTURES[kind]])
     if named != [ARCHITECTURES[kind]]:
         raise FormatError(fields.file, "architectures", described(named), f"[{ARCHITECTURES[kind]!r}]")

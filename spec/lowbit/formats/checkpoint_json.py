@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.gguf_header import shown
+from lowbit.text import quoted
 
 Kind = TypeVar("Kind", bool, int, float, str, dict[str, Any], list[Any])
 
@@ -86,12 +86,12 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
         FormatError: it is larger than `most_bytes`.
     """
     if not path.is_file():  # a pipe would wait for somebody to write to it
-        raise ArgumentError("model", shown(str(path.parent)), f"a directory that holds {path.name}")
+        raise ArgumentError("model", quoted(str(path.parent)), f"a directory that holds {path.name}")
     try:
         with path.open("rb") as stream:
             data = stream.read(1 + min(most_bytes, os.fstat(stream.fileno()).st_size))  # which is allocated at once
     except OSError as error:
-        raise ArgumentError("model", f"{shown(str(path))} ({error.strerror})", "a file that can be read") from error
+        raise ArgumentError("model", f"{quoted(str(path))} ({error.strerror})", "a file that can be read") from error
     if len(data) > most_bytes:
         raise FormatError(path.name, "size", f"more than {most_bytes} bytes", f"at most {most_bytes} bytes")
     return data
@@ -112,7 +112,7 @@ def parsed(file: str, data: bytes) -> Fields:
     try:
         found = json.loads(data.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=refuse)
     except (ValueError, RecursionError) as error:  # of which wrong UTF-8 is one, and a number of too many digits
-        raise FormatError(file, "content", shown(str(error)), "JSON in UTF-8") from error
+        raise FormatError(file, "content", quoted(str(error)), "JSON in UTF-8") from error
     if not isinstance(found, dict):
         raise FormatError(file, "content", described(found), "an object")
     return Fields(file, found)
@@ -134,12 +134,12 @@ def described(value: object) -> str:
         except (ValueError, RecursionError):
             return "a list or object that cannot be shown"
         return text if len(text) <= 80 else text[:77] + "..."
-    return shown(value) if isinstance(value, str) else str(value)
+    return quoted(value) if isinstance(value, str) else str(value)
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) != len(pairs):
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {shown(twice)} is there twice")
+        raise ValueError(f"the key {quoted(twice)} is there twice")
     return result

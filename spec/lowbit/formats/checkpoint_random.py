@@ -43,7 +43,7 @@ from lowbit.formats.checkpoint_names import EMBEDDING, Shape, layer_shapes, tens
 from lowbit.formats.checkpoint_tensors import INDEX, MOST_INDEX_BYTES, read_header, write_tensors
 from lowbit.formats.checkpoint_tokenizer import FILE as TOKENIZER
 from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
-from lowbit.formats.gguf_header import shown
+from lowbit.text import quoted
 from lowbit.threads import side_by_side, usable_processors
 from lowbit.weights import Progress
 
@@ -153,7 +153,7 @@ def write_random(
         given = f"{config.layers} layers" + ("" if config.routing is None else f" of {experts} experts")
         raise ArgumentError("shape", given, f"at most {MOST_EXPERTS} in all, whose names an index can hold")
     if folder.exists() and not folder.is_dir():
-        raise ArgumentError("directory", shown(str(folder)), "a directory, or a name that is free")
+        raise ArgumentError("directory", quoted(str(folder)), "a directory, or a name that is free")
     try:
         _check_room(folder, total_bytes(config))
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +233,7 @@ def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, by
             is_ours = path.name in texts and path.is_file() and path.read_bytes() == texts[path.name]
         if not is_ours:
             allowed = "an empty directory, or one begun with the same shape and seed"
-            raise ArgumentError("directory", f"{shown(str(folder))} with another {shown(path.name)}", allowed)
+            raise ArgumentError("directory", f"{quoted(str(folder))} with another {quoted(path.name)}", allowed)
     return {path.name for path in found if path.name in shards}
 
 

@@ -34,7 +34,7 @@ from lowbit.check import spoken
 from lowbit.data import WORKPLACE_PREFIX
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint_json import Fields, read_fields
-from lowbit.formats.gguf_header import shown
+from lowbit.text import quoted
 from lowbit.weights import Floats
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -103,7 +103,7 @@ def read_table(folder: Path) -> Table:
     whole, index = folder / WHOLE, folder / INDEX
     if not index.exists():
         if not whole.is_file():
-            raise ArgumentError("model", shown(str(folder)), f"a directory that holds {WHOLE} or {INDEX}")
+            raise ArgumentError("model", quoted(str(folder)), f"a directory that holds {WHOLE} or {INDEX}")
         return shard_table(whole)
     if whole.exists():
         raise FormatError(INDEX, "weights", f"here and in {WHOLE}", f"either {INDEX} or {WHOLE}")
@@ -111,18 +111,18 @@ def read_table(folder: Path) -> Table:
     files = sorted(set(listed.values()))
     for file in files:
         if not (folder / file).is_file():
-            raise FormatError(INDEX, "weight_map", shown(file), "files of the directory")
+            raise FormatError(INDEX, "weight_map", quoted(file), "files of the directory")
     table: dict[str, Place] = {}
     for file in files:
         found = shard_table(folder / file)
         for name in found:
             if listed.get(name) != file:
                 allowed = f"in {listed[name]}, says {INDEX}" if name in listed else f"the tensors that {INDEX} names"
-                raise FormatError(file, "tensor", shown(name), allowed)
+                raise FormatError(file, "tensor", quoted(name), allowed)
         table |= found
     for name, file in listed.items():
         if name not in table:
-            raise FormatError(file, f"tensor {shown(name)}", "missing", f"there, says {INDEX}")
+            raise FormatError(file, f"tensor {quoted(name)}", "missing", f"there, says {INDEX}")
     return table
 
 
@@ -132,7 +132,7 @@ def _listed(fields: Fields) -> dict[str, str]:
     for name, file in fields.value("weight_map", dict).items():
         if not isinstance(file, str) or not _is_plain_name(file):
             raise FormatError(
-                fields.file, f"weight_map[{shown(name)}]", shown(str(file)), f"the name of a {SUFFIX} file"
+                fields.file, f"weight_map[{quoted(name)}]", quoted(str(file)), f"the name of a {SUFFIX} file"
             )
         listed[name] = file
     return listed
@@ -168,7 +168,7 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
         FormatError: it is not a sound safetensors file, or holds another type.
     """
     if path.exists() and not path.is_file():  # a pipe would wait for somebody to write to it
-        raise ArgumentError("model", shown(str(path)), "plain files to read")
+        raise ArgumentError("model", quoted(str(path)), "plain files to read")
     try:
         status = path.stat()
         with path.open("rb") as stream:
@@ -178,14 +178,14 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
             claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
             metadata = dict(opened.metadata() or {})
     except SafetensorError as error:
-        raise FormatError(path.name, "header", shown(str(error)), "that of a safetensors file") from error
+        raise FormatError(path.name, "header", quoted(str(error)), "that of a safetensors file") from error
     except OSError as error:
-        raise ArgumentError("model", f"{shown(str(path))} ({error.strerror or error})", "files to read") from error
+        raise ArgumentError("model", f"{quoted(str(path))} ({error.strerror or error})", "files to read") from error
     shard, offset = Shard(path, status.st_size, status.st_mtime_ns), LENGTH_BYTES + header
     table: dict[str, Place] = {}
     for name, (kind, shape) in claims.items():  # in the order of their places
         if kind not in types:
-            raise FormatError(path.name, f"type of tensor {shown(name)}", kind, spoken(types))
+            raise FormatError(path.name, f"type of tensor {quoted(name)}", kind, spoken(types))
         table[name] = Place(shard, kind, shape, offset)
         offset += table[name].nbytes
     if offset != status.st_size:
@@ -215,7 +215,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
     finite = np.isfinite(weights)
     if not finite.all():
         bad = weights.ravel()[int(np.argmin(finite))]
-        raise FormatError(place.shard.path.name, f"a number in tensor {shown(name)}", bad, "finite numbers")
+        raise FormatError(place.shard.path.name, f"a number in tensor {quoted(name)}", bad, "finite numbers")
     return weights
 
 
@@ -229,11 +229,11 @@ def _read(place: Place, name: str) -> npt.NDArray[Any]:
             stream.seek(place.offset)
             data = np.fromfile(stream, dtype, prod(place.shape))
     except OSError as error:
-        given = f"{shown(str(shard.path))} ({error.strerror or error})"
+        given = f"{quoted(str(shard.path))} ({error.strerror or error})"
         raise ArgumentError("model", given, "files that can be read") from error
     if data.nbytes != place.nbytes:
         raise FormatError(
-            shard.path.name, f"data of tensor {shown(name)}", f"{data.nbytes} bytes", f"{place.nbytes} bytes"
+            shard.path.name, f"data of tensor {quoted(name)}", f"{data.nbytes} bytes", f"{place.nbytes} bytes"
         )
     return data
 

@@ -27,9 +27,9 @@ from lowbit.check import spoken
 from lowbit.errors import FormatError
 from lowbit.formats.checkpoint import CONFIG, Checkpoint
 from lowbit.formats.checkpoint_json import Fields, described, parsed, read_bytes, read_fields
-from lowbit.formats.gguf_header import shown
 from lowbit.formats.gguf_tokenizer import QWEN2_WORDS
 from lowbit.formats.tokenizer import Tokenizer
+from lowbit.text import quoted
 
 FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 MOST_BYTES = 2**25
@@ -109,7 +109,7 @@ def _parts(fields: Fields, stage: str) -> list[Fields]:
 def _check_part(part: Fields, known: tuple[str, ...]) -> None:
     kind = part.value("type", str)
     if kind not in known:
-        raise FormatError(part.file, "type", shown(kind), spoken([repr(name) for name in known]))
+        raise FormatError(part.file, "type", quoted(kind), spoken([repr(name) for name in known]))
     if kind in ("Replace", "Split"):
         pattern = part.value("pattern", dict)
         text, expression = pattern.get("String"), pattern.get("Regex")
@@ -118,7 +118,7 @@ def _check_part(part: Fields, known: tuple[str, ...]) -> None:
             raise FormatError(part.file, "pattern", described(pattern), "a plain text, or a known pattern of words")
         content = part.value("content", str, "")
         if kind == "Replace" and len(content) > len(text or ""):
-            raise FormatError(part.file, "content", shown(content), "not longer than what it replaces")
+            raise FormatError(part.file, "content", quoted(content), "not longer than what it replaces")
     lengths = {"prepend": len(part.value("prepend", str, ""))}
     lengths |= {name: part.value(name, int, 0) for name in ("start", "stop")}
     for name, length in lengths.items():
@@ -129,7 +129,7 @@ def _check_part(part: Fields, known: tuple[str, ...]) -> None:
 def _check_model(fields: Fields) -> None:
     model = Fields(f"{fields.file}: model", fields.value("model", dict))
     if (kind := model.value("type", str)) != "BPE":
-        raise FormatError(model.file, "type", shown(kind), "'BPE'")
+        raise FormatError(model.file, "type", quoted(kind), "'BPE'")
     if dropout := model.optional("dropout", float):
         raise FormatError(model.file, "dropout", dropout, "0: the same text has the same tokens")
 
@@ -143,7 +143,7 @@ def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
-        raise FormatError(fields.file, "content", shown(str(error)), "a tokenizer that fits together") from error
+        raise FormatError(fields.file, "content", quoted(str(error)), "a tokenizer that fits together") from error
     if not ids or max(ids) >= vocabulary or len(set(ids)) != len(ids):
         given = f"{len(ids)} tokens up to number {max(ids, default=0)}"
         raise FormatError(fields.file, "vocabulary", given, f"distinct numbers below the model's {vocabulary}")
@@ -207,7 +207,7 @@ def _content(settings: Fields, key: str) -> str | None:
 def _number(token: str, field: str, file: str, library: tokenizers.Tokenizer) -> int:
     number = library.token_to_id(token)
     if number is None:
-        raise FormatError(file, field, shown(token), "a token of the vocabulary")
+        raise FormatError(file, field, quoted(token), "a token of the vocabulary")
     return number
 
 

@@ -29,8 +29,9 @@ from lowbit.check import spoken
 from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf_architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
-from lowbit.formats.gguf_header import Header, TensorInfo, Value, shown, walk
+from lowbit.formats.gguf_header import Header, TensorInfo, Value, walk
 from lowbit.formats.gguf_tensors import floats, matrix
+from lowbit.text import quoted
 from lowbit.weights import (
     Floats,
     GatedWeights,
@@ -119,13 +120,13 @@ class GGUFFile:
     def _info(self, name: str) -> TensorInfo:
         info = self.header.tensors.get(name)
         if info is None:
-            raise FormatError(self.file, f"tensor {shown(name)}", "missing", "a file that holds it")
+            raise FormatError(self.file, f"tensor {quoted(name)}", "missing", "a file that holds it")
         return info
 
     def _check_shape(self, info: TensorInfo, dimensions: int, outputs: int) -> None:
         if len(info.shape) != dimensions or info.shape[0] != outputs:
             allowed = f"{dimensions} dimensions, {outputs} rows"
-            raise FormatError(self.file, f"shape of tensor {shown(info.name)}", info.shape, allowed)
+            raise FormatError(self.file, f"shape of tensor {quoted(info.name)}", info.shape, allowed)
 
     def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """The data of a tensor, read into memory: a file that shrinks meanwhile gives an error and not a fault."""
@@ -134,7 +135,7 @@ class GGUFFile:
             data = np.fromfile(stream, np.uint8, info.nbytes)
         if len(data) != info.nbytes:
             raise FormatError(
-                self.file, f"data of tensor {shown(info.name)}", f"{len(data)} bytes", f"{info.nbytes} bytes"
+                self.file, f"data of tensor {quoted(info.name)}", f"{len(data)} bytes", f"{info.nbytes} bytes"
             )
         return data
 
@@ -163,11 +164,11 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 def _opened(path: str) -> BinaryIO:
     if not os.path.isfile(path):
-        raise ArgumentError("model", shown(path), "the path of a GGUF file that exists")
+        raise ArgumentError("model", quoted(path), "the path of a GGUF file that exists")
     try:
         return open(path, "rb")
     except OSError as error:
-        raise ArgumentError("model", f"{shown(path)} ({error.strerror})", "a file that can be read") from error
+        raise ArgumentError("model", f"{quoted(path)} ({error.strerror})", "a file that can be read") from error
 
 
 def half_split_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
@@ -195,7 +196,7 @@ def check_architecture(source: GGUFFile) -> str:
     name = source.value("general.architecture", str)
     if name not in ARCHITECTURES:
         allowed = spoken([repr(known) for known in ARCHITECTURES])
-        raise FormatError(source.file, "general.architecture", shown(name), allowed)
+        raise FormatError(source.file, "general.architecture", quoted(name), allowed)
     return name
 
 
@@ -312,4 +313,4 @@ def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig, name: str) -> N
     known |= {f"blk.{number}.{part}" for number in range(config.layers) for part in stored}
     for tensor in source.header.tensors:
         if tensor not in known:
-            raise FormatError(source.file, "tensor", shown(tensor), f"the tensors of architecture '{name}'")
+            raise FormatError(source.file, "tensor", quoted(tensor), f"the tensors of architecture '{name}'")

@@ -34,6 +34,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantiz
 
 from lowbit.check import spoken
 from lowbit.errors import FormatError
+from lowbit.text import quoted
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -110,8 +111,8 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
     for number in range(entry_count):
         key = cursor.string(f"key of metadata entry {number}", MAX_KEY_BYTES)
         if key in metadata:
-            raise FormatError(file, f"key of metadata entry {number}", shown(key), "a key that is not used before")
-        metadata[key] = cursor.value(f"value of {shown(key)}")
+            raise FormatError(file, f"key of metadata entry {number}", quoted(key), "a key that is not used before")
+        metadata[key] = cursor.value(f"value of {quoted(key)}")
 
     claims = [_tensor_claim(cursor, number) for number in range(tensor_count)]
     alignment = _alignment(metadata, file)
@@ -119,22 +120,17 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
     tensors: dict[str, TensorInfo] = {}
     for name, shape, kind, offset in claims:
         if name in tensors:
-            raise FormatError(file, "tensor name", shown(name), "a name that is not used before")
+            raise FormatError(file, "tensor name", quoted(name), "a name that is not used before")
         if offset % alignment != 0:
-            raise FormatError(file, f"offset of tensor {shown(name)}", offset, f"a multiple of {alignment}")
+            raise FormatError(file, f"offset of tensor {quoted(name)}", offset, f"a multiple of {alignment}")
         block, block_bytes = GGML_QUANT_SIZES[kind]
         nbytes = int(np.prod(shape, dtype=object)) // block * block_bytes
         if start + offset + nbytes > size:
             given = f"{offset} with {nbytes} bytes of data"
-            raise FormatError(file, f"offset of tensor {shown(name)}", given, f"inside the file of {size} bytes")
+            raise FormatError(file, f"offset of tensor {quoted(name)}", given, f"inside the file of {size} bytes")
         tensors[name] = TensorInfo(name, shape, kind, start + offset, nbytes)
     _check_overlap(tensors, file)
     return Header(MappingProxyType(metadata), MappingProxyType(tensors))
-
-
-def shown(text: str) -> str:
-    """A name out of the file, safe for a message of one line: quoted, escaped and not too long."""
-    return repr(text if len(text) <= 80 else text[:77] + "...")
 
 
 # **Tensors.** Shape and type first; whether the data lie inside the file is known once the header has ended.
@@ -143,7 +139,7 @@ def shown(text: str) -> str:
 def _tensor_claim(cursor: "_Cursor", number: int) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
     """Name, shape (outermost first), type and offset as the file gives them; sizes fit the type."""
     name = cursor.string(f"name of tensor {number}", MAX_NAME_BYTES)
-    who = f"tensor {shown(name)}"
+    who = f"tensor {quoted(name)}"
     dimensions = cursor.number("<I", f"number of dimensions of {who}")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise FormatError(cursor.file, f"number of dimensions of {who}", dimensions, f"1 to {MAX_DIMENSIONS}")
@@ -169,14 +165,14 @@ def _alignment(metadata: Mapping[str, Value], file: str) -> int:
     alignment = metadata.get("general.alignment", GGUF_DEFAULT_ALIGNMENT)
     if type(alignment) is int and alignment in ALIGNMENTS:
         return alignment
-    raise FormatError(file, "general.alignment", shown(str(alignment)), spoken(ALIGNMENTS))
+    raise FormatError(file, "general.alignment", quoted(str(alignment)), spoken(ALIGNMENTS))
 
 
 def _check_overlap(tensors: Mapping[str, TensorInfo], file: str) -> None:
     ordered = sorted(tensors.values(), key=lambda info: info.offset)
     for before, after in pairwise(ordered):
         if after.offset < before.offset + before.nbytes:
-            field, allowed = f"offset of tensor {shown(after.name)}", f"beyond the data of {shown(before.name)}"
+            field, allowed = f"offset of tensor {quoted(after.name)}", f"beyond the data of {quoted(before.name)}"
             raise FormatError(file, field, after.offset, allowed)
 
 

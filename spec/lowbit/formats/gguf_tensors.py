@@ -34,8 +34,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from lowbit.affine import QuantizedMatrix
 from lowbit.errors import FormatError
-from lowbit.formats.gguf_header import TensorInfo, shown
+from lowbit.formats.gguf_header import TensorInfo
 from lowbit.packing import Codes, pack
+from lowbit.text import quoted
 from lowbit.weights import Floats, Matrix
 
 Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
@@ -60,7 +61,7 @@ def matrix(data: Octets, info: TensorInfo, file: str) -> Matrix:
         FormatError: not two dimensions, a type that nothing here decodes, or weights that are not finite.
     """
     if len(info.shape) != 2:
-        raise FormatError(file, f"dimensions of tensor {shown(info.name)}", len(info.shape), "2")
+        raise FormatError(file, f"dimensions of tensor {quoted(info.name)}", len(info.shape), "2")
     rows = data.reshape(info.shape[0], -1)
     affine = affine_grouping(rows, info, file) if info.type in CODE_BITS else None
     return np.ascontiguousarray(floats(rows, info, file).T) if affine is None else affine
@@ -77,7 +78,7 @@ def floats(rows: Octets, info: TensorInfo, file: str) -> Floats:
             weights = quants.dequantize(rows, info.type)
     except NotImplementedError as error:
         kind = info.type.name
-        raise FormatError(file, f"type of tensor {shown(info.name)}", kind, "a type that gguf dequantises") from error
+        raise FormatError(file, f"type of tensor {quoted(info.name)}", kind, "a type that gguf dequantises") from error
     _check_finite(weights, info, file)
     return np.ascontiguousarray(weights, np.float32)
 
@@ -136,4 +137,4 @@ def _check_finite(values: npt.NDArray[np.floating[Any]], info: TensorInfo, file:
     finite = np.isfinite(values)
     if not finite.all():
         bad = values.ravel()[int(np.argmin(finite))]
-        raise FormatError(file, f"a number in tensor {shown(info.name)}", bad, "finite numbers")
+        raise FormatError(file, f"a number in tensor {quoted(info.name)}", bad, "finite numbers")

@@ -31,8 +31,8 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence,
 from lowbit.check import spoken
 from lowbit.errors import FormatError
 from lowbit.formats.gguf import GGUFFile
-from lowbit.formats.gguf_header import shown
 from lowbit.formats.tokenizer import Tokenizer
+from lowbit.text import quoted
 
 Vocabulary = dict[str, int]
 """From a token to its number."""
@@ -90,7 +90,7 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
         raise
     except Exception as error:  # the library raises nothing more specific
         reason = str(error).replace("\n", " ")
-        raise FormatError(file, "tokenizer", shown(reason), "a vocabulary that fits together") from error
+        raise FormatError(file, "tokenizer", quoted(reason), "a vocabulary that fits together") from error
     begins = source.value("tokenizer.ggml.add_bos_token", bool, default=False)
     bos = _token_id(source, "bos", len(tokens)) if begins else None
     ends = (_token_id(source, name, len(tokens)) for name in ("eos", "eot", "eom"))
@@ -100,7 +100,7 @@ def read_tokenizer(source: GGUFFile) -> Tokenizer:
 def _supported(source: GGUFFile, key: str, allowed: tuple[str, ...]) -> str:
     given = source.value(key, str)
     if given not in allowed:
-        raise FormatError(source.file, key, shown(given), spoken([repr(name) for name in allowed]))
+        raise FormatError(source.file, key, quoted(given), spoken([repr(name) for name in allowed]))
     return given
 
 
@@ -138,7 +138,7 @@ def _merges(source: GGUFFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
     for number, merge in enumerate(source.value(key, list)):
         left, _, right = merge.partition(" ")
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
-            raise FormatError(source.file, f"{key}[{number}]", shown(merge), "two tokens that make a third")
+            raise FormatError(source.file, f"{key}[{number}]", quoted(merge), "two tokens that make a third")
         pairs.append((left, right))
     return pairs
 

@@ -34,7 +34,7 @@ from lowbit.affine import QuantizedMatrix
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_json import Fields, parsed
 from lowbit.formats.checkpoint_tensors import DTYPES, Table, read_header, write_tensors
-from lowbit.formats.gguf_header import shown
+from lowbit.text import quoted
 from lowbit.weights import Floats, Matrix
 
 FORMAT = "lowbit quantised 1"
@@ -104,7 +104,7 @@ def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | Floats]:
     table, account = check_origin(path, origin)
     tensors = _mapped(path, table)
     if (expected := account.value("sha256", str)) != (given := _sum_of(tensors)):
-        raise FormatError(path.name, "sha256 of the data", given, shown(expected))
+        raise FormatError(path.name, "sha256 of the data", given, quoted(expected))
     found: dict[str, Matrix | Floats] = {}
     try:
         for name, value in account.value("matrices", dict).items():
@@ -112,7 +112,7 @@ def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | Floats]:
             found[name] = QuantizedMatrix(**parts, **{key: value[key] for key in VALUES})
     except (ArgumentError, KeyError, TypeError) as error:
         given = " ".join(str(error).split())
-        raise FormatError(path.name, f"matrix {shown(name)}", given, "a matrix in three parts") from error
+        raise FormatError(path.name, f"matrix {quoted(name)}", given, "a matrix in three parts") from error
     return found | {name.removesuffix(".weights"): weights for name, weights in tensors.items()}
 
 
@@ -127,10 +127,12 @@ def check_origin(path: Path, origin: Origin) -> tuple[Table, Fields]:
     account = parsed(path.name, header.metadata.get(TEXT, "").encode())
     for key, expected in origin.texts().items():
         if account.value(key, str) != expected:
-            raise FormatError(path.name, key, shown(account.value(key, str)), shown(expected))
+            raise FormatError(path.name, key, quoted(account.value(key, str)), quoted(expected))
     for name, place in header.table.items():
         if TYPES.get(name.rpartition(".")[2]) != place.type:
-            raise FormatError(path.name, f"type of tensor {shown(name)}", place.type, "words, scales, zeros or weights")
+            raise FormatError(
+                path.name, f"type of tensor {quoted(name)}", place.type, "words, scales, zeros or weights"
+            )
     return header.table, account
 
 

@@ -1,0 +1,35 @@
+"""Text from files, models and backends, made safe to show.
+
+A string that comes from elsewhere may hold control characters that a terminal obeys, line breaks that forge a line of a
+report, marks that turn the direction of the text around them, and lone surrogates that no encoding accepts. `cleaned`
+spells these out and bounds the length. `quoted` does the same for a short name inside a sentence, in quotation marks.
+"""
+
+import re
+
+MOST_TEXT = 4000
+MOST_QUOTED = 80
+# What a terminal obeys, what XML forbids, and what changes the direction of the text around it.
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+def cleaned(text: str, most: int = MOST_TEXT) -> str:
+    """Text as every terminal and report can show it: of bounded length, with control characters spelt out.
+
+    Line feeds and tabs stay; `lowbit.errors.on_one_line` removes them where a text must be one line.
+
+    >>> cleaned("red \\x1b[31m")
+    'red \\\\x1b[31m'
+    """
+    shown = UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text[:most])
+    return shown if len(text) <= most else f"{shown} … ({len(text) - most} more characters)"
+
+
+def quoted(text: str) -> str:
+    """A name out of a file for a message of one line: in quotation marks, escaped and not too long.
+
+    >>> quoted("token\\n")
+    "'token\\\\n'"
+    """
+    short = text if len(text) <= MOST_QUOTED else text[: MOST_QUOTED - 3] + "..."
+    return UNSAFE.sub(lambda found: ascii(found[0])[1:-1], repr(short))
