@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.interpreters import python_command, python_environment
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.tally import Certificate, Tally, Verdict
@@ -132,7 +132,8 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     given += ["--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}"))]
     given += [f"--lowbit-events={writer}", *arguments]
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; exec(sys.stdin.read())"],  # says nothing to a backend that looks it up
+        python_command("-c", "import sys; exec(sys.stdin.read())"),  # says nothing to a backend that looks it up
+        env=python_environment(),
         pass_fds=[writer],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
