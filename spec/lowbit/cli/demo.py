@@ -8,7 +8,6 @@ bytes and in perplexity. Nothing is compared that has not been certified in the 
 import json
 import math
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from lowbit.cli.loading import LoadedModel, file_of, load_model, progress_bar
 from lowbit.decoder import Decoder, Difference, Step, first_difference, generate
 from lowbit.engine import build
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.interpreters import python_command, python_environment
 from lowbit.linear import qgemv
 from lowbit.perplexity import perplexity
 from lowbit.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
@@ -134,10 +134,10 @@ def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
 
 def certify(name: str, model: Path) -> dict[str, Any]:
     """The verdict of ``lowbit conformance NAME --model FILE`` as its JSON says it."""
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--seeds", "1"]
+    command = python_command("-m", "lowbit.cli", "conformance", name, "--seeds", "1")
     command += [argument for operation in CERTIFIED for argument in ("--op", operation)]
     command += ["--model", str(model), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         reason = f"it ended with status {done.returncode}"
         raise UnavailableError("the conformance suite", reason, "run `lowbit conformance` to see why")
