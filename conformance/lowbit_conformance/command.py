@@ -128,7 +128,7 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     reader, writer = os.pipe()
     given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
-    given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    given += ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
     given += ["--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}"))]
     given += [f"--lowbit-events={writer}", *arguments]
     with subprocess.Popen(
