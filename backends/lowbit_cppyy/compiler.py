@@ -4,11 +4,11 @@ cppyy has no type information, so what comes from it is `Any` in here and typed 
 second and starts a compiler; nothing here does so before `runtime` is called.
 
 Four things about cppyy decide how this is written. It runs code that it finds in the current folder, so it is imported
-in an empty one (`lowbit_cppyy.empty_folder`), and then has the current folder taken from its library path. Defining the same C++ twice in a process is an error, so the
-process has one `Runtime`, which remembers. Passing a numpy array where C++ takes a pointer costs 0.1 µs, asking numpy
-for its address costs 0.8 µs, so arrays are passed as they are. And importing it puts ROOT's handlers on a dozen
-signals, which turn a crash into a long trace and exit code 129, and its paths into the environment; both are taken
-off again.
+in an empty one (`lowbit_cppyy.empty_folder`), and the current folder is then taken from its library path. Defining the
+same C++ twice in a process is an error, so the process has one `Runtime`, which remembers. Passing a numpy array where
+C++ takes a pointer costs 0.1 µs, asking numpy for its address costs 0.8 µs, so arrays are passed as they are. And
+importing it puts ROOT's handlers on a dozen signals, which turn a crash into a long trace and exit code 129, and its
+paths into the environment; both are taken off again.
 """
 
 import atexit
@@ -92,7 +92,6 @@ class Runtime:
             pkgutil.get_importer(entry)  # remembered, so that a relative entry keeps its meaning in another folder
         with _signal_handlers_kept(), _environment_kept():
             run_in_empty_folder("backend cppyy", self._start)
-        self.bridge: Any = None
         self.include("bridge.h")
         bridge = self.bridge
         self.multiply: Multiply = bridge.multiply
@@ -136,7 +135,8 @@ class Runtime:
         It does so in the first two calls. These may not be calls that let go of the GIL, since a child that is forked
         meanwhile finds the compiler's lock held, and may not be made in a folder in which others place files.
         """
-        self.bridge = bridge = self._cppyy.gbl.lowbit.bridge
+        self.bridge: Any = self._cppyy.gbl.lowbit.bridge
+        bridge = self.bridge
         without_gil = (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool)
         for call in (*without_gil, bridge.destroy_pool):
             call.__release_gil__ = True

@@ -1,7 +1,7 @@
 """Doing something that looks for files in the current folder, while standing in an empty one.
 
 cppyy is built on ROOT, which begins its search for libraries in ``.``, and reads ``.rootrc`` and ``.rootmap`` there.
-While it starts it also has a shell run ``ls`` with ``LD_LIBRARY_PATH=DOESNOTEXIST``, so that libraries below a folder of
+While it starts it also has a shell run ``ls`` with ``LD_LIBRARY_PATH=DOESNOTEXIST``, so that libraries in a folder of
 that name are loaded. No setting turns any of this off. So it is started in a folder in which there is nothing.
 
 The current folder belongs to all threads of a process. On Linux a thread can have one of its own: `unshare` with
@@ -70,31 +70,40 @@ class _Apart(Generic[Result]):
         self.refused = False
         self.results: list[Result] = []
         self.error: BaseException | None = None
+        self._allowed = False
+        self._decided, self._ended = threading.Event(), threading.Event()
 
     def run(self, what: str) -> None:
         """Do it in a new thread; an interrupt is kept until the thread has ended."""
-        thread = threading.Thread(target=self._in_thread, name="lowbit-empty-folder")
+        thread = threading.Thread(target=self._in_thread, name="lowbit-empty-folder", daemon=True)
         usual = threading.stack_size(STACK)
         try:
             thread.start()
+            self._allowed = True
         except RuntimeError as error:
             raise UnavailableError(what, f"{error}", "raise the limit of threads (ulimit -u)") from None
-        finally:
+        finally:  # after an interrupt of `start` nobody knows whether the thread runs; it does nothing then
+            self._decided.set()
             threading.stack_size(usual)
         interrupt: BaseException | None = None
-        while thread.is_alive():
+        while not self._ended.is_set():  # `Thread.join` forgets a running thread when it is interrupted
             try:
-                thread.join()
+                self._ended.wait()
             except BaseException as error:  # of a signal handler: the work is not left half done
                 interrupt = interrupt or error
+        thread.join()
         if interrupt is not None:
             raise interrupt
 
     def _in_thread(self) -> None:
-        if _has_own_folder():
-            self.do()
-        else:
-            self.refused = True
+        self._decided.wait()
+        try:
+            if self._allowed and _has_own_folder():
+                self.do()
+            else:
+                self.refused = True
+        finally:
+            self._ended.set()
 
     def do(self) -> None:
         """Change to the folder and do the work."""

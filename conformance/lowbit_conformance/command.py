@@ -128,8 +128,8 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     reader, writer = os.pipe()
     given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
-    given += ["-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
-    given += ["--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}"))]
+    given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    given += ["--noconftest", "--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}"))]
     given += [f"--lowbit-events={writer}", *arguments]
     with subprocess.Popen(
         python_command("-c", "import sys; exec(sys.stdin.read())"),  # says nothing to a backend that looks it up

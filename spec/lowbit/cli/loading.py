@@ -256,6 +256,7 @@ def on_backend(
             declare the contract.
     """
     backend_linear(backend, contract)  # refuses what is not declared before anything is quantised
+    backend.warm_up("linear.qgemv")  # before progress bars: some backends start only while there is one thread
     layered = weights_of(model, plan)
     with progress_bar(f"reading {model.file}") as progress:
         weights = in_memory(layered, progress)
