@@ -33,7 +33,7 @@ from typing import IO
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.interpreters import python_command, python_environment
-from lowbit.storage import CACHE_VARIABLE, cache_folder
+from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder
 
 CHUNK = 2**20
 POLL_SECONDS = 0.1
@@ -199,7 +199,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     if target.is_file() and _sum_of(target, f"checking {resource.file}", report) == resource.sha256:
         return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         sweep(folder)
         with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=folder) as workplace:
             whole = Path(workplace) / resource.file
