@@ -24,7 +24,7 @@ STAND_IN = """\
 #!{python}
 import os, pathlib, shutil, sys, time
 source, mode = pathlib.Path({source!r}), {mode!r}
-assert sys.argv[1:4] == ["-m", "pip", "download"], sys.argv
+assert sys.argv[1:5] == ["-P", "-m", "pip", "download"], sys.argv
 dest = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
 package = next(word for word in sys.argv if "==" in word)
 with (source / "asked").open("a") as asked:
