@@ -76,7 +76,8 @@ class HostProcess:
         self._watched = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
         if self._watched >= 0:  # a child of it may hold its end of the channel, which is then not closed
             self._ends.append(self._watched)
-        confining = f"ISOLATION = confine({list(isolation.methods() if methods is None else methods)})".encode()
+        methods = isolation.methods() if methods is None else methods
+        confining = f"ISOLATION = confine({list(methods)})".encode()
         texts = (CONFINEMENT, confining, HOST)
         self._channel.sendall(b"%d" % len(texts) + b"".join(b"%010d" % len(text) + text for text in texts))
         arena.control()[:16] = 0
@@ -84,7 +85,7 @@ class HostProcess:
         self.base, self.isolation = int(reply["base"]), str(reply["isolation"])
         if not self.isolation:
             self.end()
-            raise HostEndedError("NOT_ISOLATED: this host could not be separated from the judge as the first one was")
+            raise HostEndedError(f"NOT_ISOLATED: the host cannot be separated from the judge by {' or '.join(methods)}")
         self._inside = self._process.pid
         if self.isolation == "namespaces":  # two processes wait for it outside
             self._inside = [*children(*children(self._process.pid)), self._inside][0]
