@@ -24,7 +24,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowbit.cli.interrupts import deferred
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.text import quoted
 from lowbit_conformance import isolation
@@ -46,8 +45,8 @@ DEADLINE = 30.0
 
 
 # What the process that judges runs. It ignores signals that a backend may send to it: the command, which the user
-# interrupts, ends it. Other processes of an ordinary user cannot read or trace it. The key comes with this text, through
-# its standard input, and so is known to no process but these two.
+# interrupts, ends it. Other processes of an ordinary user cannot read or trace it. The key comes with this text,
+# through its standard input, and so is known to no process but these two.
 JUDGE = """
 import ctypes, os, signal
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -89,6 +88,8 @@ def conformance(
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page to a file.")] = None,
 ) -> None:
     """Test a backend against the specification, clause by clause."""
+    from lowbit.cli.interrupts import deferred  # the package `lowbit.cli` imports this module
+
     files = [("--report", report_file, write_json), ("--junit", junit, write_junit), ("--html", html, write_html)]
     for argument, path, _ in files:
         if path:

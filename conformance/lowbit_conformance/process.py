@@ -25,8 +25,8 @@ Message = dict[str, Tree]
 MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
 ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
 
-# The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with ten
-# digits of length before it. The host's own text is the last.
+# The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with
+# ten digits of length before it. The host's own text is the last.
 BOOT = """import os
 __file__ = "<string>"
 def read(size):

@@ -2,9 +2,9 @@
 
 The command waits for three things at once: events, what the process prints, and its end. It does not wait for the ends
 of pipes, which a process that was left behind could hold open. A judge that gives no sign of life is ended: after
-`STOPPED` seconds if the system says that it is stopped, and otherwise after `SILENCE` seconds or four times the deadline
-of a call, whichever is longer, since a machine may be busy. Time in which the command itself did not run does not count,
-such as after Ctrl-Z.
+`STOPPED` seconds if the system says that it is stopped, and otherwise after `SILENCE` seconds or four times the
+deadline of a call, whichever is longer, since a machine may be busy. Time in which the command itself did not run does
+not count, such as after Ctrl-Z.
 """
 
 import os
