@@ -13,6 +13,7 @@ This is the judge's side; the host's is in `host`.
 
 import bisect
 import ctypes
+import fcntl
 import mmap
 import os
 import tempfile
@@ -99,6 +100,8 @@ class Arena:
     def __init__(self) -> None:
         self.file = _anonymous_file()
         os.ftruncate(self.file, CONTROL + ARGUMENTS + RESULTS)
+        if hasattr(fcntl, "F_ADD_SEALS"):  # a host that makes it shorter would end this process by SIGBUS
+            fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.file, CONTROL + ARGUMENTS + RESULTS)
         self.bytes: Bytes = np.frombuffer(self._map, np.uint8)
         self._taken: list[tuple[int, int]] = []  # (first, last) of every segment, ascending
@@ -175,7 +178,7 @@ class Arena:
 
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("arrays")
+        return os.memfd_create("arrays", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     descriptor, name = tempfile.mkstemp()
     os.unlink(name)
     return descriptor

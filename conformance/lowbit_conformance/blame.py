@@ -15,9 +15,9 @@ def blame(death: str, arena: Arena, base: int, live: list[Segment]) -> str:
     fault = fault_of(arena)
     if fault is None or not death.startswith("CRASHED("):
         return death
-    name, at = signal.Signals(fault["signal"]).name, fault["address"] - base
     if fault["signal"] not in (signal.SIGSEGV, signal.SIGBUS):
         return death
+    name, at = signal.Signals(fault["signal"]).name, fault["address"] - base
     if not 0 <= at < CONTROL + ARGUMENTS:
         return f"CRASHED({name}): {_verb(fault['access'])} of address {fault['address']:#x}, which is no argument"
     nearest = min(live, key=lambda segment: _distance(segment, at), default=None)

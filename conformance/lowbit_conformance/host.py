@@ -674,7 +674,8 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     memory = Memory(greeting["file"], greeting["control"], greeting["arguments"])
     os.close(greeting["file"])
-    send(channel, {"base": memory.base, "token": greeting["token"]})
+    isolation = globals().get("ISOLATION", "")  # set by the text before this one
+    send(channel, {"base": memory.base, "isolation": isolation, "token": greeting["token"]})
     serve(channel, memory, Watch(1), Others())
     os._exit(0)
 

@@ -7,9 +7,12 @@ an error, and so is a run in which no case was executed.
 """
 
 import gc
+import importlib
+import sys
 from collections import Counter
-from collections.abc import Generator, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, replace
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -22,11 +25,13 @@ from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
+from lowbit_conformance.events import EventPipe
 from lowbit_conformance.explaining import Explanation, explain
-from lowbit_conformance.marking import Settings
+from lowbit_conformance.isolation import ISOLATION
+from lowbit_conformance.marking import MARKS, Mark, Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Call, Remote
-from lowbit_conformance.tally import EventPipe, Outcome, Tally, Verdict, claims_of, plain
+from lowbit_conformance.tally import Outcome, Tally, Verdict, claims_of, plain
 from lowbit_conformance.verdicts import BrokenPromiseError
 
 NOT_DECLARED: Outcome = "not declared"
@@ -59,7 +64,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--first-seed", type=int, default=0, help="the first of them (default 0)")
     group.addoption("--case", help="only the case of this id")
     group.addoption("--model", help="a GGUF file whose own shapes and weights are tested too")
-    group.addoption("--lowbit-events", type=int, help="file descriptor to write events to, one JSON object a line")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,36 +72,66 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Run(config), "lowbit-run")
 
 
+@dataclass(frozen=True)
+class Planned:
+    """The cases of one test: all that there are with these seeds, and those of this run."""
+
+    every: list[Case]
+    wanted: list[Case]
+
+
 class Run:
     """One run of the suite against one backend."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
-        try:
-            self.backend = Remote(*_under_test(option), option.deadline)
-            self._load()
-            self.capabilities = self.backend.capabilities()
-            self.model = model_matrices_of(option.model) if option.model else {}
-        except LowbitError as error:
-            raise pytest.UsageError(str(error)) from None
+        self.events = next((each for each in config.pluginmanager.get_plugins() if isinstance(each, EventPipe)), None)
         clauses = [clause for specified in OPERATIONS.values() for clause in specified.clauses]
         clauses += [f"{name}/{habit}" for name in OPERATIONS for habit in HABITS]
         _check_known("--op", option.op, [*OPERATIONS, *clauses])
-        _check_known("an operation that the backend declares", self.capabilities.operations, list(OPERATIONS))
         _check_known("--profile", option.profile, list(PROFILES))
-        _check_known("a profile that the backend claims", self.capabilities.profiles, list(PROFILES))
         self.case_id: str | None = option.case
         self.calls: list[Call] = []
         self.explained: Counter[str] = Counter()
         self.quick: bool = option.quick and not option.case
         self.profiles = [PROFILES[name] for name in option.profile]
+        self.operations: list[str] = option.op
+        try:
+            self.model = model_matrices_of(option.model) if option.model else {}
+            self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
+            self.plan = self._planned()
+            if self.events:  # before any code of the backend has run
+                self.events.start_beating()
+                self.events.send("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
+            self.backend = Remote(*_under_test(option), option.deadline)
+            self._load()
+            self.capabilities = self.backend.capabilities()
+        except LowbitError as error:
+            raise pytest.UsageError(str(error)) from None
+        _check_known("an operation that the backend declares", self.capabilities.operations, list(OPERATIONS))
+        _check_known("a profile that the backend claims", self.capabilities.profiles, list(PROFILES))
         whole = not (option.case or option.op or option.profile or option.quick) and option.seeds >= LEAST_SEEDS
         self.certified = [PROFILES[name] for name in self.capabilities.profiles] if whole else self.profiles
         self.certified_cases: list[Case] = []
-        self.operations: list[str] = option.op
-        self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
-        self.tally = Tally(self.backend.name, plain(self.capabilities.details or {}), claims_of(self.capabilities))
-        self.events = EventPipe(option.lowbit_events) if option.lowbit_events is not None else None
+        claims, details = claims_of(self.capabilities), plain(self.capabilities.details or {})
+        self.tally = Tally(self.backend.name, details, claims, isolation=self.backend.isolation)
+
+    def _planned(self) -> dict[Callable[..., None], "Planned"]:
+        """The cases of each test, known before there is a host.
+
+        All test modules are imported now: a backend could replace the file of one that is imported later.
+        """
+        names = [file.name.removesuffix(".py") for file in files("lowbit_conformance").iterdir()]
+        modules = sorted(f"lowbit_conformance.{name}" for name in names if name.startswith("test_"))
+        pytest.register_assert_rewrite(*(name for name in modules if name not in sys.modules))
+        for name in modules:
+            importlib.import_module(name)
+        return {mark.test: self._planned_of(mark) for mark in MARKS}
+
+    def _planned_of(self, mark: Mark) -> "Planned":
+        every = {case.id: case for case in mark.generator(mark.clause, self.settings)}
+        wanted = [case for case in every.values() if self._wanted(case)]
+        return Planned(list(every.values()), few(wanted) if self.quick else wanted)
 
     def _load(self) -> None:
         """Load the backend; if that ends the host, nothing is declared, and the case of loading says so."""
@@ -110,14 +144,11 @@ class Run:
     # Cases.
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        marked = getattr(metafunc.function, "lowbit_checks", None)
-        if marked is None:
+        planned = self.plan.get(metafunc.function)
+        if planned is None:
             return
-        clause, generator = marked
-        every = {case.id: case for case in generator(clause, self.settings)}
-        self.certified_cases += [case for case in every.values() if any(selects(each, case) for each in self.certified)]
-        wanted = [case for case in every.values() if self._wanted(case)]
-        cases = [case for case in (few(wanted) if self.quick else wanted) if not self._undeclared(case)]
+        self.certified_cases += [case for case in planned.every if any(selects(each, case) for each in self.certified)]
+        cases = [case for case in planned.wanted if not self._undeclared(case)]
         metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
     def _wanted(self, case: Case) -> bool:
@@ -155,8 +186,8 @@ class Run:
         if self.events:
             gc.collect()
             gc.freeze()  # thousands of cases, which the collector need not look through again and again
-            collected = len(session.items) + len(self.tally.verdicts)
-            self.events.send("collected", collected=collected, details=self.tally.details, claims=self.tally.claims)
+            tally = self.tally
+            self.events.send("loaded", details=tally.details, claims=tally.claims, isolation=tally.isolation)
             for verdict in self.tally.verdicts:
                 self.events.send("verdict", **vars(verdict))
 
@@ -204,6 +235,8 @@ class Run:
         if self.events and session.exitstatus != pytest.ExitCode.INTERRUPTED:  # a kernel may interrupt, too
             self.events.send("finished")
         self.backend.close()
+        if self.events:
+            self.events.stop_beating()
         if self.tally.verdict != "passed" and session.exitstatus in (
             pytest.ExitCode.OK,
             pytest.ExitCode.NO_TESTS_COLLECTED,
@@ -213,6 +246,7 @@ class Run:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
         terminalreporter.section(f"lowbit conformance of {self.tally.backend}: {self.tally.verdict}")
+        write(f"isolation: {ISOLATION[self.tally.isolation]}")
         for row in self.tally.rows():
             share = "" if row.worst_share is None else f", at most {row.worst_share:.1%} of the error bound used"
             counts = f"{row.passed} passed / {row.declared} declared / {row.specified} specified"

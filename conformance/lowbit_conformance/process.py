@@ -1,7 +1,6 @@
 """One host process: starting it, asking it, and saying how it ended."""
 
 import contextlib
-import ctypes
 import json
 import os
 import secrets
@@ -13,29 +12,35 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import IO
 
 from lowbit.interpreters import python_command, python_environment
 from lowbit.values import Tree
-from lowbit_conformance import faults
+from lowbit_conformance import faults, isolation
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, Arena
+from lowbit_conformance.descendants import adopt_orphans, children, end_orphans, kill, signal_name
 
 Message = dict[str, Tree]
-MOST_REPLY = 1 << 28  # bytes; arrays do not travel in replies, so that only a hostile one is as long
+MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
+ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
 
-# The interpreter reads the host's text from its standard input, which is the socket: ten digits of length, the text.
+# The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with
+# ten digits of length before it. The host's own text is the last.
 BOOT = """import os
 __file__ = "<string>"
 def read(size):
     text = b""
     while len(text) < size:
-        text += os.read(0, size - len(text))
+        text += os.read(0, size - len(text)) or os._exit(1)
     return text
-exec(compile(read(int(read(10))), __file__, "exec"))"""
+for number in range(int(read(1))):
+    exec(compile(read(int(read(10))), __file__, "exec"))"""
 
+# Read once, so that no backend can replace the program of the host that is started after it.
+CONFINEMENT, HOST = ((files("lowbit_conformance") / name).read_bytes() for name in ("confinement.py", "host.py"))
 
-PR_SET_CHILD_SUBREAPER = 36
 _living: set[int] = set()  # the hosts of this process
 
 
@@ -48,12 +53,13 @@ class HostProcess:
 
     Attributes:
         base: the address at which the host sees the shared memory.
+        isolation: the method of `isolation` that separates it from this process.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, methods: Sequence[str] | None = None) -> None:
+        """Start one; of the methods that may separate it the first one that works is used."""
         self._arena = arena
-        if sys.platform == "linux":  # what a host leaves behind becomes a child of this process, and is found by `end`
-            ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        adopt_orphans()  # what a host leaves behind becomes a child of this process, and is found by `end`
         self._channel, theirs = socket.socketpair()
         self._output: list[IO[bytes]] = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
         with theirs:
@@ -71,11 +77,19 @@ class HostProcess:
         self._watched = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
         if self._watched >= 0:  # a child of it may hold its end of the channel, which is then not closed
             self._ends.append(self._watched)
-        source = (files("lowbit_conformance") / "host.py").read_bytes()
-        self._channel.sendall(b"%010d" % len(source) + source)
+        methods = isolation.methods() if methods is None else methods
+        confining = f"ISOLATION = confine({list(methods)})".encode()
+        texts = (CONFINEMENT, confining, HOST)
+        self._channel.sendall(b"%d" % len(texts) + b"".join(b"%010d" % len(text) + text for text in texts))
         arena.control()[:16] = 0
         reply = self.ask({"file": arena.file, "control": CONTROL, "arguments": ARGUMENTS}, 60.0)
-        self.base = int(reply["base"])
+        self.base, self.isolation = int(reply["base"]), str(reply["isolation"])
+        if not self.isolation:
+            self.end()
+            raise HostEndedError(f"NOT_ISOLATED: the host cannot be separated from the judge by {' or '.join(methods)}")
+        self._inside = self._process.pid
+        if self.isolation == "namespaces":  # two processes wait for it outside
+            self._inside = [*children(*children(self._process.pid)), self._inside][0]
         self._printed, self._signals = 0, ""
 
     def ask(self, message: Message, deadline: float) -> Message:
@@ -88,6 +102,7 @@ class HostProcess:
         text = json.dumps(message | {"token": token}).encode()
         until = time.monotonic() + deadline
         try:
+            self._channel.settimeout(deadline)  # a host that is stopped does not read
             self._channel.sendall(struct.pack("<Q", len(text)) + text)
             size = struct.unpack("<Q", self._receive(8, until))[0]
             if size > MOST_REPLY:
@@ -96,7 +111,7 @@ class HostProcess:
         except TimeoutError:
             self.end()
             raise HostEndedError(f"HUNG: longer than {deadline:g} s") from None
-        except (ConnectionError, ValueError) as error:
+        except (ConnectionError, ValueError, RecursionError, MemoryError) as error:
             raise HostEndedError(self._death(error)) from None
         if not isinstance(reply, dict) or reply.pop("token", None) != token:
             raise HostEndedError(self._death(ValueError("not a reply to what it was asked")))
@@ -134,7 +149,7 @@ class HostProcess:
 
     def _handled(self) -> str:
         """The sets of signals that the process blocks, ignores and catches; empty where the system does not tell."""
-        with contextlib.suppress(OSError), open(f"/proc/{self._process.pid}/status") as file:
+        with contextlib.suppress(OSError), open(f"/proc/{self._inside}/status") as file:
             return " ".join(line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")))
         return ""
 
@@ -162,7 +177,7 @@ class HostProcess:
         last = self.last_words()
         self.end()
         if status < 0:
-            return f"CRASHED({signal.Signals(-status).name}){': ' + last if last else ''}"
+            return f"CRASHED({signal_name(-status)}){': ' + last if last else ''}"
         return f"CRASHED: the process ended with status {status}{': ' + last if last else ''}"
 
     def last_words(self) -> str:
@@ -176,43 +191,16 @@ class HostProcess:
         if self._process.returncode is None or self._channel.fileno() >= 0:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            kill(self._process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that is stuck in a driver cannot be ended
+                self._process.wait(ENDING)
             _living.discard(self._process.pid)
             self._channel.close()
             if self._watched >= 0:
                 os.close(self._watched)
             for file in self._output:
                 file.close()
-            end_orphans()
-
-
-def end_orphans() -> None:
-    """Kill what ended hosts have left: children of this process in another session than its own, which are no hosts.
-
-    A daemon has left the session of its host, so that killing the host's whole session does not reach it.
-    """
-    while strays := [child for child in _children() if child not in _living and _in_another_session(child)]:
-        for child in strays:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                os.waitpid(child, 0)  # its own children are ours then, and next
-
-
-def _children() -> list[int]:
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for task in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{task}/children") as file:
-                found += map(int, file.read().split())
-    return found
-
-
-def _in_another_session(process: int) -> bool:
-    try:
-        return os.getsid(process) != os.getsid(0)
-    except OSError:
-        return False
+            end_orphans(_living)
 
 
 SETTINGS = ("LOWBIT_CACHE", "LOWBIT_NUM_THREADS", "LOWBIT_CPPYY_")

@@ -171,13 +171,14 @@ class Remote:
         started: how many hosts there have been.
         backend_class: module and name of its class.
         breaches: what loading it did to the process.
+        isolation: how each host is separated from this process; empty before there was one.
     """
 
     def __init__(self, kind: str, name: str, deadline: float) -> None:
         self.kind, self.name, self.deadline = kind, name, deadline
         self.arena, self.started = Arena(), 0
         self.breaches: list[tuple[str, str]] = []
-        self.backend_class = ""
+        self.backend_class = self.isolation = ""
         self._host: HostProcess | None = None
         self._capabilities = Capabilities({})
         self._roundings: dict[tuple[str, int, int], int] = {}
@@ -196,7 +197,11 @@ class Remote:
             UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
             BrokenPromiseError: loading it ended the process, or hung.
         """
-        self._host, self.started, self._live = HostProcess(self.arena), self.started + 1, []
+        try:  # a backend must not bring about that the next host is separated less well than the first
+            host = HostProcess(self.arena, [self.isolation] if self.isolation else None)
+        except HostEndedError as end:
+            raise BrokenPromiseError(str(end)) from None
+        self._host, self.started, self._live, self.isolation = host, self.started + 1, [], host.isolation
         allowed = (self.kind, self.name) == ("name", "reference")
         if self.kind == "bank":
             allowed = uses_reference(self.name)

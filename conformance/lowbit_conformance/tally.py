@@ -4,9 +4,7 @@
 passed all that the specification says.
 """
 
-import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -148,7 +146,8 @@ class Tally:
         backend: its name.
         details: what it says of itself.
         claims: what it declares, as `claims_of` puts it.
-        collected: how many cases were to be decided; 0 until that is known. A run that was stopped decided fewer.
+        collected: how many cases are to be decided; 0 until that is known. A run that was stopped decided fewer.
+        isolation: how the backend was separated from the process that judges, a word of `isolation.ISOLATION`.
         verdicts: in the order of the run.
         certificates: of the profiles that were to be certified, granted or not.
     """
@@ -159,6 +158,7 @@ class Tally:
     collected: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
     certificates: list[Certificate] = field(default_factory=list)
+    isolation: str = ""
 
     def rows(self) -> Iterator[Row]:
         """The lines of the report, by operation."""
@@ -186,12 +186,17 @@ class Tally:
         )
 
     @property
+    def undecided(self) -> int:
+        """How many cases have no verdict; a verdict on the run as a whole is that of no case."""
+        return max(0, self.collected - sum("/" in verdict.id for verdict in self.verdicts))
+
+    @property
     def verdict(self) -> str:
-        """``passed``, ``failed``, or ``nothing executed``, which is no pass."""
+        """``passed``, ``failed``, or ``nothing executed``, which is no pass; nor is a run with undecided cases."""
         if not self.executed:
             return "nothing executed"
         certified = all(certificate.certified for certificate in self.certificates)
-        return "passed" if certified and not self.failures else "failed"
+        return "passed" if certified and not self.failures and not self.undecided else "failed"
 
 
 def claims_of(capabilities: Capabilities) -> dict[str, Any]:
@@ -203,17 +208,3 @@ def claims_of(capabilities: Capabilities) -> dict[str, Any]:
         operations[operation] = {"limits": plain(declaration.limits), "arithmetic": said}
     others = {name: plain(getattr(capabilities, name)) for name in ("concurrent", "alignment", "overread", "profiles")}
     return {"operations": operations, **others}
-
-
-# **Events.** The command runs pytest as a process of its own and reads one JSON object a line from a pipe, so that it
-# can show progress and, should the backend take the process down, name the case that did.
-
-
-class EventPipe:
-    """The writing end: one line an event, written at once."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def send(self, kind: str, **content: object) -> None:
-        os.write(self._descriptor, (json.dumps({"event": kind} | content) + "\n").encode())

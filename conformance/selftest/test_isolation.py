@@ -101,7 +101,7 @@ def verdict_on(kind: type[Mine]) -> str:
     """What becomes of a product with the backend of this class."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-        remote = Remote("name", f"misbehaving:{kind.__name__}", 2.0)
+        remote = Remote("name", f"{kind.__module__}:{kind.__name__}", 2.0)
         try:
             remote.load()
         except BrokenPromiseError as error:

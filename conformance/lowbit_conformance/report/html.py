@@ -13,6 +13,7 @@ from typing import Any
 from lowbit.errors import UnavailableError
 from lowbit.operations import OPERATIONS
 from lowbit.storage import write_whole
+from lowbit_conformance.isolation import ISOLATION
 from lowbit_conformance.report import words
 from lowbit_conformance.report.matrix import NONE, Line, matrix
 from lowbit_conformance.report.model import Report
@@ -69,6 +70,7 @@ def as_html(report: Report) -> str:
         groups=report.failure_groups,
         missing=_missing(report.tally.verdicts),
         words=words,
+        isolation=ISOLATION[report.tally.isolation],
         kinds=KINDS,
         flat=_flat,
     )

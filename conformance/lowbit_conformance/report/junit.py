@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from lowbit.storage import write_whole
+from lowbit_conformance.isolation import ISOLATION
 from lowbit_conformance.report.model import Report
 from lowbit_conformance.tally import Row, Verdict
 
@@ -69,6 +70,7 @@ def _properties(report: Report, row: Row) -> dict[str, str]:
         "backend": f"{report.build.name} {report.build.version}".strip(),
         "suite": report.suite.version,
         "cpu": report.machine.cpu,
+        "isolation": ISOLATION[report.tally.isolation],
         "report id": report.id,
     }
 

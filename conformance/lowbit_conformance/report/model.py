@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lowbit.check import spoken
+from lowbit_conformance.isolation import ISOLATION
 from lowbit_conformance.report.matrix import matrix
 from lowbit_conformance.tally import Tally, Verdict
 
@@ -151,11 +152,6 @@ class Report:
         return ", ".join(said)
 
     @property
-    def undecided(self) -> int:
-        """How many cases of the selection have no verdict, because the run was stopped."""
-        return max(0, self.tally.collected - len(self.tally.verdicts))
-
-    @property
     def failure_groups(self) -> list[FailureGroup]:
         groups: dict[tuple[str, str], list[Verdict]] = {}
         for failure in self.tally.failures:
@@ -187,7 +183,8 @@ def as_json(report: Report) -> dict[str, Any]:
         "verdict": tally.verdict,
         "counts": {"passed": total.passed, "declared": total.declared, "specified": total.specified},
         "selection": report.selection,
-        "undecided": report.undecided,
+        "undecided": tally.undecided,
+        "isolation": {"method": tally.isolation, "meaning": ISOLATION[tally.isolation]},
         "suite": asdict(report.suite),
         "build": asdict(report.build) | {"target": list(report.build.target)},
         "machine": asdict(report.machine),

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lowbit_conformance.isolation import ISOLATION
 from lowbit_conformance.report.matrix import Cell, Line, folded, matrix
 from lowbit_conformance.report.model import FailureGroup, Report
 from lowbit_conformance.report.words import meaning, place
@@ -143,8 +144,10 @@ def _show_verdict(report: Report, console: Console) -> None:
     )
     for line in _wrapped([f"asked for: {report.selection}"] if report.selection else []):
         console.print(Text(line), soft_wrap=True)
-    if report.undecided:
-        console.print(f"stopped early: {report.undecided} of {report.tally.collected} cases have no verdict")
+    if undecided := report.tally.undecided:
+        console.print(f"stopped early: {undecided} of {report.tally.collected} cases have no verdict")
+    for line in _wrapped([f"isolation: {ISOLATION[report.tally.isolation]}"]):
+        console.print(Text(line.strip()), soft_wrap=True)
     for certificate in report.tally.certificates:
         for line in _wrapped([f"{'✓' if certificate.certified else '✗'} {certificate}"]):
             console.print(Text(line, style=STYLES["passed" if certificate.certified else "failed"]), soft_wrap=True)

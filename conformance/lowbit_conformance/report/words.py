@@ -26,6 +26,9 @@ VERDICTS: Mapping[str, str] = {
     "FORKED": "The call started a process of its own.",
     "RAISED": "The call raised an exception where the specification has a result.",
     "DECLARATION_REFUSED": "The arithmetic that the backend declares allows errors so wide that a bound means nothing.",
+    "FORGED": "An event of the run is not one that the process that judges wrote, or files of the suite changed.",
+    "UNDECIDED": "Cases have no verdict: the run ended early, or the process that judges was stopped.",
+    "NOT_ISOLATED": "The process of the backend could not be separated from the one that judges.",
     "FAILED": "The case failed without a verdict of its own; the message says how.",
 }
 """What each verdict says was seen."""

@@ -1,0 +1,38 @@
+"""How the host is separated from the judge: what may be tried, and what a report says of what was used.
+
+`confinement` does it, in the host.
+"""
+
+import os
+import sys
+from types import MappingProxyType
+
+from lowbit.errors import ArgumentError
+
+VARIABLE = "LOWBIT_ISOLATION"
+"""The environment variable with which a user chooses one method. Only the judge reads it; a host does not have it."""
+
+ISOLATION = MappingProxyType(
+    {
+        "landlock": "a Landlock domain; a backend cannot trace or signal the process that judges it",
+        "namespaces": "namespaces of its own; a backend does not see the process that judges it",
+        "none": "none; a backend can reach the process that judges it",
+        "": "not known; the run ended before the backend was loaded",
+    }
+)
+"""The methods, the strongest first, and what a report says of each."""
+
+
+def methods() -> tuple[str, ...]:
+    """The methods to try, one after another.
+
+    Raises:
+        ArgumentError: the user has named one that does not exist.
+    """
+    known = tuple(filter(None, ISOLATION))
+    chosen = os.environ.get(VARIABLE)
+    if not chosen:
+        return known if sys.platform == "linux" else ("none",)
+    if chosen not in known:
+        raise ArgumentError(VARIABLE, chosen, ", ".join(known))
+    return (chosen,)

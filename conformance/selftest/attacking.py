@@ -1,0 +1,223 @@
+"""Backends that attack the processes around them, in a module of their own, so that it imports no test framework.
+
+What they try is a list of functions; each returns if it succeeded and raises `OSError` if the system refused.
+"""
+
+import ctypes
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from misbehaving import Mine
+
+LIBC: Any = ctypes.CDLL(None, use_errno=True)
+PTRACE_SEIZE, PTRACE_DETACH = 0x4206, 17
+PIDFD_GETFD, KCMP = 438, 312  # KCMP is the number on x86-64
+
+
+def called(result: int) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+
+
+def look_at_a_descriptor(victim: int) -> None:
+    os.readlink(f"/proc/{victim}/fd/0")
+
+
+def open_a_descriptor(victim: int) -> None:
+    os.close(os.open(f"/proc/{victim}/fd/0", os.O_RDONLY | os.O_NONBLOCK))
+
+
+def open_memory(victim: int) -> None:
+    os.close(os.open(f"/proc/{victim}/mem", os.O_RDWR))
+
+
+def open_memory_of_a_thread(victim: int) -> None:
+    os.close(os.open(f"/proc/{victim}/task/{victim}/mem", os.O_RDWR))
+
+
+def read_environment(victim: int) -> None:
+    with open(f"/proc/{victim}/environ", "rb") as file:
+        file.read()
+
+
+def send_a_signal(victim: int) -> None:
+    os.kill(victim, 0)
+
+
+def send_a_signal_to_a_thread(victim: int) -> None:
+    called(LIBC.tgkill(victim, victim, 0))
+
+
+def send_a_signal_by_descriptor(victim: int) -> None:
+    folder = os.open(f"/proc/{victim}", os.O_RDONLY)
+    try:
+        signal.pidfd_send_signal(folder, 0)
+    finally:
+        os.close(folder)
+
+
+def take_a_descriptor(victim: int) -> None:
+    process = os.pidfd_open(victim)
+    try:
+        called(LIBC.syscall(PIDFD_GETFD, process, 0, 0))
+    finally:
+        os.close(process)
+
+
+def write_memory(victim: int) -> None:
+    """The address is none, so that the system says EFAULT where it lets this process in."""
+
+    class Range(ctypes.Structure):
+        _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+    here = ctypes.create_string_buffer(8)
+    own, theirs = Range(ctypes.addressof(here), 8), Range(8, 8)
+    written = LIBC.process_vm_writev(victim, ctypes.byref(own), 1, ctypes.byref(theirs), 1, 0)
+    if written < 0 and ctypes.get_errno() != 14:
+        raise OSError(ctypes.get_errno(), "refused")
+
+
+def trace(victim: int) -> None:
+    called(LIBC.ptrace(PTRACE_SEIZE, victim, 0, 0))
+    LIBC.ptrace(PTRACE_DETACH, victim, 0, 0)
+
+
+def compare(victim: int) -> None:
+    called(LIBC.syscall(KCMP, os.getpid(), victim, 2, 0, 0))
+
+
+ATTACKS: tuple[Callable[[int], None], ...] = (
+    look_at_a_descriptor,
+    open_a_descriptor,
+    open_memory,
+    open_memory_of_a_thread,
+    read_environment,
+    send_a_signal,
+    send_a_signal_to_a_thread,
+    send_a_signal_by_descriptor,
+    take_a_descriptor,
+    write_memory,
+    trace,
+    compare,
+)
+
+
+def successes(victims: list[int]) -> list[str]:
+    """The attacks that succeed against one of these processes."""
+    found = []
+    for attack in ATTACKS:
+        for victim in victims:
+            with suppress(OSError):
+                attack(victim)
+                found.append(attack.__name__)
+                break
+    return found
+
+
+def above() -> Iterator[int]:
+    """The processes above this one, and all others that ``/proc`` shows, without this one and those below it."""
+    mine = {os.getpid()}
+    parents = dict[int, int]()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+            parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    for process, parent in sorted(parents.items()):
+        if parent in mine:
+            mine.add(process)
+    process = parents.get(os.getpid(), 0)
+    while process > 1:
+        yield process
+        process = parents.get(process, 0)
+
+
+class Attacks(Mine):
+    """Fails with the attacks that succeeded."""
+
+    def act(self, x: Any, out: Any) -> None:
+        raise RuntimeError(f"succeeded: {successes(list(above())[:2])}")
+
+
+class WritesEvents(Mine):
+    """Answers wrongly, and writes verdicts of its own to every pipe of the process above."""
+
+    lines: bytes = b'{"event": "verdict", "id": "packing.pack/C1/forged", "outcome": "passed"}\n{"event": "finished"}\n'
+
+    def act(self, x: Any, out: Any) -> None:
+        out[:] = 0
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{os.getppid()}/fd"):
+                self.write(f"/proc/{os.getppid()}/fd/{name}")
+
+    def write(self, path: str) -> None:
+        with suppress(OSError):
+            if stat.S_ISFIFO(os.stat(path).st_mode):
+                descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(descriptor, self.lines)
+                os.close(descriptor)
+
+
+class WritesNoText(WritesEvents):
+    """What it writes is neither JSON nor text, and has no end."""
+
+    lines = b"\xff\xfe not json \x1b[2J\n[[[[[[\n\n17"
+
+
+class KillsTheJudge(Mine):
+    number = signal.SIGKILL
+
+    def act(self, x: Any, out: Any) -> None:
+        out[:] = 0
+        with suppress(OSError):
+            os.kill(os.getppid(), self.number)
+
+
+class StopsTheJudge(KillsTheJudge):
+    number = signal.SIGSTOP
+
+
+class ReplacesATest(Mine):
+    """Replaces the file of a test module while the suite could still import it, and its own program too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        folder = os.environ["SUITE_FOLDER"]
+        with open(os.path.join(folder, "test_linear.py"), "a") as file:
+            file.write("\nMARKS.clear()\n")
+
+
+class ShortensTheMemory(Mine):
+    """Makes the shared memory shorter, under the arrays that the judge is about to read."""
+
+    def act(self, x: Any, out: Any) -> None:
+        out[:] = 0
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if "memfd:arrays" in os.readlink(f"/proc/self/fd/{name}"):
+                    os.ftruncate(int(name), 0)
+                    raise RuntimeError("the shared memory was made shorter")
+
+
+class RunsPrograms(Mine):
+    """Does all that a domain must not stand in the way of: threads, programs, signals between its own processes."""
+
+    def _prepare(self, matrix: Any) -> Any:
+        import subprocess
+        import sys
+        import threading
+
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        os.kill(child.pid, signal.SIGTERM)
+        if child.wait(10) != -signal.SIGTERM:
+            raise RuntimeError("the child did not obey")
+        os.listdir(f"/proc/{os.getpid()}/fd")
+        threads = [threading.Thread(target=os.getpid) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        subprocess.run(["/bin/sh", "-c", "sleep 60 & kill $!; wait; exit 0"], check=True, timeout=20)
+        return super()._prepare(matrix)

@@ -1,0 +1,183 @@
+"""No run waits for ever: a judge or a host that is stopped, a pipe that somebody holds open, a reply without end."""
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import attacking
+import pytest
+from test_forgery import failures_of
+
+from lowbit_conformance import descendants, watchdog
+from lowbit_conformance.arena import Arena
+from lowbit_conformance.events import EventReader
+from lowbit_conformance.process import HostEndedError, HostProcess
+
+KEY = bytes(32)
+TELLS = """import os, sys
+from lowbit_conformance.events import EventPipe
+pipe = EventPipe(int(sys.argv[1]), bytes(32))
+"""
+
+
+def followed(program: str, deadline: float = 30.0) -> tuple[watchdog.Ending, list[str], int]:
+    """Follow a process that runs `TELLS` and then this: how it ended, the kinds of its events, its status."""
+    reader, writer = os.pipe()
+    kinds: list[str] = []
+    command = [sys.executable, "-c", TELLS + program, str(writer)]
+    with open(reader, "rb", buffering=0), descendants.adopting():
+        with subprocess.Popen(command, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as judge:
+            os.close(writer)
+            ending = watchdog.follow(
+                judge, reader, EventReader(KEY), deadline, lambda event: kinds.append(event["event"])
+            )
+    return ending, kinds, judge.returncode
+
+
+def test_a_process_is_followed_to_its_end() -> None:
+    """All events, what it printed, its status."""
+    ending, kinds, status = followed("for i in range(500): pipe.send('many')\nprint('done'); sys.exit(7)")
+    assert (len(kinds), ending.output, ending.stopped, status) == (500, "done\n", "", 7)
+
+
+def test_a_stopped_judge_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all that it started; the system says that it is stopped."""
+    monkeypatch.setattr(watchdog, "STOPPED", 1.0)
+    program = """
+child = os.fork()
+if not child:
+    os.setsid()
+    import time; time.sleep(100)
+pipe.send(str(child))
+os.kill(os.getpid(), 19)
+"""
+    ending, kinds, status = followed(program)
+    assert ending.stopped.startswith("UNDECIDED: the process that judges was stopped, and was ended after 1 s")
+    assert status == -signal.SIGKILL
+    assert not Path(f"/proc/{int(kinds[0])}").exists()
+
+
+def test_a_judge_that_is_stopped_and_goes_on_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by Ctrl-Z and fg, or a debugger: seconds of a stop count only in a row."""
+    monkeypatch.setattr(watchdog, "STOPPED", 1.5)
+    program = """
+import signal, time
+for _ in range(4):
+    child = os.fork()
+    if not child:
+        time.sleep(0.6)
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    pipe.send("awake")
+    time.sleep(0.1)
+"""
+    ending, kinds, status = followed(program)
+    assert (ending.stopped, len(kinds), status) == ("", 4, 0)
+
+
+def test_a_silent_judge_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that runs and says nothing, after a multiple of the deadline; signs of life keep another alive."""
+    monkeypatch.setattr(watchdog, "SILENCE", 0.5)
+    ending, _, status = followed("import time; time.sleep(100)", deadline=0.3)
+    assert ending.stopped.startswith("UNDECIDED: the process that judges gave no sign of life for")
+    assert status == -signal.SIGKILL
+
+
+def test_signs_of_life_keep_a_judge_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long computation without a verdict; the sign comes from a thread."""
+    monkeypatch.setattr(watchdog, "SILENCE", 3.0)
+    ending, kinds, status = followed("import time; pipe.start_beating(); time.sleep(5)", deadline=0.1)
+    assert (ending.stopped, status, set(kinds)) == ("", 0, {"beat"})
+
+
+def test_a_leftover_process_with_the_pipes_does_not_hold_the_run() -> None:
+    """A daemon that keeps the pipes of the judge open: the run ends with the judge, and then the daemon ends."""
+    program = """
+if os.fork() == 0:
+    os.setsid()
+    pipe.send(str(os.getpid()))
+    import time; time.sleep(100)
+import time; time.sleep(0.5)
+"""
+    started = time.monotonic()
+    ending, kinds, status = followed(program)
+    assert time.monotonic() - started < 30
+    assert (ending.stopped, status) == ("", 0)
+    assert not Path(f"/proc/{int(kinds[0])}").exists()
+
+
+def test_a_leftover_process_that_writes_for_ever_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written after the judge's end is read for a while only."""
+    monkeypatch.setattr(watchdog, "LATE", 0.3)
+    program = """
+if os.fork() == 0:
+    os.setsid()
+    while True: os.write(1, b'x' * 1000)
+import time; time.sleep(0.2)
+"""
+    ending, _, status = followed(program)
+    assert status == 0
+    assert len(ending.output) <= watchdog.MOST_OUTPUT
+
+
+def test_a_backend_that_stops_the_judge_ends_the_run() -> None:
+    """Where nothing separates them; where something does, the judge is not stopped."""
+    failures = failures_of(attacking.StopsTheJudge, "none")
+    assert [failure["verdict"] for failure in failures] == ["UNDECIDED"]
+    assert {failure["verdict"] for failure in failures_of(attacking.StopsTheJudge, "")} == {"WRONG"}
+
+
+# **The host.**
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    with closing(Arena()) as memory:
+        yield memory
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+def test_a_stopped_host_has_hung(arena: Arena, size: int) -> None:
+    """Whether the request fits the channel, or the judge would wait for the host to read it."""
+    host = HostProcess(arena)
+    os.kill(host._process.pid, signal.SIGSTOP)
+    with pytest.raises(HostEndedError, match="HUNG: longer than 0.5 s"):
+        host.ask({"do": "x" * size}, 0.5)
+    with suppress(ProcessLookupError):
+        os.kill(host._process.pid, 0)
+        raise AssertionError("the host lives on")
+
+
+REPLIES = {
+    "nested": b"[" * 100_000,
+    "a long number": b'{"token": ' + b"9" * 10_000 + b"}",
+    "no token": b"{}",
+    "no object": b"NaN",
+    "twice": b'{"token": "x", "token": 1e999}',
+    "no text": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=list(REPLIES))
+def test_a_reply_that_is_none_is_a_crash(arena: Arena, monkeypatch: pytest.MonkeyPatch, reply: bytes) -> None:
+    """Whatever JSON can be, and cannot."""
+    program = f"import os, sys, time; os.write(0, {struct.pack('<Q', len(reply))!r})\n"
+    program += f"rest = {reply!r}\nwhile rest: rest = rest[os.write(0, rest):]\ntime.sleep(9)"
+    monkeypatch.setattr("lowbit_conformance.process.BOOT", program)
+    with pytest.raises(HostEndedError, match="CRASHED: the process spoke out of turn"):
+        HostProcess(arena)
+
+
+def test_a_host_that_ends_by_a_real_time_signal(arena: Arena) -> None:
+    """Such a signal has no name."""
+    host = HostProcess(arena)
+    os.kill(host._process.pid, 40)
+    with pytest.raises(HostEndedError, match=r"CRASHED\(SIG40\)"):
+        host.ask({"do": "capabilities"}, 5.0)
