@@ -42,6 +42,11 @@ PLANS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("user")))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("cache") / "tiny")
@@ -172,7 +177,7 @@ def test_the_default_folder(source: Checkpoint, tmp_path: Path, monkeypatch: pyt
 
 
 def test_another_plan_or_another_source_is_another_folder(folder: Path, tmp_path: Path) -> None:
-    """Bits, groups, method, parts; a shard of another time or size; another configuration: none takes the other's."""
+    """Bits, groups, method, parts; a shard of other weights; another configuration: none takes the other's."""
     path = tmp_path / "m"
     shutil.copytree(folder, path)
     plans = [*PLANS.values(), Plan(Quantization(3, 16), PLAN.attention, PLAN.head), Plan(PLAN.experts, PLAN.attention)]
@@ -182,7 +187,7 @@ def test_another_plan_or_another_source_is_another_folder(folder: Path, tmp_path
     digests = {quantized(open_checkpoint(path), plan, cache).digest for plan in plans}
     assert len(digests) == len(plans) == len(list(cache.iterdir()))
     for change in (
-        lambda: os.utime(path / "model-00001-of-00002.safetensors", ns=(0, 1)),
+        lambda: write(path, published(seed=5)),
         lambda: (path / "config.json").write_text(json.dumps(MIXTRAL | {"rope_theta": 5.0})),
         lambda: (path / "model.safetensors.index.json").write_text(
             (folder / "model.safetensors.index.json").read_text() + " "

@@ -174,10 +174,16 @@ def weights_of(model: LoadedModel, plan: Plan | None) -> LayeredWeights:
     """
     if plan is None:
         return model.layered
-    with progress_bar(f"quantising {said_plan(plan)}") as progress:
-        if isinstance(model.layered, Checkpoint):
-            return quantized(model.layered, plan, progress=progress)
-        return planned(model.weights, plan, progress)
+    if not isinstance(model.layered, Checkpoint):
+        with progress_bar(f"quantising {said_plan(plan)}") as progress:
+            return planned(model.weights, plan, progress)
+    with changing_bar() as report:
+        return quantized(
+            model.layered,
+            plan,
+            progress=lambda done, total: report(f"quantising {said_plan(plan)}", done, total),
+            checking=lambda done, total: report(f"checking {model.file}", done, total),
+        )
 
 
 # **On a backend.**
