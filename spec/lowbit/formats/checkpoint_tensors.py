@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from stat import S_IMODE
@@ -253,7 +254,7 @@ def _read(place: Place, name: str) -> npt.NDArray[Any]:
 
 
 @contextmanager
-def opened_shard(shard: Shard) -> Iterator[BinaryIO]:
+def opened_shard(shard: Shard) -> Iterator[BufferedReader]:
     """The file whose table was read.
 
     Raises:

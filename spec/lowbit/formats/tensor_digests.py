@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,7 +46,7 @@ TRUSTED = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overl
 
 
 def with_digests(table: Table, progress: Progress | None = None) -> Table:
-    """The same table with the digest of each tensor; shards are read side by side where no record can be used.
+    """The same table with the digest of each tensor; tensors are read side by side where no record can be used.
 
     Args:
         table: from `checkpoint_tensors.read_table`.
@@ -57,8 +56,9 @@ def with_digests(table: Table, progress: Progress | None = None) -> Table:
         ArgumentError: a shard cannot be read.
         FormatError: a shard has changed since its table was read.
     """
-    ordered = sorted(table, key=lambda name: (str(table[name].shard.path), table[name].offset))
-    shards = [(shard, list(names)) for shard, names in groupby(ordered, key=lambda name: table[name].shard)]
+    shards: dict[Shard, list[str]] = {}
+    for name in sorted(table, key=lambda name: (str(table[name].shard.path), table[name].offset)):
+        shards.setdefault(table[name].shard, []).append(name)
     total, done, lock = sum(place.nbytes for place in table.values()), 0, threading.Lock()
 
     def report(count: int) -> None:
@@ -68,42 +68,33 @@ def with_digests(table: Table, progress: Progress | None = None) -> Table:
             if progress is not None:
                 progress(done, total)
 
-    def of_shard(item: tuple[Shard, list[str]]) -> dict[str, str]:
-        shard, names = item
-        if (found := _kept(shard, names)) is not None:
-            report(sum(table[name].nbytes for name in names))
-            return found
-        return _read(shard, {name: table[name] for name in names}, report)
-
     found: dict[str, str] = {}
-    for digests in side_by_side(of_shard, shards, min(len(shards), usable_processors())):
-        found |= digests
+    for shard, names in shards.items():
+        found |= _kept(shard, names)
+    report(sum(table[name].nbytes for name in found))
+    missing = [name for names in shards.values() for name in names if name not in found]
+    began = time.time_ns()
+    digests = side_by_side(lambda name: _digest(table[name], name, report), missing, usable_processors())
+    found |= zip(missing, digests, strict=True)
+    for shard in {table[name].shard for name in missing}:
+        _keep(shard, began, {name: found[name] for name in shards[shard]})
     return {name: replace(place, sha256=found[name]) for name, place in table.items()}
 
 
-def _read(shard: Shard, places: Mapping[str, Place], report: Callable[[int], None]) -> dict[str, str]:
-    """The digests of a shard from its bytes, and a record of them."""
-    began, found = time.time_ns(), {}
-    with opened_shard(shard) as stream:
-        for name, place in places.items():
-            found[name] = _digest(stream, place, name, report)
-        check_unchanged(shard, stream)
-        if settled(shard, began) and has_own_times(stream):
-            _keep(shard, began, found)
-    return found
-
-
-def _digest(stream: BinaryIO, place: Place, name: str, report: Callable[[int], None]) -> str:
+def _digest(place: Place, name: str, report: Callable[[int], None]) -> str:
+    """The digest of a tensor's bytes as they are in the file."""
     digest, left, buffer = hashlib.sha256(), place.nbytes, memoryview(bytearray(min(CHUNK, max(1, place.nbytes))))
-    stream.seek(place.offset)
-    while left:
-        count = stream.readinto(buffer[: min(len(buffer), left)])  # type: ignore[attr-defined]  # of every real file
-        if not count:
-            file = place.shard.path.name
-            raise FormatError(file, f"data of tensor {quoted(name)}", f"{left} bytes short", f"{place.nbytes} bytes")
-        digest.update(buffer[:count])
-        left -= count
-        report(count)
+    with opened_shard(place.shard) as stream:
+        stream.seek(place.offset)
+        while left:
+            count = stream.readinto(buffer[: min(len(buffer), left)])
+            if not count:
+                file, given = place.shard.path.name, f"{left} bytes short"
+                raise FormatError(file, f"data of tensor {quoted(name)}", given, f"{place.nbytes} bytes")
+            digest.update(buffer[:count])
+            left -= count
+            report(count)
+        check_unchanged(place.shard, stream)
     return digest.hexdigest()
 
 
@@ -144,35 +135,38 @@ def _stamps(shard: Shard) -> list[int]:
 
 
 def _keep(shard: Shard, began: int, digests: Mapping[str, str]) -> None:
-    """Note the digests; where that is impossible the shard is read again the next time."""
+    """Note the digests if they can be used again; where that is impossible the shard is read again the next time."""
     content = {"format": FORMAT, "file": [str(stamp) for stamp in _stamps(shard)], "began": str(began)}
     text = json.dumps(content | {"tensors": dict(digests)}, sort_keys=True)
-    with suppress(OSError, UnavailableError):
-        whole = json.dumps({"record": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
-        write_whole(_record(shard), whole.encode())
+    whole = json.dumps({"record": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
+    with opened_shard(shard) as stream:
+        lasting = settled(shard, began) and has_own_times(stream)
+    if lasting:
+        with suppress(OSError, UnavailableError):
+            write_whole(_record(shard), whole.encode())
 
 
-def _kept(shard: Shard, names: list[str]) -> dict[str, str] | None:
+def _kept(shard: Shard, names: list[str]) -> dict[str, str]:
     """The digests that were noted for a shard, if there is a sound record and the file has not changed since."""
     try:
         path = _record(shard)
         outer = parsed(path.name, read_bytes(path, MOST_INDEX_BYTES))
         text = outer.value("record", str).encode()
         if hashlib.sha256(text).hexdigest() != outer.value("sha256", str):
-            return None
+            return {}
         record = parsed(path.name, text)
         stamps, began = record.value("file", list), int(record.value("began", str))
         tensors = record.value("tensors", dict)
         if record.value("format", str) != FORMAT or stamps != [str(stamp) for stamp in _stamps(shard)]:
-            return None
+            return {}
         if sorted(tensors) != sorted(names) or not all(_is_digest(digest) for digest in tensors.values()):
-            return None
+            return {}
         if not settled(shard, began):
-            return None
+            return {}
         with opened_shard(shard) as stream:
-            return tensors if has_own_times(stream) else None
+            return tensors if has_own_times(stream) else {}
     except (ArgumentError, FormatError, UnavailableError, ValueError):
-        return None
+        return {}
 
 
 def _is_digest(value: object) -> bool:
