@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import UnavailableError
+from lowbit.host_memory import check_address_space
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
@@ -40,6 +41,10 @@ MultiplyBlocks = Callable[[int, int, npt.NDArray[np.uint8], npt.NDArray[np.int16
 
 TINY = 4
 """What `multiply` answers where an activation is too small for the route; another one must be taken."""
+
+START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
+"""Address space for cppyy (230 MiB, measured) and some kernels, and for one more compilation (20 MiB at most). Its
+compiler aborts the process where an allocation fails."""
 
 FAILURES = {
     1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
@@ -75,6 +80,7 @@ class Runtime:
 
     def __init__(self) -> None:
         check_toolchain()
+        check_address_space("backend cppyy", START_BYTES)
         with _signal_handlers_kept(), _environment_kept():
             import cppyy
         self._cppyy: Any = cppyy
@@ -117,6 +123,7 @@ class Runtime:
             return self._kernels[kernel.name]
 
     def _define(self, source: str) -> None:
+        check_address_space("compiling a kernel", COMPILE_BYTES)
         # On a processor without AVX the compiler warns that vectors would be passed in another way than with it. They
         # never are passed, because the functions that take them are inlined.
         quiet = f'#pragma clang diagnostic push\n#pragma clang diagnostic ignored "-Wpsabi"\n{source}'

@@ -25,6 +25,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.host_memory import check_address_space
+from lowbit_conformance.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.tally import Certificate, Tally, Verdict
@@ -34,6 +36,8 @@ USAGE_ERROR = 2
 UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest")
 WRONG_USE = 4  # pytest's status for a wrong use
 DEADLINE = 30.0
+ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
+"""Bytes that each of its processes needs: the arena (`lowbit_conformance.arena`), and what it imports."""
 
 
 # What the process that judges runs. Signals that a backend may send to it are not its own to obey: the command, which
@@ -125,6 +129,7 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
     """
     if importlib.util.find_spec("pytest") is None:
         raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
+    check_address_space("the conformance suite", ADDRESS_SPACE)
     reader, writer = os.pipe()
     given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.

@@ -19,6 +19,7 @@ from lowbit.errors import LowbitError
 from lowbit.text import one_line
 
 USAGE_ERROR, INTERRUPTED = 2, 130
+NO_THREAD = "can't start new thread"  # Python's words, in an error that has no class of its own
 
 app = typer.Typer(
     cls=Commands,
@@ -45,6 +46,10 @@ def main() -> None:
         _fail(f"out of memory: {str(error) or 'an allocation failed'}; free some, or ask for less")
     except RecursionError:
         _fail("the input is nested too deeply")
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        _fail("out of memory or of threads: no thread could be started; raise the limits that `ulimit -a` shows")
     except SystemExit as end:  # typer ends every command so, an interrupted one with a status of its own
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)

@@ -20,7 +20,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from lowbit.entries import entries, loaded
 from lowbit.errors import UnavailableError
+from lowbit.host_memory import check_address_space
 from lowbit.text import one_line, quoted
+from lowbit.threads import usable_processors
 
 GROUP = "lowbit.commands"
 OWN = {
@@ -35,6 +37,8 @@ OWN = {
 """The commands of this package, which no other package can replace."""
 PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 MOST_SOURCE_BYTES = 2**20
+IMPORT_BYTES, IMPORT_BYTES_A_THREAD = 160 * 2**20, 40 * 2**20
+"""Address space that numpy takes, whose OpenBLAS ends the process, or interrupts it, where it gets less."""
 
 
 class Lazy(TyperCommand):
@@ -51,7 +55,7 @@ class Lazy(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """Import the command; its own context takes the place of this one's."""
-        return self._command().make_context(info_name, args, parent=parent, **extra)
+        return self.imported().make_context(info_name, args, parent=parent, **extra)
 
     def describe(self) -> None:
         """Fill in what help says of it."""
@@ -61,12 +65,18 @@ class Lazy(TyperCommand):
             told = "offered by several packages"
         self.help = escape(one_line(told))
 
-    def _command(self) -> Any:
+    def imported(self) -> Any:
+        """The command itself.
+
+        Raises:
+            UnavailableError: its package is broken.
+        """
         what = f"command {quoted(self._asked)}"
         if len(self._offers) > 1:
             reason = f"several packages offer it: {', '.join(entry.value for entry in self._offers)}"
             raise UnavailableError(what, reason, "uninstall all of them but one")
         (entry,) = self._offers
+        check_address_space("lowbit", IMPORT_BYTES + IMPORT_BYTES_A_THREAD * usable_processors())
         found = loaded(entry, what)
         remedy = "repair or reinstall its package"
         if not callable(found):

@@ -8,6 +8,7 @@ model into memory.
 """
 
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lowbit.formats.checkpoint import Checkpoint, open_checkpoint
 from lowbit.formats.checkpoint_cache import quantized
 from lowbit.formats.gguf import check_architecture, open_gguf, read_llama
 from lowbit.formats.tokenizer import Tokenizer
+from lowbit.host_memory import check_memory
 from lowbit.packing import BITS
 from lowbit.plan import METHODS, Plan, Quantization, planned
 from lowbit.weights import LayeredWeights, LlamaWeights, in_memory, weight_bytes
@@ -263,6 +265,8 @@ def on_backend(
     """
     backend_linear(backend, contract)  # refuses what is not declared before anything is quantised
     layered = weights_of(model, plan)
+    if isinstance(layered, Checkpoint):
+        check_memory(f"model {model.file}", sum(4 * prod(place.shape) for place in layered.table.values()))
     with progress_bar(f"reading {model.file}") as progress:
         weights = in_memory(layered, progress)
     with progress_bar(f"preparing {backend.name}") as progress:

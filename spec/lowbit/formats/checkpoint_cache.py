@@ -39,6 +39,7 @@ from lowbit.formats.checkpoint import Checkpoint, assembled
 from lowbit.formats.checkpoint_names import VECTORS
 from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, write_quantized
 from lowbit.formats.tensor_digests import with_digests
+from lowbit.host_memory import check_memory
 from lowbit.plan import HEAD, Plan
 from lowbit.storage import CACHE_VARIABLE, cache_folder
 from lowbit.text import quoted
@@ -193,6 +194,7 @@ def quantized(
         UnavailableError: no room, or a folder that cannot be written.
     """
     plan.check(source.config)
+    check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
     parent = cache_folder() / FOLDER if folder is None else folder
     with _in_words(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -220,8 +222,12 @@ def quantized(
 
 def threads_for(config: LlamaConfig) -> int:
     """How many matrices of a model are quantised at a time."""
-    largest = max(rows * columns for rows, columns in linear_shapes(config).values())
-    return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * largest)))
+    return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * _largest(config))))
+
+
+def _largest(config: LlamaConfig) -> int:
+    """Weights of the largest matrix of a block."""
+    return max(rows * columns for rows, columns in linear_shapes(config).values())
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from lowbit.check import spoken
 from lowbit.data import WORKPLACE_PREFIX
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint_json import Fields, read_fields
+from lowbit.host_memory import check_memory
 from lowbit.text import quoted
 from lowbit.weights import Floats
 
@@ -222,6 +223,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
         FormatError: the file is not the one whose table was read, or a number is not finite.
     """
     place = table[name]
+    check_memory(f"tensor {quoted(name)} of {place.shard.path.name}", place.nbytes + 4 * prod(place.shape))
     stored = _read(place, name).reshape(place.shape)
     stored = stored.T if transposed else stored
     weights: Floats = np.empty(stored.shape, np.float32)
