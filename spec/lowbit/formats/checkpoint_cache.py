@@ -32,7 +32,6 @@ import numpy as np
 
 from lowbit.affine import QuantizedMatrix
 from lowbit.config import LlamaConfig
-from lowbit.data import sweep
 from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import Checkpoint, assembled
@@ -45,6 +44,7 @@ from lowbit.storage import CACHE_VARIABLE, cache_folder
 from lowbit.text import quoted
 from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
+from lowbit.workplaces import sweep
 
 VERSION = 1
 FOLDER = "quantized"

@@ -18,7 +18,6 @@ Source: the safetensors format; the ``safetensors`` library checks the headers.
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,12 +33,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lowbit.check import spoken
-from lowbit.data import WORKPLACE_PREFIX
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint_json import Fields, read_fields
 from lowbit.host_memory import check_memory
 from lowbit.text import quoted
 from lowbit.weights import Floats
+from lowbit.workplaces import workplace
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -297,8 +296,8 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata:
         UnavailableError: it cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=path.parent) as workplace:
-            part, plain = Path(workplace) / path.name, Path(workplace) / "plain"
+        with workplace(path.parent) as place:
+            part, plain = place / path.name, place / "plain"
             save_file(dict(tensors), part, metadata=dict(metadata))
             plain.touch()
             part.chmod(S_IMODE(plain.stat().st_mode))  # the library's files are their owner's alone
