@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import UnavailableError
+from lowbit.host_memory import check_address_space
 from lowbit_cppyy.empty_folder import NoFolderOfOwnError, run_in_empty_folder
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.kernels import Kernel
@@ -50,6 +51,9 @@ TINY = 4
 
 FIRST_CALLS = 2
 """The calls of a function for which cppyy compiles something."""
+START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
+"""Address space for cppyy (230 MiB, measured) and some kernels, and for one more compilation (20 MiB at most). Its
+compiler aborts the process where an allocation fails."""
 
 FAILURES = {
     1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
@@ -85,6 +89,7 @@ class Runtime:
 
     def __init__(self) -> None:
         check_toolchain()
+        check_address_space("backend cppyy", START_BYTES)
         self._kernels: dict[str, int] = {}
         self._preludes: set[str] = set()
         self._included: set[str] = set()
@@ -175,6 +180,7 @@ class Runtime:
             return self._kernels[kernel.name]
 
     def _define(self, source: str) -> None:
+        check_address_space("compiling a kernel", COMPILE_BYTES)
         self.apart(lambda: self._compile(source))
 
     def _compile(self, source: str) -> None:

@@ -24,9 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.host_memory import check_address_space
 from lowbit.interpreters import python_command, python_environment
 from lowbit.text import quoted
 from lowbit_conformance import isolation
+from lowbit_conformance.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.descendants import adopting, end_below
 from lowbit_conformance.events import Event, EventReader
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
@@ -42,6 +44,8 @@ WRONG_USE = 4  # pytest's status for a wrong use
 PASSED, FAILED = 0, 1  # the statuses with which it ends otherwise
 THE_SUITE = "the suite"  # of a verdict on the run as a whole
 DEADLINE = 30.0
+ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
+"""Bytes that each of its processes needs: the arena (`lowbit_conformance.arena`), and what it imports."""
 
 
 # What the process that judges runs. It ignores signals that a backend may send to it: the command, which the user
@@ -145,6 +149,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
     if importlib.util.find_spec("pytest") is None:
         raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
     isolation.methods()
+    check_address_space("the conformance suite", ADDRESS_SPACE)
     reader, writer = os.pipe()
     given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
