@@ -112,7 +112,7 @@ MISBEHAVIOUR: dict[int, tuple[type[Exception], str]] = {
     13: (RuntimeError, "without a path"),
     14: (RuntimeError, "42"),
     15: (RuntimeError, "2 dimensions"),
-    16: (RuntimeError, "type is 'os.x'"),
+    16: (RuntimeError, "type of value is 'os.x'"),
     17: (RuntimeError, "decode"),
 }
 
