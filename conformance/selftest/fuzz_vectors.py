@@ -20,27 +20,30 @@ from lowbit_conformance.vectors.record import marks_of, vectors_of
 
 CASES = 3
 """Of each test of the suite, from the first on."""
-MOST_CHARACTERS = 3000
+MOST_CHARACTERS = 10_000
 
 
-def corpus() -> list[tuple[str, Tree]]:
+def corpus() -> dict[str, list[Tree]]:
     """Some small vectors of every operation: its first cases of every test of the suite."""
-    found = []
-    for operation in sorted(OPERATIONS):
+    found: dict[str, list[Tree]] = {operation: [] for operation in sorted(OPERATIONS)}
+    for operation in found:
         for mark in marks_of(operation):
             for case in islice(mark.generator(mark.clause, Settings(range(1))), CASES):
                 if case.variant != CONCURRENT:
                     these = [each for each in vectors_of(case, mark, Counter()) if len(str(each)) < MOST_CHARACTERS]
-                    found += [(operation, vector) for vector in these[:2]]
+                    found[operation] += these[:2]
+    assert all(found.values())
     return found
 
 
 def vectors(folder: Path) -> Attempt:
     """A file with one mutated vector, or with one vector in a mutated file."""
     every, path = corpus(), folder / "vectors.json"
+    operations = list(every)
 
     def attempt(chance: random.Random) -> str:
-        operation, vector = chance.choice(every)
+        operation = chance.choice(operations)
+        vector = chance.choice(every[operation])
         document: Tree = {"schema": files.SCHEMA, "operation": operation, "vectors": [vector]}
         if chance.randrange(15):
             document["vectors"] = [mutated(vector, chance, chance.choice((1, 1, 1, 2, 4)))]
@@ -59,9 +62,11 @@ def vectors(folder: Path) -> Attempt:
 def sizes(folder: Path) -> Attempt:
     """A vector of which one size is absurd: an integer among its arguments, or the shape of an array."""
     every, path = corpus(), folder / "vectors.json"
+    operations = list(every)
 
     def attempt(chance: random.Random) -> str:
-        operation, vector = chance.choice(every)
+        operation = chance.choice(operations)
+        vector = chance.choice(every[operation])
         vector = json.loads(json.dumps(vector))
         at = [where for where in places(vector) if type(part(vector, where)) is int and set(where) & {"arguments"}]
         if not at:
@@ -76,7 +81,12 @@ def sizes(folder: Path) -> Attempt:
 
 def trees(folder: Path) -> Attempt:
     """The tree of one value, mutated: what is read has a tree, and comes back from it the same."""
-    every = [tree for _, vector in corpus() for tree in (*vector["arguments"].values(), vector.get("result", 0))]
+    every = [
+        tree
+        for these in corpus().values()
+        for vector in these
+        for tree in (*vector["arguments"].values(), vector.get("result", 0))
+    ]
 
     def attempt(chance: random.Random) -> str:
         value = from_json(mutated({"it": chance.choice(every)}, chance, chance.choice((1, 2))).get("it"))
