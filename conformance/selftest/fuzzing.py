@@ -40,6 +40,9 @@ TARGETS = {
     "vectors": "fuzz_vectors",
     "sizes": "fuzz_vectors",
     "trees": "fuzz_vectors",
+    "declared": "fuzz_foreign",
+    "lines": "fuzz_foreign",
+    "results": "fuzz_foreign",
 }
 """By name the module that makes the attempts: its function ``TARGET(folder)`` answers with an `Attempt`."""
 

@@ -14,6 +14,9 @@ MIB = 1 << 20
     [
         ("vectors", 2000, {"agree", "disagree", "FormatError"}),
         ("trees", 2000, {"read", "ArgumentError"}),
+        ("declared", 2000, {"read", "UnavailableError"}),
+        ("lines", 2000, {"value", "ArgumentError", "NotDeclaredError", "RuntimeError", "BrokenLineError"}),
+        ("results", 1000, {"value", "ArgumentError", "ValueError"}),
     ],
 )
 def test_mutations_are_read_or_refused(target: str, count: int, ends: set[str]) -> None:

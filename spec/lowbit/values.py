@@ -210,7 +210,7 @@ def _scalar(name: str, dtype: np.dtype[Any], value: object) -> Any:
                 number = dtype.type(value)
         except OverflowError:
             number = None
-    if number is None or (number != value and not (number != number and value != value)):
+    if number is None or (number.item() != value and not (number != number and value != value)):
         raise ArgumentError(name, _scalar_shown(value), f"a number that fits {dtype}")
     return number
 

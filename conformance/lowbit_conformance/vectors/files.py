@@ -25,8 +25,6 @@ SCHEMA = "lowbit-vectors/1"
 SCHEMA_FILE = "vectors.schema.json"
 MOST_FILE = 1 << 27
 """Bytes of a file that is read."""
-MOST_VALUES = 1 << 22
-"""Values of JSON in a file that is read; each takes some hundred bytes, however few it has in the file."""
 
 
 def schema_text() -> str:
@@ -147,9 +145,6 @@ def parse(file: str, data: bytes) -> Document:
             vector that is missing, of another kind or too large.
     """
     name = quoted(file)[1:-1]
-    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
-    if values > MOST_VALUES:
-        raise FormatError(name, "number of values", values, f"at most {MOST_VALUES}")
     fields = parsed(name, data)
     if (schema := fields.value("schema", str)) != SCHEMA:
         raise FormatError(name, "schema", quoted(schema), SCHEMA)

@@ -22,6 +22,8 @@ from lowbit.text import quoted
 Kind = TypeVar("Kind", bool, int, float, str, dict[str, Any], list[Any])
 
 MOST_CONFIG_BYTES = 2**20
+MOST_VALUES = 2**23
+"""Of one text; each takes some hundred bytes of memory, however few it has in the text. Tokenizers have two million."""
 LARGEST_INTEGER = 2**53
 """Beyond it not every reader of JSON sees the same number."""
 
@@ -108,8 +110,12 @@ def parsed(file: str, data: bytes) -> Fields:
     >>> parsed("config.json", b'{"layers": 2, "window": null}').optional("window", int)
 
     Raises:
-        FormatError: not JSON in UTF-8, a key twice in one object, a number that is none, or no object at all.
+        FormatError: not JSON in UTF-8, too many values, a key twice in one object, a number that is none, or no object
+            at all.
     """
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > MOST_VALUES:
+        raise FormatError(file, "number of values", values, f"at most {MOST_VALUES}")
 
     def refuse(name: str) -> None:
         raise ValueError(f"the number {name}")
