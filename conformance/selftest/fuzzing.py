@@ -43,6 +43,10 @@ TARGETS = {
     "declared": "fuzz_foreign",
     "lines": "fuzz_foreign",
     "results": "fuzz_foreign",
+    "checkpoint": "fuzz_files",
+    "shards": "fuzz_files",
+    "gguf": "fuzz_files",
+    "quantized": "fuzz_files",
 }
 """By name the module that makes the attempts: its function ``TARGET(folder)`` answers with an `Attempt`."""
 

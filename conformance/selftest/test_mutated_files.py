@@ -17,6 +17,10 @@ MIB = 1 << 20
         ("declared", 2000, {"read", "UnavailableError"}),
         ("lines", 2000, {"value", "ArgumentError", "NotDeclaredError", "RuntimeError", "BrokenLineError"}),
         ("results", 1000, {"value", "ArgumentError", "ValueError"}),
+        ("checkpoint", 400, {"read", "FormatError"}),
+        ("shards", 400, {"read", "FormatError"}),
+        ("gguf", 400, {"read", "FormatError"}),
+        ("quantized", 400, {"read", "FormatError"}),
     ],
 )
 def test_mutations_are_read_or_refused(target: str, count: int, ends: set[str]) -> None:
