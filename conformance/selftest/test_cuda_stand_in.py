@@ -218,7 +218,7 @@ with open_device(100 << 20) as device:
         "102760448 of the budget's 104857600 are left (CUDA_ERROR_OUT_OF_MEMORY); other programs use the device too: "
         "end them, or give a smaller budget | ('experts', 67108864, 2097152, 104857600)",
         "2097152 2097152",
-        "host memory for weights: 100 bytes asked, but the host does not have them page-locked "
+        "host memory for weights: 100 bytes asked, but the host cannot page-lock them "
         "(CUDA_ERROR_OUT_OF_MEMORY); free host memory, or raise the memory limit of the container (cgroup)",
         "0",
     ]

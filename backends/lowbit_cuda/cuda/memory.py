@@ -25,8 +25,19 @@ import numpy.typing as npt
 
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
+from lowbit_cuda.cuda import host
 from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError
-from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceLostError, DeviceMemoryError, Memory, Place, Span, charge
+from lowbit_cuda.port import (
+    ALIGNMENT,
+    PIECE,
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    Memory,
+    Place,
+    Span,
+    charge,
+)
 
 PINNED = 1 | 2
 """CU_MEMHOSTALLOC_PORTABLE, pinned for every context of the process, and DEVICEMAP: kernels reach it. Under unified
@@ -42,7 +53,7 @@ class ExhaustedError(DeviceMemoryError):
             where = f"the device has only {free} bytes free, although {budget - used} of the budget's {budget} are left"
             advice = "other programs use the device too: end them, or give a smaller budget"
         else:
-            where = "the host does not have them page-locked"
+            where = "the host cannot page-lock them"
             advice = "free host memory, or raise the memory limit of the container (cgroup)"
         self.args = (f"{place} memory for {what}: {asked} bytes asked, but {where} ({text}); {advice}",)
 
@@ -108,6 +119,8 @@ class Heap:
 
         check_integer("nbytes", nbytes, 1)
         charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if charged >= PIECE and (free := host.available()) is not None and charged > free:
+            raise ExhaustedError("host", what, nbytes, self.used, self.budget, f"{free} bytes are available", free)
         with self._lock:
             pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
