@@ -52,6 +52,11 @@ class Case:
         words = [word for word in (self.variant, self.label) if word]
         return f"{self.clause}/{self.tier}/{'-'.join(words)}-s{self.seed}"
 
+    @property
+    def large(self) -> bool:
+        """Whether the variant says that it takes long: it is not among the cases of ``--quick``, and not repeated."""
+        return "large" in self.variant
+
     def parameters(self) -> dict[str, object]:
         """The choices that the case makes, by the names under which a backend declares what it handles."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
