@@ -190,19 +190,20 @@ class RemoteLinear(Held):
     def guarded(self, x: Floats, vectors: int) -> Floats:
         """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
         not written."""
-        given = x if vectors else x[0]
-        shape = (len(x), self.columns) if vectors else (self.columns,)
-        return self._guarded("qgemm" if vectors else "qgemv", given, shape)
+        call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
+        result: Floats = self.remote.perform(call)
+        return result
 
     def guarded_blocks(self, x: Blocks) -> Floats:
         """The product of blocks, written to an array that shows what is not written."""
-        return self._guarded("qgemm_bfp", x, (x.rows, self.columns))
-
-    def _guarded(self, what: str, x: Any, shape: tuple[int, ...]) -> Floats:
-        out = np.zeros(shape, np.float32)
-        call = Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
-        result: Floats = self.remote.perform(call)
+        result: Floats = self.remote.perform(self.call("qgemm_bfp", x))
         return result
+
+    def call(self, what: str, x: Any) -> Call:
+        """A product that is written to an array that shows what is not written."""
+        shape = (x.rows,) if isinstance(x, Blocks) else x.shape[:-1]
+        out = np.zeros((*shape, self.columns), np.float32)
+        return Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
 
     def _multiply(self, what: str, x: Any, out: Any) -> Any:
         if out is None:
