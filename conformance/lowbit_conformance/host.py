@@ -598,6 +598,16 @@ class Host:
         self.memory.forbid(segments)
         return {"outcomes": outcomes, "breaches": self.watch.breaches(False)}
 
+    def walk(self, handles: list[int], steps: list[Tree], times: int) -> Message:
+        """Take the same steps of each session so many times, and give no answers."""
+        arguments = [decode(step, self.memory.get) for step in steps]
+        for handle in handles:
+            take = self.function("step", "", handle)
+            for _ in range(times):
+                for step in arguments:
+                    take(*step)
+        return {"breaches": self.watch.breaches(False)}
+
     def repeat(self, what: str, attempt: Message, operation: str, batches: int, times: int) -> Message:
         """Perform a call again and again; what there was of everything before and after each batch of `times`."""
         self.memory.allow(attempt["segments"])

@@ -606,6 +606,12 @@ class Remote:
         finally:
             self._free(segments)
 
+    def walk(self, session: RemoteSession, steps: list[tuple[Any, ...]], times: int) -> None:
+        """Take the same steps, whose arguments have no arrays, so many times; their answers are not looked at."""
+        request = {"do": "walk", "handles": session.handles, "times": times}
+        trees = [[encode(part, _no_array) for part in step] for step in steps]
+        self._check_breaches(self._ask(request | {"steps": trees}, self.deadline * 4))
+
     def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
         """Make a call in batches of many; how much of everything the host had after each."""
         attempt = self._place(call, Variant())
@@ -643,6 +649,10 @@ def _names(call: Call) -> list[str]:
     if call.what in ("prepare", "step"):
         parameters = ["matrix"] if call.what == "prepare" else []
     return parameters + [f"argument {number}" for number in range(len(parameters), len(call.arguments))]
+
+
+def _no_array(array: Array) -> Message:
+    raise ValueError("an array among the arguments of a step that is taken many times")
 
 
 def _plain(value: Any) -> Any:

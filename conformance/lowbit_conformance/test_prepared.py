@@ -26,13 +26,12 @@ VECTORS = 6
 
 
 def cases(variant: str, clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    """A small and a deeper shape for each width and convention, and the groups in use."""
+    """A small and a deeper shape for each width, and the groups in use."""
     found = []
     for bits in BITS:
-        for turn, convention in enumerate(CONVENTIONS):
-            for rows, columns, group_size in ((3, 19, 10), (9, 33, 24)):
-                shape = (rows * CODES_PER_UNIT[bits], columns, group_size)
-                found.append(MatrixCase(clause, "lattice", variant, bits, *shape, convention, SCALE_DTYPES[turn]))
+        for turn, (rows, columns, group_size) in enumerate(((3, 19, 10), (9, 33, 24))):
+            shape = (rows * CODES_PER_UNIT[bits], columns, group_size)
+            found.append(MatrixCase(clause, "lattice", variant, bits, *shape, CONVENTIONS[turn], SCALE_DTYPES[turn]))
     found += in_use(clause, "lattice", variant, 2, 8)
     for case in found:
         if clause.startswith("linear.qgemm_bfp/"):
