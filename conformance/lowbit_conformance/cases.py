@@ -185,8 +185,8 @@ def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[
                 yield MatrixCase(clause, "edge", variant, bits, *shape, convention, scale_dtype, vectors)
 
 
-# **Models.** Shapes of layers as they are: a vocabulary of 131,072, an inner width of 28,672. Each has one width of codes,
-# so that together they take seconds. Words of more than 2 GiB, whose offsets exceed 32 bits, are not among them.
+# **Models.** Shapes of layers as they are: a vocabulary of 131,072, an inner width of 28,672. Each has one width of
+# codes, so that together they take seconds. Words of more than 2 GiB, whose offsets exceed 32 bits, are not among them.
 
 MODELS: tuple[tuple[int, int, int, int, Convention, ScaleDtype, str], ...] = (
     (4, 64, 131072, 32, "zero_point", "float16", "dense"),

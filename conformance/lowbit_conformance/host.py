@@ -533,6 +533,9 @@ class Host:
         """Write other bytes into the arrays that were given, as their owner, the caller, may; and remember them."""
         for array in self.fresh:
             if array.flags.writeable:
+                if any(np.may_share_memory(array, before) for before, _ in self.given):
+                    self.given.clear()
+                    self.broken.append(("OOB_WRITE", "the result lies in an array that was given as a result before"))
                 other = np.invert(np.frombuffer(array.tobytes(), np.uint8))
                 array[...] = other.view(array.dtype).reshape(array.shape)
         self.given.extend((array, array.tobytes()) for array in self.fresh)

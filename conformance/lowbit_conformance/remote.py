@@ -378,7 +378,7 @@ class Remote:
         """
         self._give_up(call.operation)
         limit = TWO_HANDLES if call.what in ("prepare", "open") else BOTH_SIDES
-        sides = 2 if call.nbytes <= limit else 1
+        sides = 2 if call.nbytes <= limit and self._series is None else 1
         try:
             results = self._attempts(call, list(SIDES[:sides]), self._series)
         except BrokenPromiseError as error:
@@ -564,7 +564,8 @@ class Remote:
         """Calls of one kind that are made inside are given the same arrays each time, with other contents.
 
         They lie at one address and are one Python object each, as those of a caller who makes its arrays once and
-        writes into them what it has for the next call. Between two calls the host may not touch them.
+        writes into them what it has for the next call. Between two calls the host may not touch them. Calls are made
+        once, not on both sides: what remembers the last call alone would otherwise forget it in between.
         """
         self._series = series = SameArrays(next(self._serials))
         try:

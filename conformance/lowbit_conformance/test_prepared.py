@@ -19,7 +19,7 @@ from lowbit_conformance.cases import CONCURRENT, MatrixCase, in_use
 from lowbit_conformance.compare import assert_equal_values
 from lowbit_conformance.integer_cases import IntegerCase, of
 from lowbit_conformance.marking import Settings, checks
-from lowbit_conformance.remote import Remote, RemoteLinear
+from lowbit_conformance.remote import Remote, RemoteLinear, Variant
 
 Numbers = Floats | Blocks
 VECTORS = 6
@@ -93,7 +93,11 @@ def multiplied(prepared: RemoteLinear, x: Numbers) -> Floats:
 
 def assert_product(prepared: RemoteLinear, x: Numbers, matrix: QuantizedMatrix, what: str) -> None:
     __tracebackhide__ = True
-    given = multiplied(prepared, x)
+    assert_result(multiplied(prepared, x), x, matrix, what)
+
+
+def assert_result(given: Floats, x: Numbers, matrix: QuantizedMatrix, what: str) -> None:
+    __tracebackhide__ = True
     right = integer.qgemm_bfp(x, matrix) if isinstance(x, Blocks) else linear.qgemm(np.atleast_2d(x), matrix)
     try:
         assert_equal_values(given, right)
@@ -112,12 +116,14 @@ def assert_decodes(backend: Remote, case: MatrixCase) -> None:
     with backend.same_arrays():
         for x in activations:
             assert_product(prepared, x, matrix, "x was written where the x of other calls had been")
+        for x in activations[:3]:
             assert_product(beside, x, other, "the same x had been multiplied by another matrix")
-    if not case.vectors:
-        return
-    for count in (case.vectors, 1, 3, case.vectors, 2):  # from one address, so that what is kept of one shows in others
-        x = first_rows(activations[count % len(activations)], count)
-        assert_product(prepared, x, matrix, "another number of rows had been multiplied before")
+            assert_product(prepared, x, matrix, "the same x had been multiplied by another matrix")
+    for turn, count in enumerate((case.vectors, 1, 3, case.vectors, 2) if case.vectors else ()):
+        x = first_rows(activations[turn], count)
+        call = prepared.call(case.operation.partition(".")[2], x)
+        (given,) = backend.elsewhere(call, [Variant(side=1)])  # at one address, as both begin at the same page
+        assert_result(given, x, matrix, "another number of rows had been multiplied before")
 
 
 def first_rows(x: Numbers, count: int) -> Numbers:
@@ -209,9 +215,8 @@ def assert_first_calls(backend: Remote, case: MatrixCase) -> None:
         prepared = backend.prepare(matrix)
         calls = [prepared.call(what, x) for x in activations[:4]]
         for x, results in zip(activations, backend.together(calls, 2), strict=False):
-            right = integer.qgemm_bfp(x, matrix) if isinstance(x, Blocks) else linear.qgemm(np.atleast_2d(x), matrix)
             for given in results:
-                assert_equal_values(np.atleast_2d(given), right)
+                assert_result(np.atleast_2d(given), x, matrix, "beside the first calls of other threads")
 
 
 @checks("linear.qgemv/C3", fresh_cases)
