@@ -28,6 +28,7 @@ import struct
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
@@ -47,6 +48,7 @@ LIBC: Any = ctypes.CDLL(None, use_errno=True)
 NO_ACCESS, READ, WRITE = 0, 1, 2  # of mprotect
 M_PERTURB = -6  # of mallopt: fill what malloc gives and what free takes
 MOST_KEPT = 1 << 16  # bytes of a result that is kept, to see whether a later call changes it
+KEPT_RESULTS = 8  # arrays; a backend may have as many buffers as matrices, or take turns with a few
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
 
@@ -378,9 +380,11 @@ class Host:
     def __init__(self, memory: Memory, watch: Watch, others: Others) -> None:
         self.memory, self.watch, self.others = memory, watch, others
         self.backend: Any = None
-        self.held: dict[int, tuple[Any, list[list[int]]]] = {}
+        self.held: dict[int, Any] = {}
         self.number = 0
-        self.given: list[tuple[Any, bytes]] = []
+        self.given: deque[tuple[Any, bytes]] = deque(maxlen=KEPT_RESULTS)
+        self.fresh: list[Any] = []
+        self.same: dict[tuple[int, int], tuple[list[Any], dict[str, Any]]] = {}
         self.broken: list[Breach] = []
         self.warm: set[str] = set()
 
@@ -469,8 +473,7 @@ class Host:
         segments, held = attempt["segments"], what in ("prepare", "open")
         self.memory.allow(segments)
         try:
-            arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
-            choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+            arguments, choices = self.arguments(attempt)
             LIBC.mallopt(M_PERTURB, attempt["perturb"])
             try:
                 result = self.function(what, operation, attempt.get("handle"))(*arguments, **choices)
@@ -483,32 +486,60 @@ class Host:
             if what == "prepare" and not isinstance(result, PreparedLinear):
                 return {"strange": f"prepare gave a {type(result).__name__}, which is no PreparedLinear"}
             self.number += 1
-            self.held[self.number] = result, segments
+            self.held[self.number] = result
             numbers = {"handle": self.number}
             if what == "prepare":
                 numbers |= {name: int(getattr(result, name)) for name in ("rows", "columns", "nbytes")}
-            segments = []
             return numbers
         finally:
             self.memory.forbid(segments)
+
+    def arguments(self, attempt: Message) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of an attempt; those of one with a name are the objects of the attempt that had it before."""
+        name = tuple(attempt.get("same", ()))
+        if name in self.same:
+            return self.same[name]
+        arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
+        choices = {key: decode(tree, self.memory.get) for key, tree in attempt["choices"].items()}
+        if name:
+            self.same[name] = arguments, choices
+        return arguments, choices
+
+    def forget(self, serial: int) -> Message:
+        """Give up the arguments that were kept under names of this series."""
+        self.same = {name: kept for name, kept in self.same.items() if name[0] != serial}
+        return {}
 
     def function(self, what: str, operation: str, handle: int | None) -> Callable[..., Any]:
         if what in ("run", "open"):
             call = getattr(self.backend, what)
             return lambda *arguments, **choices: call(operation, *arguments, **choices)
         if handle is not None:
-            return getattr(self.held[handle][0], what)  # type: ignore[no-any-return]
+            return getattr(self.held[handle], what)  # type: ignore[no-any-return]
         return self.backend.prepare  # type: ignore[no-any-return]
 
     def outcome(self, result: Any, arguments: list[Any]) -> Message:
         for number, argument in enumerate(arguments):
             if result is argument and isinstance(argument, np.ndarray) and argument.flags.writeable:
                 return {"argument": number}
-        self.given.clear()
         try:
             return {"result": encode(result, self.put)}
         except (ArgumentError, MemoryError, RecursionError) as error:
             return {"strange": f"the result is a {type(result).__name__}: {error}"}
+        finally:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write other bytes into the arrays that were given, as their owner, the caller, may; and remember them."""
+        for array in self.fresh:
+            if array.flags.writeable:
+                if any(np.may_share_memory(array, before) for before, _ in self.given):
+                    self.given.clear()
+                    self.broken.append(("OOB_WRITE", "the result lies in an array that was given as a result before"))
+                other = np.invert(np.frombuffer(array.tobytes(), np.uint8))
+                array[...] = other.view(array.dtype).reshape(array.shape)
+        self.given.extend((array, array.tobytes()) for array in self.fresh)
+        self.fresh.clear()
 
     def put(self, array: Any) -> Message:
         """Copy an array of a result to the judge, and keep it, to see whether a later call changes it.
@@ -520,24 +551,23 @@ class Host:
             raise ArgumentError("result", f"a {type(array).__name__}", "a numpy.ndarray")
         if array.size and self.memory.holds(array):
             raise ArgumentError("result", "in the memory of an argument", "an array of its own")
-        if array.nbytes <= MOST_KEPT:
-            self.given.append((array, array.tobytes()))
+        if 0 < array.nbytes <= MOST_KEPT:
+            self.fresh.append(array)
         return self.memory.put(array)
 
     def overwritten(self) -> list[Breach]:
         """Whether an array that an earlier call gave as its result has changed since."""
-        changed = any(array.tobytes() != content for array, content in self.given)
-        self.given.clear()
-        return [("OOB_WRITE", "the result of the call before was overwritten")] if changed else []
+        if any(array.tobytes() != content for array, content in self.given):
+            self.given.clear()
+            return [("OOB_WRITE", "the result of a call before was overwritten")]
+        return []
 
     def release(self, handles: list[int]) -> None:
         """Close and forget what is held by these handles."""
         for handle in handles:
-            held, segments = self.held.pop(handle)
+            held = self.held.pop(handle)
             if hasattr(held, "close"):
                 held.close()
-            del held
-            self.memory.forbid(segments)
 
     # Many calls at once, and many calls.
 
@@ -570,6 +600,16 @@ class Host:
             thread.join()
         self.memory.forbid(segments)
         return {"outcomes": outcomes, "breaches": self.watch.breaches(False)}
+
+    def walk(self, handles: list[int], steps: list[Tree], times: int) -> Message:
+        """Take the same steps of each session so many times, and give no answers."""
+        arguments = [decode(step, self.memory.get) for step in steps]
+        for handle in handles:
+            take = self.function("step", "", handle)
+            for _ in range(times):
+                for step in arguments:
+                    take(*step)
+        return {"breaches": self.watch.breaches(False)}
 
     def repeat(self, what: str, attempt: Message, operation: str, batches: int, times: int) -> Message:
         """Perform a call again and again; what there was of everything before and after each batch of `times`."""

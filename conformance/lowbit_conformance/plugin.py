@@ -271,7 +271,7 @@ def _under_test(option: Any) -> tuple[str, str]:
 
 def few(cases: list[Case]) -> list[Case]:
     """Some of a test's cases, spread evenly over them, and none of the slow ones."""
-    slow = {case.id for case in cases if case.tier in SLOW_TIERS or "large" in case.variant}
+    slow = {case.id for case in cases if case.tier in SLOW_TIERS or case.large}
     quick = [case for case in cases if case.id not in slow or case.operation == LOADING]
     return quick[:: max(1, -(-len(quick) // QUICK_CASES))]
 
