@@ -114,7 +114,7 @@ def heads(clause: str, settings: Settings) -> Iterator[HeadsCase]:
     for method in METHODS if clause.endswith("C3") else ("mean",):
         for variant in ("negative-zeros", *(() if clause.endswith("C3") else ("either-zero", "cancelling-zeros"))):
             for shape in SHAPES:
-                yield HeadsCase(clause, "edge", variant, *shape, method)  # type: ignore[arg-type]  # a method
+                yield HeadsCase(clause, "edge", variant, *shape, method)
 
 
 def zeros_of_heads(case: HeadsCase) -> Floats:

@@ -15,10 +15,12 @@ found worse: the *first* head of each group, and *random* new heads.
 
 **The arithmetic.** The heads are added in float64, in ascending order, divided by r, and rounded to float32 once. This
 is exact to the bit and asks for no tolerance; and where all heads of a group are equal it gives them back unchanged,
-since :math:`r w` needs few bits more than w. The sum begins with the first head and not with a zero: :math:`-0 + -0` is
-:math:`-0`, but :math:`0 + -0` is :math:`+0` (IEEE 754, §6.3). So a mean is −0 where all heads are −0, and +0 where zeros
-have both signs or heads cancel. A sum in float32 does not give equal heads back: :math:`(w + w + \dots + w)/r` misses about
+since :math:`r w` needs few bits more than w. A sum in float32 does not: :math:`(w + w + \dots + w)/r` misses about
 every seventh w at r = 3 and every second at r = 8.
+
+**Zeros.** The sum begins with the first head and not with a zero: :math:`-0 + -0` is :math:`-0`, but :math:`0 + -0` is
+:math:`+0` (IEEE 754, §6.3). So a mean is −0 where all heads are −0, and +0 where their zeros have both signs or where
+they cancel.
 
 **What it commutes with.** The mean treats every channel alike and mixes none, so it may come before or after anything
 that does the same to every head of a group: a rotary embedding in either layout, for the rotation depends on position

@@ -257,9 +257,21 @@ POOLS = (
     ),
     of("pooling.pool", "mean-in-float32", "Heads are added in float32.", "C1 C3", in_float32),
     of("pooling.pool", "mean-backwards", "The last head of a group is added first.", "C1", backwards),
-    of("pooling.pool", "mean-from-zero", "The sum begins with +0, so heads of -0 have a mean of +0.", "C1 C3", from_zero),
+    of(
+        "pooling.pool",
+        "mean-from-zero",
+        "The sum begins with +0, so heads of -0 have a mean of +0.",
+        "C1 C3",
+        from_zero,
+    ),
     of("pooling.pool", "mean-pairwise", "Neighbouring heads are added first, and then their sums.", "C1", pairwise),
-    of("pooling.pool", "mean-ends-exchanged", "The last head of a group is added before its neighbour.", "C1", ends_exchanged),
+    of(
+        "pooling.pool",
+        "mean-ends-exchanged",
+        "The last head of a group is added before its neighbour.",
+        "C1",
+        ends_exchanged,
+    ),
     of("pooling.pool", "sum-for-mean", "The sum of the heads is not divided.", "C1 C3", summed),
     of(
         "pooling.pool",
