@@ -372,17 +372,17 @@ def deep_attention(clause: str, settings: Settings) -> Iterator[AttendCase]:
 
 @checks("attention.attend/C3", deep_attention)
 def test_deep_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
-    """Of 1100 tokens two have scores of about 12, whose last bits decide between them; or 61 have equal scores, and
-    none of the shares is a number of half precision."""
+    """Of 1100 tokens two have scores of about 12, whose last bits decide between them; or all have equal scores, and
+    their share is no number of half precision."""
     rng = case.generator()
     queries, keys, values = attend_inputs(case)
     queries[...], keys[...] = 0, 0
-    queries[..., 0], keys[..., 0] = 1, -300 * np.sqrt(case.head_dim)
-    places = rng.permutation(case.length - case.tokens)[: 2 if case.variant == "deep-scores" else 61]
-    keys[:, places, 0] = 0
     values[...] = rng.uniform(1, 2, values.shape)
     if case.variant == "deep-scores":
+        places = rng.permutation(case.length - case.tokens)[:2]
+        queries[..., 0], keys[..., 0] = 1, -40 * np.sqrt(case.head_dim)
         queries[..., 1] = rng.uniform(3, 4, queries.shape[:2])
+        keys[:, places, 0] = 0
         keys[:, places, 1] = np.float32(3.5 * np.sqrt(case.head_dim)) * rng.uniform(0.99, 1.01, (case.kv_heads, 2))
         values[:, places[0]] *= -1
     arrays = queries, keys, values
@@ -435,11 +435,10 @@ def calibrations(clause: str, settings: Settings) -> Iterator[LayerCase]:
 
 @checks("gptq.hessian/C1", calibrations)
 def test_deep_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
-    """Two inputs among a thousand are not zero, with odd numbers of 11 bits: sums of two products of 22."""
+    """Of a thousand inputs one has odd numbers of 12 bits and one of ±1: products of 24 bits, and sums of no more."""
     rng = case.generator()
     x = np.zeros((case.columns, case.rows), np.float32)
-    for place in (0, case.columns - 1):
-        x[place] = deep.odd(rng, 2**11, case.rows)
+    x[0], x[-1] = deep.odd(rng, 2**12, case.rows), rng.choice((-1, 1), case.rows)
     given = test_gptq.run(backend, case, x)
     assert_equal_values(given, gptq.hessian(x))
 
