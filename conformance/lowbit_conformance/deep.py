@@ -12,7 +12,8 @@ that power of two and of magnitude at most
 
 so float32 holds it, whatever the order. In *activations* :math:`A` takes all of the room and scales are powers of two;
 in *scales* :math:`S` does, and so do the minima; in *sums* activations are 1 beside a power of two, each of which half
-precision holds, while their sums need 13 bits and more.
+precision holds, while their sums need 13 bits and more. In *subnormal* activations are integers times the least
+subnormal number, and so is everything that comes of them.
 """
 
 from collections.abc import Iterator
@@ -35,23 +36,44 @@ Integers = npt.NDArray[np.int64]
 SHAPES = ((1024, 9, 64), (4096, 7, 128), (11008, 5, 11008))
 """K, N and the group size."""
 
-WIDTHS = {"activations": (3, 4), "scales": (3, 4), "sums": (8, 1)}
+WIDE = ((1024, 1100, 64), (96, 1500, 32))
+TALL = (33, 131)
+"""As many columns, and rows of x, as make a kernel take another way; there, too, operands have had two bits so far."""
+
+WIDTHS = {"activations": (3, 4), "scales": (3, 4), "sums": (8, 1), "subnormal": (3, 1)}
 """For each kind, how many activations of a row are not zero, and how far the scales of groups lie apart."""
 
 KINDS = tuple(WIDTHS)
+LEAST_SUBNORMAL, LEAST_HALF = 2.0**-149, 2.0**-24
 
 
 def matrices(clause: str, tier: str = "lattice") -> Iterator[MatrixCase]:
-    """Each kind at every depth with every width and convention, and with the groups in use."""
-    vectors = 8 * clause.startswith("linear.qgemm")
+    """Each kind at every depth with every width and convention, and with the groups in use; few of them wide or tall.
+
+    With the groups in use, *scales* are also below the least normal number of float16.
+    """
+    wide = clause.startswith("linear.qgemm")
     for kind in KINDS:
         for bits in BITS:
             for convention in CONVENTIONS:
                 for shape in SHAPES:
-                    yield MatrixCase(clause, tier, f"deep-{kind}", bits, *shape, convention, vectors=vectors)
+                    yield MatrixCase(clause, tier, f"deep-{kind}", bits, *shape, convention, vectors=8 * wide)
         for convention in CONVENTIONS:
             for size in GROUPS_IN_USE:
-                yield MatrixCase(clause, tier, f"deep-{kind}", 4, 2048, 6, size, convention, "float16", vectors)
+                yield MatrixCase(clause, tier, f"deep-{kind}", 4, 2048, 6, size, convention, "float16", 8 * wide)
+    for convention in CONVENTIONS:
+        for size in GROUPS_IN_USE:
+            yield MatrixCase(clause, tier, "deep-subnormal-scales", 4, 2048, 6, size, convention, "float16", 8 * wide)
+        for kind in ("activations", "scales"):
+            for shape in WIDE:
+                yield MatrixCase(clause, tier, f"wide-{kind}", 4, *shape, convention, vectors=8 * wide)
+            for vectors in TALL if wide else ():
+                for bits in BITS:
+                    yield MatrixCase(clause, tier, f"tall-{kind}", bits, 256, 33, 64, convention, vectors=vectors)
+            for vectors in TALL if wide else ():
+                for size in GROUPS_IN_USE:
+                    shape = (256, 33, size)
+                    yield MatrixCase(clause, tier, f"tall-{kind}", 4, *shape, convention, "float16", vectors)
 
 
 def places(rows: int, count: int, vectors: int) -> list[Integers]:
@@ -83,27 +105,31 @@ def activations(kind: str, rng: np.random.Generator, rows: int, vectors: int, la
 
 
 def lattice(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
-    """Eight rows of activations and a matrix whose every partial sum is exact in float32."""
-    rng, kind, top = case.generator(), case.variant.removeprefix("deep-"), 2**case.bits - 1
-    count, apart = WIDTHS[kind]
+    """Eight rows of activations, or more, and a matrix whose every partial sum is exact in float32."""
+    rng, kind, top = case.generator(), case.variant.partition("-")[2], 2**case.bits - 1
+    tiny, kind = kind == "subnormal-scales", kind.removeprefix("subnormal-")
+    count, apart = (3, 1) if tiny else WIDTHS[kind]
     shape = (-(-case.rows // case.group_size), case.columns)
     room = FLOAT32_INTEGERS // (count * apart * 2 * top)
     significand, amplitude = 1, room
+    most = 2**11 - 1 if case.scale_dtype == "float16" else FLOAT32_INTEGERS  # what a stored number can be
     if kind == "scales":
-        amplitude = 1
-        significand = min(room, 2**11 - 1 if case.scale_dtype == "float16" else room)
+        amplitude, significand = 1, min(room, 2**10 - 1 if tiny else most)
     elif kind == "sums":
         amplitude = min(room, 2**12)
-    scales = np.abs(odd(rng, significand, shape)) * np.exp2(-rng.integers(0, apart.bit_length(), shape))
+    octaves = apart.bit_length() - 1
+    scales = np.abs(odd(rng, significand, shape)) * np.exp2(-rng.integers(0, octaves + 1, shape))
     codes = rng.integers(0, top + 1, (case.rows, case.columns))
-    if case.convention == "minimum":
-        # Odd multiples of the unit, of either sign and at most s times the top code.
-        unit = 2.0 ** -(apart.bit_length() - 1)
-        most = min(significand * top, 2**11 - 1) if case.scale_dtype == "float16" else significand * top
-        zeros: npt.NDArray[Any] = odd(rng, most, shape) * unit
+    if case.convention == "minimum":  # odd multiples of the unit, of either sign and at most s times the top code
+        zeros: npt.NDArray[Any] = odd(rng, min(significand * top, most), shape) * 2.0**-octaves
     else:
         zeros = rng.integers(0, top + 1, shape)
-    x = activations(kind, rng, case.rows, 8, amplitude)
+    x = activations(kind, rng, case.rows, max(8, case.vectors), amplitude)
+    if kind == "subnormal":
+        x *= np.float32(LEAST_SUBNORMAL)
+    if tiny:
+        scales = scales * LEAST_HALF
+        zeros = zeros * LEAST_HALF if case.convention == "minimum" else zeros
     return x, matrix_of(case, codes, scales, zeros)
 
 

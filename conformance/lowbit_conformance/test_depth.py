@@ -63,6 +63,8 @@ def deep_one_hot(clause: str, settings: Settings) -> Iterator[MatrixCase]:
 def assert_deep_lattice(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
     x, matrix = deep.lattice(case)
+    if not case.vectors and case.variant.startswith("wide"):
+        x = x[:3]
     rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
     given = np.concatenate([run(backend, row, matrix, case) for row in rows])
     assert_equal_values(given, deep.product(x, matrix))

@@ -141,7 +141,50 @@ def deep(name: str, cause: str, clauses: str = BOTH, **replaced: Any) -> Defect:
     return stepwise(name, cause, clauses, only=PRODUCTS, **replaced)
 
 
+def tall(of_x: Rounding) -> Callable[[Floats, Floats], Array]:
+    """x is rounded where it has many rows."""
+    return lambda x, weights: steps.product(of_x(x) if len(x) >= 32 else x, weights)
+
+
+def wide(of_x: Rounding) -> Callable[[Floats, Floats], Array]:
+    """x is rounded where the matrix has many columns."""
+    return lambda x, weights: steps.product(of_x(x) if weights.shape[1] >= DEEP else x, weights)
+
+
+def flushed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.where(np.abs(numbers) < np.float32(2.0**-126), np.float32(0), numbers)
+
+
+def deep_halves_flushed(matrix: QuantizedMatrix) -> Floats:
+    tiny = (matrix.scales < 2.0**-14) & (matrix.scales.dtype == np.float16) & (matrix.rows >= DEEP)
+    return np.where(tiny, np.float32(0), steps.scales(matrix))
+
+
 LINEAR = (
+    stepwise(
+        "tall-x-in-tf32",
+        "x of 32 rows and more is rounded to TF32.",
+        "linear.qgemm/C1",
+        only=("linear.qgemm",),
+        product=tall(tensor_float),
+    ),
+    stepwise(
+        "tall-x-in-half",
+        "x of 32 rows and more is rounded to float16.",
+        "linear.qgemm/C1",
+        only=("linear.qgemm",),
+        product=tall(half),
+    ),
+    deep(
+        "wide-x-in-bfloat16", "Products of 1024 columns and more round x to bfloat16.", LATTICE, product=wide(bfloat16)
+    ),
+    deep("deep-subnormals-flushed", "Deep products take subnormal x for zero.", LATTICE, product=operands(flushed)),
+    deep(
+        "deep-subnormal-halves-flushed",
+        "Subnormal float16 scales of deep matrices are 0.",
+        LATTICE,
+        scales=deep_halves_flushed,
+    ),
     deep(
         "deep-operands-in-tf32",
         "Deep products round both operands to TF32.",
