@@ -305,6 +305,30 @@ def test_shares_of_scores_far_apart(backend: Remote, case: RowsCase, record_prop
     )
 
 
+def far_rows(clause: str, settings: Settings) -> Iterator[RowsCase]:
+    for variant in FAR:
+        for columns in (1, 2, 33, 100, 1025):
+            yield RowsCase(clause, "lattice", variant, 3, columns)
+
+
+FAR = {"low": -2e4, "lower": -2e5, "lowest": -4e9, "least": -1e30, "high": 2e4, "highest": 1e30}
+
+
+@checks("attention.softmax/C1", far_rows)
+def test_one_score_takes_all_far_from_zero(backend: Remote, case: RowsCase) -> None:
+    """Scores far below 0 or above it, among −∞, of which one is far above the others: its share is exactly 1."""
+    rng, level = case.generator(), FAR[case.variant]
+    scores = np.full((case.rows, case.columns), level if level < 0 else level / 2)
+    scores[:, ::3] = -np.inf
+    scores *= 1 + rng.random((case.rows, case.columns)) * (level < 0)
+    winners = rng.integers(0, case.columns, case.rows)
+    scores[np.arange(case.rows), winners] = level if level > 0 else level / 2
+    given = run_plain(backend, case, scores.astype(np.float32))
+    expected = np.zeros(scores.shape)
+    expected[np.arange(case.rows), winners] = 1
+    assert_equal_values(given, expected)
+
+
 STEPS = {"rising-low": -2e4, "falling-low": -2e4, "rising-lower": -2e5, "falling-lower": -2e5, "rising-lowest": -4e9}
 STEPS |= {"falling-lowest": -4e9, "rising-high": 2e4, "falling-high": 2e4, "rising-float": -1e27}
 """By how much the scores of neighbouring tokens differ; with its sign, on which side of 0 all of them lie."""
@@ -490,7 +514,8 @@ def long_blocks(clause: str, settings: Settings) -> Iterator[IntegerCase]:
 @checks("linear.qgemm_bfp/C1", long_blocks)
 def test_deep_integer_product(backend: Remote, case: IntegerCase) -> None:
     """Long blocks of the largest mantissas of one sign, one mantissa among scales of many bits, and a single block
-    among empty ones whose exponents are the greatest and the least there are: the result equals the reference's."""
+    among empty ones, or none, whose exponents are the greatest and the least there are: the result equals the
+    reference's."""
     rng, top, format = case.generator(), 2**case.bits - 1, case.format
     shape, groups = (case.vectors, case.rows), (-(-case.rows // case.group_size), case.columns)
     mantissas = np.zeros(shape, np.int64)
@@ -508,7 +533,7 @@ def test_deep_integer_product(backend: Remote, case: IntegerCase) -> None:
         scales, zeros = np.abs(deep.odd(rng, room, groups)).astype(np.float64), rng.integers(0, top + 1, groups)
     else:
         exponents[...] = np.resize((format.reach, -format.reach, format.reach), exponents.shape)
-        for row, at in enumerate(place):
+        for row, at in enumerate(place[:-1]):  # the last row is all zeros
             block = at // format.block
             span = slice(block * format.block, (block + 1) * format.block)
             mantissas[row, span] = rng.integers(-7, 8, format.block)

@@ -525,14 +525,14 @@ ATTENTION = (
         "attention.softmax",
         "largest-score-from-0",
         "The search for the largest score begins at 0.",
-        "C2",
+        "C1 C2",
         largest_from(0.0),
     ),
     of(
         "attention.softmax",
         "largest-score-from-minus-5000",
         "The search for the largest score begins at -5000.",
-        "C2",
+        "C1 C2",
         largest_from(-5e3),
     ),
     of(
