@@ -22,6 +22,7 @@ from lowbit_conformance.bank import (
     block_sums,
     blocks,
     codes,
+    depth,
     engines,
     experts,
     groups,
@@ -47,7 +48,7 @@ from lowbit_conformance.bank.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, orders)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders)
 HABITUAL = (
     habits_memory,
     habits_addresses,
