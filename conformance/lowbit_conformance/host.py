@@ -38,6 +38,7 @@ import numpy as np
 import lowbit.backend
 from lowbit.backend import Backend, PreparedLinear
 from lowbit.bounds import any_order, one_loop
+from lowbit.declarations import availability_of, capabilities_of
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.values import Tree, decode, encode
 
@@ -409,13 +410,16 @@ class Host:
             close_seal(seal)
         try:
             self.backend = made(kind, name)
-            state = self.backend.availability()
         except (ArgumentError, UnavailableError) as error:
             return {"refused": str(error)}
-        if not state.usable:
-            return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
-        capabilities = self.capabilities()
-        same = capabilities == self.capabilities()
+        try:
+            state = availability_of(self.backend)
+            if not state.usable:
+                return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
+            capabilities = self.capabilities()
+            same = capabilities == self.capabilities()
+        except (ArgumentError, UnavailableError) as error:
+            return {"misdeclared": str(error)}
         self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))  # as the adapter of programs has
         self.others.owned(type(self.backend))
         breaches = self.watch.breaches(preparing=True) + self.others.breaches() + breaches_asked()
@@ -435,12 +439,12 @@ class Host:
         }
 
     def capabilities(self) -> Message:
-        given = self.backend.capabilities()
+        given: Any = capabilities_of(self.backend)
         operations = {}
         for name, declaration in given.operations.items():
             arithmetic = declaration.arithmetic
             operations[str(name)] = {
-                "limits": {key: list(values) for key, values in declaration.limits.items()},
+                "limits": {key: [plain(value) for value in values] for key, values in declaration.limits.items()},
                 "arithmetic": arithmetic
                 and {
                     "form": arithmetic.form,
@@ -623,6 +627,11 @@ def made(kind: str, name: str) -> Backend:
     }[kind].partition(":")
     backend: Backend = getattr(importlib.import_module(module), factory)(name)
     return backend
+
+
+def plain(value: Any) -> Any:
+    """A value of a limit as JSON has it: numpy's numbers become Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def raised(error: BaseException) -> Message:

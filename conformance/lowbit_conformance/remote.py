@@ -195,7 +195,7 @@ class Remote:
 
         Raises:
             UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
-            BrokenPromiseError: loading it ended the process, or hung.
+            BrokenPromiseError: loading it ended the process, or hung; or what it declares cannot be understood.
         """
         self._host, self.started, self._live = HostProcess(self.arena), self.started + 1, []
         allowed = (self.kind, self.name) == ("name", "reference")
@@ -207,6 +207,8 @@ class Remote:
         if "refused" in reply:
             self.close()
             raise HostRefusedError(str(reply["refused"]))
+        if "misdeclared" in reply:
+            raise BrokenPromiseError(f"DECLARATION_REFUSED: {reply['misdeclared']}")
         self.backend_class = str(reply["class"])
         self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
         self._host.remember()
