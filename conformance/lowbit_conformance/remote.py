@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
 from itertools import count
 from typing import Any
 
@@ -45,6 +46,7 @@ PADDINGS = (0xFF, 0x3C)
 BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
 LOADING_DEADLINE = 120.0  # seconds
+SEAL = (files("lowbit_conformance") / "sealing.py").read_text("utf-8")  # once, before a backend could replace it
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
@@ -260,7 +262,7 @@ class Remote:
 
         Raises:
             UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
-            BrokenPromiseError: loading it ended the process, or hung.
+            BrokenPromiseError: loading it ended the process, or hung; or what it declares cannot be understood.
         """
         try:  # a backend must not bring about that the next host is separated less well than the first
             host = HostProcess(self.arena, [self.isolation] if self.isolation else None)
@@ -270,11 +272,14 @@ class Remote:
         allowed = (self.kind, self.name) == ("name", "reference")
         if self.kind == "bank":
             allowed = uses_reference(self.name)
-        request = {"do": "load", "kind": self.kind, "name": self.name, "allowed": allowed, "handler": self._handler}
+        seal = "" if allowed else SEAL
+        request = {"do": "load", "kind": self.kind, "name": self.name, "seal": seal, "handler": self._handler}
         reply = self._ask(request, LOADING_DEADLINE)
         if "refused" in reply:
             self.close()
             raise HostRefusedError(str(reply["refused"]))
+        if "misdeclared" in reply:
+            raise BrokenPromiseError(f"DECLARATION_REFUSED: {reply['misdeclared']}")
         self.backend_class = str(reply["class"])
         self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
         self._host.remember()

@@ -64,7 +64,8 @@ def loading(clause: str, settings: Settings) -> Iterator[HabitCase]:
 def test_loading(backend: Remote, case: HabitCase) -> None:
     """Importing and making the backend, and asking what it can do, leave the process as it was."""
     for verdict, text in backend.breaches:
-        raise BrokenPromiseError(f"{verdict}: {text} (while it was loaded)")
+        when = "" if verdict == "DECLARATION_REFUSED" else " (while it was loaded)"
+        raise BrokenPromiseError(f"{verdict}: {text}{when}")
 
 
 def recorded(backend: Remote, operation: str) -> Iterator[Call]:
