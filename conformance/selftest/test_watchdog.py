@@ -31,12 +31,13 @@ def followed(program: str, deadline: float = 30.0) -> tuple[watchdog.Ending, lis
     reader, writer = os.pipe()
     kinds: list[str] = []
     command = [sys.executable, "-c", TELLS + program, str(writer)]
-    with open(reader, "rb", buffering=0), descendants.adopting():
-        with subprocess.Popen(command, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as judge:
-            os.close(writer)
-            ending = watchdog.follow(
-                judge, reader, EventReader(KEY), deadline, lambda event: kinds.append(event["event"])
-            )
+    with (
+        open(reader, "rb", buffering=0),
+        descendants.adopting(),
+        subprocess.Popen(command, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as judge,
+    ):
+        os.close(writer)
+        ending = watchdog.follow(judge, reader, EventReader(KEY), deadline, lambda event: kinds.append(event["event"]))
     return ending, kinds, judge.returncode
 
 
@@ -148,7 +149,7 @@ def test_a_stopped_host_has_hung(arena: Arena, size: int) -> None:
     """Whether the request fits the channel, or the judge would wait for the host to read it."""
     host = HostProcess(arena)
     os.kill(host._process.pid, signal.SIGSTOP)
-    with pytest.raises(HostEndedError, match="HUNG: longer than 0.5 s"):
+    with pytest.raises(HostEndedError, match=r"HUNG: longer than 0\.5 s"):
         host.ask({"do": "x" * size}, 0.5)
     with suppress(ProcessLookupError):
         os.kill(host._process.pid, 0)
