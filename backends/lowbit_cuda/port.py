@@ -401,6 +401,10 @@ class DevicePort(Protocol):
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Run a graph, as if the stream were given its operations again."""
 
+    def batch(self) -> AbstractContextManager[None]:
+        """A block of many calls, each of which costs less within it. Between calls other libraries in the thread may
+        find the device's context current; after the block they find what they had."""
+
     # What the host waits for, and when it is.
 
     def synchronize(self, event: Event) -> None:

@@ -211,6 +211,30 @@ print("well")
     assert said(folder, script) == ["well"]
 
 
+def test_calls_in_a_block_only_ask(folder: Path) -> None:
+    """The context is set once and restored once, also where another library switches in between or the block fails."""
+    script = """
+control.switch("another library's")
+with open_device() as device:
+    stream, memory = device.stream("compute"), device.allocate(1024, "y")
+    before = control.calls("cuCtxSetCurrent"), control.calls("cuCtxGetCurrent")
+    with device.batch():
+        for _ in range(10):
+            device.record(stream)
+    after = control.calls("cuCtxSetCurrent"), control.calls("cuCtxGetCurrent")
+    print(control.current, *(now - then for now, then in zip(after, before)))
+    try:
+        with device.batch():
+            control.switch("none")
+            device.record(stream)
+            assert control.current == "none"
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        print(control.current)
+"""
+    assert said(folder, script) == ["another library's 2 11", "another library's"]
+
+
 # **Memory.**
 
 

@@ -3,7 +3,8 @@
 The driver keeps one current context for each thread, and other libraries in the process set it too: PyTorch whenever it
 changes its device, a plugin when it initialises. A context that was current at the last call need not be current now.
 So every call of the device asks for it, sets its own where another is there, and afterwards restores what it found,
-also where that was none.
+also where that was none. Asking is cheap, two calls more are not, so a program that makes thousands of calls makes them
+in a block (`lowbit_cuda.port.DevicePort.batch`), within which the context is only asked for.
 
 The device's *primary context* is the one that every library shares which uses the runtime API. It is retained through
 cuda.core, which never releases it, and nothing here resets it or changes its flags.
@@ -13,17 +14,9 @@ Source: lowbit's own; the calls are those of the CUDA driver API.
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from lowbit_cuda.port import DeviceError
-
-
-class Visit(Protocol):
-    """What a call is surrounded by."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 class Context:
@@ -38,7 +31,11 @@ class Context:
         from cuda.bindings import driver
 
         self._handle, self._number, self._call = handle, int(handle), call
-        self._get, self._set = driver.cuCtxGetCurrent, driver.cuCtxSetCurrent
+        self._get, self._set, self._success = (
+            driver.cuCtxGetCurrent,
+            driver.cuCtxSetCurrent,
+            driver.CUresult.CUDA_SUCCESS,
+        )
 
     def visit(self) -> "Switched":
         """Makes the context current in a ``with`` block."""
@@ -46,7 +43,9 @@ class Context:
 
     def switch(self) -> Any:
         """Make it current; answers with the context that was, or None if it was this one."""
-        found = self._call("asking for the current context", self._get)
+        code, found = self._get()
+        if code != self._success:
+            found = self._call("asking for the current context", lambda: (code, found))
         if int(found) == self._number:
             return None
         self._call("making the context current", self._set, self._handle)

@@ -29,7 +29,7 @@ Source: lowbit's own; the terms are those of the CUDA driver API reference and o
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -89,6 +89,7 @@ class CudaDevice:
         from cuda.core import Device
 
         self._closed, self._lost, self._pid = False, "", os.getpid()
+        self._streams: list[CudaStream] = []
         self._ordinal, self._kernels, self._capability = ordinal, kernels, compute_capability(ordinal)
         found = context.current()
         self._core = self._call("opening the device", Device, ordinal)
@@ -106,7 +107,6 @@ class CudaDevice:
         finally:
             self._context.restore(found)
         self._heap = Heap(self._reserve.budget(int(free), budget), self._call)
-        self._streams: list[CudaStream] = []
         self._graphs: WeakSet[CudaGraph] = WeakSet()
         self._programs: dict[str, Program] = {}
 
@@ -305,6 +305,10 @@ class CudaDevice:
         with self._enter():
             given.give(step, kept.memories)
 
+    def batch(self) -> AbstractContextManager[None]:
+        """The context stays current for a block, so that calls in it need only ask."""
+        return self._enter()
+
     # What the host waits for, and when it is.
 
     def synchronize(self, event: Event) -> None:
@@ -393,7 +397,7 @@ class CudaDevice:
 
     # What every method does first, and last.
 
-    def _enter(self, *, even_if_lost: bool = False) -> context.Visit:
+    def _enter(self, *, even_if_lost: bool = False) -> AbstractContextManager[None]:
         """Refuse what cannot go well; the block that follows has the device's context, or none if it is lost."""
         self._check(even_if_lost=even_if_lost)
         return nullcontext() if self._lost else self._context.visit()

@@ -14,8 +14,8 @@ have taken everything, a launch fails in the middle of a run. So a device opens 
   No kernel of lowbit has a stack frame or spills, so the stack is the one that the context has by default (1 KiB).
 - *the rest*: streams, events, and pieces of which small allocations use only a part (`REST`).
 
-Memory that the context itself takes is not free any more when the device asks, and needs no place here. How much a GPU
-really takes is among what only a GPU can tell.
+Memory that the context itself takes is not free any more when the device asks, and needs no place here. These
+numbers come from the reference and from what others report; they were not measured.
 
 Source: lowbit's own; the limits and attributes are those of the CUDA driver API.
 """

@@ -140,6 +140,10 @@ class Decoder:
         if state is not self._state or not state.sound:
             raise ArgumentError("state", "of another sequence, or spoilt by an error", "the latest from new_state")
         ids = token_ids(tokens, self.config, already=state.length)
+        with self._port.batch():
+            return self._read(ids, state, progress)
+
+    def _read(self, ids: npt.NDArray[np.int64], state: State, progress: Progress | None) -> Reals:
         self._calm_down()
         self._calm = state.sound = False
         chunk, parts, done = self._model.work.sizes.chunk, [], 0
@@ -162,11 +166,12 @@ class Decoder:
             ArgumentError: a logit that is not finite.
             DeviceError: the device failed.
         """
-        self._calm_down()
-        self._calm = False
         rows = np.ascontiguousarray(hidden, np.float32)
-        scores = np.concatenate([self._scores(rows[i : i + LOGIT_ROWS]) for i in range(0, len(rows), LOGIT_ROWS)])
-        self._calm = True
+        with self._port.batch():
+            self._calm_down()
+            self._calm = False
+            scores = np.concatenate([self._scores(rows[i : i + LOGIT_ROWS]) for i in range(0, len(rows), LOGIT_ROWS)])
+            self._calm = True
         if not np.isfinite(scores).all():
             raise ArgumentError("weights", "such that a logit is not finite", "weights that do not overflow float32")
         return scores

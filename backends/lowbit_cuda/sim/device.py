@@ -32,7 +32,7 @@ Not for several threads at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -242,6 +242,10 @@ class SimDevice(Reported):
             for touch in operation.touches:
                 block_of(self, touch.span, self._device, self._host)
         self._give(own, graph.operations, self._call("replay", own.name))
+
+    def batch(self) -> AbstractContextManager[None]:
+        """See `DevicePort.batch`; here a call costs what it costs."""
+        return nullcontext()
 
     # What the host waits for, and when it is.
 
