@@ -106,6 +106,7 @@ def test_a_kill_matrix_that_is_none_is_left_as_it_is(tmp_path: Path) -> None:
         json.dumps(sound | {"defects": [{}]}): "kills.json: name is missing; allowed: a string",
         json.dumps(sound | {"defects": [{"name": "x"}]}): "name is 'x'; allowed: a defect of the bank",
         json.dumps(sound | {"defects": [sound["defects"][0] | {"verdict": 3}]}): "verdict is 3; allowed: a string",
+        json.dumps(sound | {"defects": [sound["defects"][0] | {"clauses": None}]}): "clauses is missing; allowed: an",
         json.dumps(sound | {"defects": [sound["defects"][0] | {"expected": [3]}]}): "expected is .3.; allowed: a list",
     }
     for content, text in wrong.items():

@@ -104,7 +104,8 @@ def _check_entries(file: str, entries: dict[str, Any], texts: tuple[str, ...]) -
             fields.value(text, str)
         if killed and texts and not all(isinstance(word, str) for word in fields.value("expected", list)):
             raise FormatError(fields.file, "expected", shown(fields.values["expected"]), "a list of texts")
-        if not all(isinstance(clause, dict) for clause in fields.value("clauses", dict, {}).values()):
+        clauses = fields.value("clauses", dict) if "clauses" in fields.values else {}
+        if not all(isinstance(clause, dict) for clause in clauses.values()):
             raise FormatError(fields.file, "clauses", "something else than objects", "an object for each clause")
 
 
