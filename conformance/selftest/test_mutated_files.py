@@ -4,7 +4,6 @@ Each test runs a seeded slice of some thousand mutations; ``LOWBIT_MUTATIONS=100
 """
 
 import io
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -15,7 +14,6 @@ from fuzzing import fuzzed
 from mixtral.recordings import FILE, Recordings
 
 from lowbit.errors import ArgumentError, FormatError
-from lowbit_conformance.bank import matrix
 from lowbit_cuda.cuda import compiler
 
 MIB = 1 << 20
@@ -35,7 +33,6 @@ MIB = 1 << 20
         ("quantized", 400, {"read", "FormatError"}),
         ("outcome", 400, {"read", "warned", "passed over"}),
         ("cubin", 400, {"read", "none"}),
-        ("kills", 300, {"resumed", "begun anew", "FormatError"}),
         ("recordings", 400, {"read", "FormatError"}),
     ],
 )
@@ -89,31 +86,6 @@ def test_recordings_are_read_within_bounds(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="a file of recordings that exists"):
             Recordings.load(path)
     assert Recordings.load().chosen.shape[1] == 16
-
-
-def test_a_kill_matrix_that_is_none_is_left_as_it_is(tmp_path: Path) -> None:
-    """A file that is no kill matrix, or has an entry without its fields, is named and not written over."""
-    path = tmp_path / "kills.json"
-    begun = matrix.Matrix(path, 2, "claims")
-    begun.add("nibbles-swapped", "", {"killed": True, "verdict": "WRONG", "case": "x", "clauses": {}})
-    begun.save()
-    sound = json.loads(path.read_text())
-    wrong = {
-        "[]": "content is \\[\\]; allowed: an object",
-        "[" * 100_000: "content is .*recursion",
-        json.dumps(sound | {"control": []}): "control is \\[\\]; allowed: an object",
-        json.dumps(sound | {"control": {"packing.pack": 3}}): "kills.json: 'packing.pack': killed is missing",
-        json.dumps(sound | {"defects": [{}]}): "kills.json: name is missing; allowed: a string",
-        json.dumps(sound | {"defects": [{"name": "x"}]}): "name is 'x'; allowed: a defect of the bank",
-        json.dumps(sound | {"defects": [sound["defects"][0] | {"verdict": 3}]}): "verdict is 3; allowed: a string",
-        json.dumps(sound | {"defects": [sound["defects"][0] | {"clauses": None}]}): "clauses is missing; allowed: an",
-        json.dumps(sound | {"defects": [sound["defects"][0] | {"expected": [3]}]}): "expected is .3.; allowed: a list",
-    }
-    for content, text in wrong.items():
-        path.write_text(content)
-        with pytest.raises(FormatError, match=text):
-            matrix.Matrix(path, 2, "claims")
-        assert path.read_text() == content
 
 
 def test_a_strange_entry_of_the_cache_of_kernels_is_none(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -22,19 +23,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowbit.errors import FormatError
-from lowbit.formats.checkpoint_json import Fields, parsed, read_bytes
-from lowbit.formats.checkpoint_json import described as shown
 from lowbit.operations import OPERATIONS
 from lowbit.storage import write_whole
-from lowbit.text import quoted
 from lowbit_conformance.bank import BANK, CONTROL
 from lowbit_conformance.bank.trial import DEADLINE, Stop, Trial, try_out
 from lowbit_conformance.report.gather import machine, suite
 
 SCHEMA = "lowbit-kill-matrix-1"
 SAVED_EVERY = 2.0  # seconds
-MOST_BYTES = 1 << 26
 
 Entry = dict[str, Any]
 Mode = Literal["claims", "first-kill", "all"]
@@ -83,32 +79,6 @@ def text_of(content: Entry) -> str:
     return f'{head},\n"control": {{\n{control}\n}},\n"defects": [\n{defects}\n]}}\n'
 
 
-def _known(before: Fields) -> dict[str, Entry]:
-    """The defects of a file by their names."""
-    found = [Fields(before.file, each if isinstance(each, dict) else {}) for each in before.value("defects", list)]
-    if strange := [name for each in found if (name := each.value("name", str)) not in BANK]:
-        raise FormatError(before.file, "name", quoted(strange[0]), "a defect of the bank")
-    return {each.value("name", str): dict(each.values) for each in found}
-
-
-def _check_entries(file: str, entries: dict[str, Any], texts: tuple[str, ...]) -> None:
-    """Refuse an entry that `Matrix.complaints` cannot speak of.
-
-    Raises:
-        FormatError: an entry is no object, or a field is missing or of another kind.
-    """
-    for name, entry in entries.items():
-        fields = Fields(f"{file}: {quoted(name)}", entry if isinstance(entry, dict) else {})
-        killed = fields.value("killed", bool)
-        for text in (*texts, *(("verdict", "case") if killed else ())):
-            fields.value(text, str)
-        if killed and texts and not all(isinstance(word, str) for word in fields.value("expected", list)):
-            raise FormatError(fields.file, "expected", shown(fields.values["expected"]), "a list of texts")
-        clauses = fields.value("clauses", dict) if "clauses" in fields.values else {}
-        if not all(isinstance(clause, dict) for clause in clauses.values()):
-            raise FormatError(fields.file, "clauses", "something else than objects", "an object for each clause")
-
-
 class Matrix:
     """The matrix as it grows, and its file.
 
@@ -117,22 +87,15 @@ class Matrix:
     """
 
     def __init__(self, file: Path, seeds: int, mode: Mode) -> None:
-        """What the file holds, as far as it is of this suite and these settings.
-
-        Raises:
-            ArgumentError: the file cannot be read.
-            FormatError: it is no kill matrix; it is left as it is.
-        """
         self._file, self._saved = file, 0.0
         settings = {"suite": suite().sha256, "seeds": seeds, "mode": mode}
         self.content: Entry = {"schema": SCHEMA, **settings, "version": suite().version, "machine": asdict(machine())}
         self.content |= {"date": "", "control": {}, "defects": {}}
-        if file.exists():
-            before = parsed(file.name, read_bytes(file, MOST_BYTES, "out"))
-            if all(before.values.get(name) == value for name, value in settings.items()):
-                self.content |= {"control": before.value("control", dict), "defects": _known(before)}
-                _check_entries(before.file, self.content["control"], ())
-                _check_entries(before.file, self.content["defects"], ("cause",))
+        with suppress(OSError, ValueError):
+            before = json.loads(file.read_text("utf-8"))
+            if all(before.get(name) == value for name, value in settings.items()):
+                self.content |= {"control": before["control"]}
+                self.content |= {"defects": {each["name"]: each for each in before["defects"]}}
 
     def missing(self) -> list[tuple[str, str]]:
         """What is left to do: the name of a defect, or the control with the operation that it is tried on."""
