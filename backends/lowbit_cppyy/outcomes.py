@@ -29,9 +29,12 @@ from typing import Any
 
 from lowbit.affine import CONVENTIONS
 from lowbit.check import check_choice, check_integer
-from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.errors import ArgumentError, LowbitError, UnavailableError
+from lowbit.formats.checkpoint_json import described as shown
+from lowbit.formats.checkpoint_json import parsed, read_bytes
 from lowbit.packing import BITS
 from lowbit.storage import cache_folder, make_folder, write_whole
+from lowbit.text import cleaned
 from lowbit_cppyy.hardware import processor_key
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
@@ -195,23 +198,19 @@ def read(key: Key) -> Outcome | None:
     if not os.path.isfile(path):  # nor where the folder is another user's, as under sudo
         return None
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ArgumentError("its size", path.stat().st_size, f"at most {MOST_BYTES} bytes")
-        document = json.loads(path.read_text("utf-8"))
-        return _checked(key, document)
-    except (OSError, ValueError, RecursionError) as error:  # ArgumentError is a ValueError
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        message = f"{path} is passed over, and default kernels are used: {reason}"
+        return _checked(key, parsed(path.name, read_bytes(path, MOST_BYTES, "cache")).values)
+    except LowbitError as error:
+        message = f"{cleaned(str(path))} is passed over, and default kernels are used: {cleaned(str(error))}"
         warnings.warn(message, OutcomeWarning, stacklevel=2)
         return None
 
 
-def _checked(key: Key, document: Any) -> Outcome | None:
+def _checked(key: Key, document: Mapping[str, Any]) -> Outcome | None:
     """The outcome that a document states; ``None`` if it was made with something else."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if document.get("format") != FORMAT:
         raise ArgumentError("its format", "another one", f"the JSON object {FORMAT}")
     if document.get("version") != VERSION:
-        raise ArgumentError("its version", str(document.get("version"))[:20], f"{VERSION}, which this lowbit writes")
+        raise ArgumentError("its version", shown(document.get("version")), f"{VERSION}, which this lowbit writes")
     if document.get("key") != asdict(key):
         raise ArgumentError("its key", "another one", "the one that its name says")
     if document.get("made_with") != made_with():

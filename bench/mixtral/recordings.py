@@ -15,21 +15,32 @@ array               shape                what
 with a = 1, 2 and 10 layers ahead (errata M5). A guess is the later layer's gate on this layer's gate input.
 """
 
+import io
 import json
+import math
+import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from tokenize import TokenError
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint_json import parsed
 from lowbit.offload import Request
 from lowbit.storage import written
+from lowbit.text import quoted
 
 HERE = Path(__file__).parent
 FILE = HERE / "routings.npz"
 AHEAD = (1, 2, 10)
 GUESSED = 4
+NAMES = ("header", "tokens", "chosen", *(f"{name}_{ahead}" for name in ("guess", "renormed") for ahead in AHEAD))
+MOST_BYTES = 1 << 26
+"""Of one array."""
 
 Small = npt.NDArray[np.uint8]
 
@@ -67,10 +78,75 @@ class Recordings:
 
     @classmethod
     def load(cls, path: Path = FILE) -> Self:
-        """Read the file; nothing in it is ever executed."""
-        with np.load(path, allow_pickle=False) as arrays:
-            guesses, renormed = ({a: arrays[f"{name}_{a}"] for a in AHEAD} for name in ("guess", "renormed"))
-            return cls(json.loads(str(arrays["header"])), arrays["tokens"], arrays["chosen"], guesses, renormed)
+        """Read the file; nothing in it is ever executed, and no array is made before its size is known.
+
+        Raises:
+            ArgumentError: there is no readable file at `path`.
+            FormatError: it is no zip file of these arrays, or larger than `MOST_BYTES`.
+        """
+        if not path.is_file():
+            raise ArgumentError("path", quoted(str(path)), "a file of recordings that exists")
+        try:
+            stream = path.open("rb")
+        except OSError as error:
+            raise ArgumentError("path", f"{quoted(str(path))} ({error.strerror})", "a file that can be read") from None
+        with stream:
+            arrays = _arrays(path.name, stream)
+        _check_shapes(path.name, arrays)
+        header = parsed(path.name, str(arrays["header"]).encode(errors="replace"))
+        guesses, renormed = ({a: arrays[f"{name}_{a}"] for a in AHEAD} for name in ("guess", "renormed"))
+        return cls(dict(header.values), arrays["tokens"], arrays["chosen"], guesses, renormed)
+
+
+def _arrays(file: str, stream: BinaryIO) -> dict[str, npt.NDArray[Any]]:
+    """All arrays of the archive."""
+    try:
+        with zipfile.ZipFile(stream) as archive:
+            return {name: _array(file, archive, name) for name in NAMES}
+    except FormatError:
+        raise
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise FormatError(file, "archive", quoted(str(error)), "a sound zip file of arrays") from None
+
+
+def _array(file: str, archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+    """One array of the archive, whose header has to ask for just the bytes that follow it."""
+    try:
+        member = archive.getinfo(f"{name}.npy")
+    except KeyError:
+        raise FormatError(file, f"array {name}", "missing", f"there, with {', '.join(NAMES)}") from None
+    if member.file_size > MOST_BYTES:
+        raise FormatError(file, f"array {name}", f"{member.file_size} bytes", f"at most {MOST_BYTES}")
+    with archive.open(member) as stream:
+        content = stream.read(MOST_BYTES + 1)
+    data = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(data)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, columns_first, dtype = read(data)
+    except (ValueError, SyntaxError, TokenError, RecursionError, MemoryError) as error:
+        raise FormatError(file, f"array {name}", quoted(str(error)), "an array of numpy") from None
+    kind = "U" if name == "header" else "u1"
+    size = math.prod(shape) * dtype.itemsize
+    if not (dtype.kind == kind or dtype == kind) or columns_first or len(content) - data.tell() != size:
+        given = f"{quoted(str(dtype))} {shape} in {len(content) - data.tell()} bytes"
+        allowed = "text, once" if name == "header" else "uint8, as many as its shape says"
+        raise FormatError(file, f"array {name}", given, allowed)
+    return np.frombuffer(content, dtype, offset=data.tell()).reshape(shape)
+
+
+def _check_shapes(file: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    """Refuse arrays that do not belong together."""
+    passages, length = (*arrays["tokens"].shape, 0, 0)[:2]
+    layers = (*arrays["chosen"].shape, 0, 0)[1]
+    wanted = {"header": (), "tokens": (passages, length), "chosen": (passages, layers, length, 2)}
+    for ahead in AHEAD:
+        for name in ("guess", "renormed"):
+            wanted[f"{name}_{ahead}"] = (passages, max(0, layers - ahead), length, GUESSED)
+    for name, shape in wanted.items():
+        if arrays[name].shape != shape:
+            allowed = " x ".join(map(str, shape)) or "one text"
+            raise FormatError(file, f"shape of array {name}", arrays[name].shape, allowed)
 
 
 def requests(chosen: npt.NDArray[Any], guesses: npt.NDArray[Any], count: int) -> list[Request]:

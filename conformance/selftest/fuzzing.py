@@ -47,6 +47,9 @@ TARGETS = {
     "shards": "fuzz_files",
     "gguf": "fuzz_files",
     "quantized": "fuzz_files",
+    "outcome": "fuzz_caches",
+    "cubin": "fuzz_caches",
+    "recordings": "fuzz_caches",
 }
 """By name the module that makes the attempts: its function ``TARGET(folder)`` answers with an `Attempt`."""
 
@@ -58,8 +61,9 @@ class TooLateError(BaseException):
 def fuzzed(target: str, seed: int, count: int, space: int = ADDRESS_SPACE) -> dict[str, Any]:
     """What a child process found that made so many mutations."""
     count = int(os.environ.get("LOWBIT_MUTATIONS", count))
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join(each for each in (here, os.environ.get("PYTHONPATH")) if each)
+    here = Path(__file__).parent
+    folders = str(here), str(here.parent.parent / "bench"), os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(each for each in folders if each)
     child = subprocess.run(
         python_command(str(Path(__file__)), target, str(seed), str(count), str(space)),
         env=python_environment() | {"PYTHONPATH": path},

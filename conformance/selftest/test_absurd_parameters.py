@@ -3,6 +3,7 @@
 import dataclasses
 import tracemalloc
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from lowbit import attention, hqq_solver, ksort, kvcache, offload, offload_engine, rope
 from lowbit.bfp import bfp12
 from lowbit.errors import ArgumentError
+from lowbit.values import decode
 
 LAYOUT = rope.half_split(4)
 TURN = rope.rotation(LAYOUT, 10000.0, 0, 2)
@@ -77,3 +79,14 @@ def test_a_window_beyond_every_integer_sees_all() -> None:
     queries, keys = np.ones((2, 1, 2)), np.arange(4.0).reshape(1, 2, 2)
     everything = attention.attend(queries, keys, keys)
     np.testing.assert_array_equal(attention.attend(queries, keys, keys, window=2**64 - 1), everything)
+
+
+@pytest.mark.parametrize("shape", [[2**62, 4], [2**40], [0, 2**39], [-1], [2**32, 2], [1] * 9, [True], [1.0]], ids=str)
+def test_a_carrier_is_not_asked_for_an_absurd_array(shape: list[object]) -> None:
+    """The shape in a reply, of a host or a library, is refused before anybody multiplies its sizes."""
+
+    def get(*asked: object) -> NoReturn:
+        raise AssertionError("asked")
+
+    with pytest.raises(ArgumentError, match="shape of value is a list"):
+        decode({"array": "<f4", "shape": shape, "at": 0}, get)

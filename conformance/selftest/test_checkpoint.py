@@ -390,6 +390,15 @@ HEADERS = {
 }
 
 
+@pytest.mark.parametrize("length", [0, 2**23 + 1, 2**39], ids=str)
+def test_a_sparse_shard_is_not_searched_for_a_header(length: int, folder: Path, tmp_path: Path) -> None:
+    """The length of a header is looked at before the library maps the file and reads that much of it."""
+    copy = copied(folder, tmp_path, {FIRST: struct.pack("<Q", length)})
+    os.truncate(copy / FIRST, 2**40)
+    with pytest.raises(FormatError, match=f"{FIRST}: length of the header is {length}; allowed: 2 to 8388608 bytes"):
+        open_checkpoint(copy)
+
+
 @pytest.mark.parametrize("name", HEADERS)
 def test_a_shard_that_is_none(name: str, folder: Path, tmp_path: Path) -> None:
     """Whatever the header claims, it is refused in a line that names the file."""

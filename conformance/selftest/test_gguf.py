@@ -1,5 +1,6 @@
 """Reading GGUF: what a sound file says, and that no other file does worse than an error of one line."""
 
+import os
 import struct
 import time
 from collections.abc import Callable
@@ -322,3 +323,35 @@ def test_claims_are_held_against_the_file(name: str, tmp_path: Path) -> None:
     assert time.perf_counter() - start < 1.0
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 300
+
+
+CLAIMED = {
+    "strings": entry("k", 9, struct.pack("<IQ", 8, 2**24)),
+    "bytes": entry("k", 9, struct.pack("<IQ", 0, 2**38)),
+    "a string": entry("k", 8, struct.pack("<Q", 2**38)),
+    "a key": struct.pack("<Q", 2**38),
+}
+
+
+@pytest.mark.parametrize("name", CLAIMED)
+def test_a_sparse_file_does_not_make_a_header_long(name: str, tmp_path: Path) -> None:
+    """A file of a terabyte of which nothing was written holds whatever its header claims; a header has a limit."""
+    path = tmp_path / "sparse.gguf"
+    path.write_bytes(crafted(entries=1, body=CLAIMED[name]))
+    os.truncate(path, 2**40)
+    with pytest.raises(FormatError, match=r"length of .* allowed: at most (4|33)\d+ in the bytes that are left"):
+        open_gguf(path)
+
+
+def test_a_string_of_an_array_that_is_refused_is_named(tmp_path: Path) -> None:
+    """One that is cut off, and one that is no UTF-8, after some that are sound."""
+    path = tmp_path / "crafted.gguf"
+    for last, message in (
+        (struct.pack("<Q", 9) + b"abc", "length of element 2 of value of 'k' is 9; allowed: at most 3 in"),
+        (struct.pack("<Q", 2) + b"a\xff", "element 2 of value of 'k' is byte 0xff at 1; allowed: UTF-8"),
+        (b"1234567", "length of element 2 of value of 'k' is 8 bytes long; allowed: at most the 7 bytes"),
+    ):
+        array = struct.pack("<IQ", 8, 3) + string("a") + string("") + last
+        path.write_bytes(crafted(entries=1, body=entry("k", 9, array)))
+        with pytest.raises(FormatError, match=message):
+            open_gguf(path)

@@ -3,8 +3,18 @@
 Each test runs a seeded slice of some thousand mutations; ``LOWBIT_MUTATIONS=100000`` makes as many in each.
 """
 
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
 import pytest
 from fuzzing import fuzzed
+from mixtral.recordings import FILE, Recordings
+
+from lowbit.errors import ArgumentError, FormatError
+from lowbit_cuda.cuda import compiler
 
 MIB = 1 << 20
 
@@ -21,6 +31,9 @@ MIB = 1 << 20
         ("shards", 400, {"read", "FormatError"}),
         ("gguf", 400, {"read", "FormatError"}),
         ("quantized", 400, {"read", "FormatError"}),
+        ("outcome", 400, {"read", "warned", "passed over"}),
+        ("cubin", 400, {"read", "none"}),
+        ("recordings", 400, {"read", "FormatError"}),
     ],
 )
 def test_mutations_are_read_or_refused(target: str, count: int, ends: set[str]) -> None:
@@ -37,3 +50,48 @@ def test_an_absurd_size_takes_no_memory() -> None:
     assert not found["faults"]
     assert {"agree", "disagree"} <= set(found["ends"])
     assert found["grown"] < 64 * MIB
+
+
+def recordings_with(path: Path, name: str, content: bytes) -> Path:
+    """The recordings of the repository with another array."""
+    with zipfile.ZipFile(FILE) as sound, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member in sound.namelist():
+            archive.writestr(member, content if member == f"{name}.npy" else sound.read(member))
+    return path
+
+
+def array_file(shape: tuple[int, ...], dtype: str, data: bytes = b"") -> bytes:
+    """A file of numpy that says this of its data."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return stream.getvalue() + data
+
+
+def test_recordings_are_read_within_bounds(tmp_path: Path) -> None:
+    """An array of a terabyte, one of objects, a zip bomb, arrays that do not belong together and a pipe are refused
+    by name, before memory is taken; the repository's own are read."""
+    wrong = {
+        "array tokens is 'uint8' .1099511627776,. in 0 bytes; allowed: uint8": ("tokens", array_file((2**40,), "|u1")),
+        "array chosen is 'object' .3,. in 9 bytes; allowed: uint8": ("chosen", array_file((3,), "|O", b"cposix\n()")),
+        "array guess_1 is 134217856 bytes; allowed: at most": ("guess_1", array_file((2**27,), "|u1", bytes(2**27))),
+        "array header is 'uint8' .. in 1 bytes; allowed: text, once": ("header", array_file((), "|u1", b"1")),
+        "shape of array chosen is .*; allowed: 3 x 16 x 4 x 2": ("tokens", array_file((3, 4), "|u1", bytes(12))),
+        "array tokens is .*; allowed: an array of numpy": ("tokens", b"no array"),
+    }
+    for text, (name, content) in wrong.items():
+        with pytest.raises(FormatError, match=text):
+            Recordings.load(recordings_with(tmp_path / "r.npz", name, content))
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path / "none", tmp_path):
+        with pytest.raises(ArgumentError, match="a file of recordings that exists"):
+            Recordings.load(path)
+    assert Recordings.load().chosen.shape[1] == 16
+
+
+def test_a_strange_entry_of_the_cache_of_kernels_is_none(tmp_path: Path) -> None:
+    """A header nested without end, and a pipe that nobody writes to: both are made anew."""
+    deep = tmp_path / "deep.cubin"
+    deep.write_bytes(b"[" * 100_000 + b"\n")
+    os.mkfifo(tmp_path / "pipe.cubin")
+    for path in (deep, tmp_path / "pipe.cubin"):
+        assert compiler._read(path, "0" * 64) is None

@@ -30,6 +30,7 @@ from typing import Any
 
 from lowbit.check import check_choice
 from lowbit.errors import LowbitError, UnavailableError
+from lowbit.formats.checkpoint_json import parsed, read_bytes
 from lowbit.storage import code_folder, write_whole
 from lowbit_cuda.cuda.driver import installed
 
@@ -46,7 +47,8 @@ OPTIONS: Mapping[str, Any] = {
     "ptxas_options": ["-v"],
 }
 SUFFIXES = (".cuh", ".cu", ".h")
-MOST_HEADER = 1 << 20
+MOST_BYTES = 1 << 28
+"""Of an entry of the cache that is read; the largest cubin has some megabytes."""
 
 _USAGE = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
@@ -254,13 +256,12 @@ def _write(path: Path, key: str, made: Cubin) -> None:
 def _read(path: Path, key: str) -> Cubin | None:
     """What is kept there, if it is all there and what its name says."""
     try:
-        with path.open("rb") as file:
-            header = json.loads(file.readline(MOST_HEADER))
-            code = file.read()
-        if (header["format"], header["version"], header["key"]) != (FORMAT, VERSION, key):
+        head, _, code = read_bytes(path, MOST_BYTES, "cache").partition(b"\n")
+        header = parsed(path.name, head)
+        told = header.value("format", str), header.value("version", int), header.value("key", str)
+        if told != (FORMAT, VERSION, key) or header.value("sha256", str) != hashlib.sha256(code).hexdigest():
             return None
-        if hashlib.sha256(code).hexdigest() != header["sha256"]:
-            return None
-        return Cubin(str(header["source"]), str(header["arch"]), str(header["nvrtc"]), code, str(header["log"]), True)
-    except (OSError, ValueError, KeyError, TypeError):
+        source, arch, nvrtc, log = (header.value(name, str) for name in ("source", "arch", "nvrtc", "log"))
+        return Cubin(source, arch, nvrtc, code, log, True)
+    except LowbitError:
         return None

@@ -44,6 +44,8 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 MOST_INDEX_BYTES = 2**24
 LENGTH_BYTES = 8
+MOST_HEADER_BYTES = 2**23
+"""Of one shard; some hundred bytes for a tensor, of which a large model has some thousand a shard."""
 
 STORED: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")}
 """The types that weights may have, and what numpy reads each as."""
@@ -189,6 +191,9 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             header = int.from_bytes(stream.read(LENGTH_BYTES), "little")
+            if not 2 <= header <= min(MOST_HEADER_BYTES, status.st_size - LENGTH_BYTES):  # before the library maps it
+                allowed = f"2 to {MOST_HEADER_BYTES} bytes inside the file of {status.st_size}"
+                raise FormatError(path.name, "length of the header", header, allowed)
             with safe_open(path, framework="numpy") as opened:
                 slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
                 claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}

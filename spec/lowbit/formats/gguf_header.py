@@ -38,6 +38,8 @@ from lowbit.text import quoted
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+MAX_HEADER_BYTES = 2**25
+"""Of all before the tensors' data; the largest vocabularies take 16 MB. A sparse file may claim any size."""
 MAX_KEY_BYTES = 2**16 - 1
 MAX_NAME_BYTES = 64
 MAX_DIMENSIONS = 4
@@ -100,7 +102,7 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
     Raises:
         FormatError: the first claim that the file does not keep: field, value and what is allowed.
     """
-    cursor = _Cursor(stream, size, file)
+    cursor = _Cursor(stream, min(size, MAX_HEADER_BYTES), file)
     cursor.expect("magic", cursor.take(4, "magic"), (MAGIC,))
     cursor.expect("version", cursor.number("<I", "version"), VERSIONS)
     # The shortest tensor is an empty name, one dimension, a type and an offset; the shortest entry a key and a byte.
@@ -180,7 +182,7 @@ def _check_overlap(tensors: Mapping[str, TensorInfo], file: str) -> None:
 
 
 class _Cursor:
-    """A position in the file, and reads that are checked against the bytes that are left."""
+    """A position in the file, and reads that are checked against the bytes that are left for a header."""
 
     def __init__(self, stream: BinaryIO, size: int, file: str) -> None:
         self.stream, self.size, self.file, self.position = stream, size, file, 0
@@ -232,9 +234,26 @@ class _Cursor:
             raise FormatError(self.file, f"element type of {field}", "an array", "numbers or strings")
         if kind == GGUFValueType.STRING:
             count = self.length(f"length of {field}", least_bytes=8)
-            return [self.string(f"element {i} of {field}") for i in range(count)]
+            return self._strings(count, field)
         count = self.length(f"length of {field}", least_bytes=np.dtype(SCALARS[kind]).itemsize)
         return self._numbers(kind, count, field)
+
+    def _strings(self, count: int, field: str) -> list[str]:
+        """So many strings: there may be millions, so a name is made only for one that is refused."""
+        found: list[str] = []
+        for number in range(count):
+            before = self.position
+            length = int.from_bytes(self.stream.read(8), "little")
+            data = self.stream.read(length) if length <= self.size - before - 8 else None
+            try:
+                if data is None or len(data) != length:
+                    raise ValueError("cut off")
+                found.append(data.decode("utf-8"))
+                self.position = before + 8 + length
+            except ValueError:  # read it again, for the message
+                self.stream.seek(before)
+                found.append(self.string(f"element {number} of {field}"))
+        return found
 
     def _numbers(self, kind: GGUFValueType, count: int, field: str) -> npt.NDArray[Any]:
         dtype = np.dtype(SCALARS[kind])
