@@ -12,6 +12,7 @@ from hypothesis import given
 from lowbit.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix, dequantize, quantize
 from lowbit.errors import ArgumentError
 from lowbit.packing import BITS, unpack
+from lowbit_conformance.test_affine import assert_same_matrix
 
 WEIGHTS = hnp.arrays(
     np.float32, (32, 3), elements=st.floats(-(2.0**20), 2.0**20, width=32).filter(lambda w: w == 0 or abs(w) > 2**-60)
@@ -81,3 +82,19 @@ def test_bytes_are_those_of_the_paper() -> None:
     matrix = quantize(np.ones((64, 10), np.float32), bits=4, group_size=64, convention="zero_point")
     assert isinstance(matrix, QuantizedMatrix)
     assert matrix.nbytes * 8 == 4 * 64 * 10 + 32 * 10 + 4 * 10
+
+
+def test_a_minimum_of_both_zeros_may_be_either() -> None:
+    """The suite takes either zero for the least of both, and no other zero for one of −0 or of +0 alone."""
+    mixed = np.array([[0.0, -0.0, 0.0], [-0.0, -0.0, 0.0], *[[1.0, 1.0, 1.0]] * 6], np.float32)
+    right = quantize(mixed, bits=4, group_size=8)
+    for column, free in enumerate((True, False, False)):
+        zeros = right.zeros.copy()
+        zeros[0, column] *= -1
+        other = replace(right, zeros=zeros)
+        assert dequantize(other).tobytes() == dequantize(right).tobytes()
+        if free:
+            assert_same_matrix(other, right, mixed)
+            continue
+        with pytest.raises(AssertionError, match="WRONG: zeros"):
+            assert_same_matrix(other, right, mixed)
