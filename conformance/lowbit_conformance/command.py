@@ -184,6 +184,8 @@ def _gather(name: str, reader: int) -> _Run:
                 run.running = None
                 run.tally.verdicts.append(Verdict(**event))
                 progress.advance(task)
+            elif kind == "explained":
+                run.tally.explain(**event)
             elif kind == "certificate":
                 run.tally.certificates.append(Certificate(**event | {"missing": tuple(event["missing"])}))
             else:

@@ -7,7 +7,6 @@ an error, and so is a run in which no case was executed.
 """
 
 import gc
-from collections import Counter
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import Any
@@ -22,7 +21,7 @@ from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
-from lowbit_conformance.explaining import Explanation, explain
+from lowbit_conformance.explaining import Explainer, asked_of
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Call, Remote
@@ -34,7 +33,6 @@ DEFAULT_SEEDS = 5
 DEADLINE = 30.0
 BANK = "bank:"
 QUICK_CASES = 4  # of each test
-EXPLAINED = 20  # failures of each clause
 SLOW_TIERS = (HABIT, "exhaustive", "model")
 COMMON = ("clause", "tier", "variant", "seed")
 
@@ -87,7 +85,7 @@ class Run:
         _check_known("--profile", option.profile, list(PROFILES))
         self.case_id: str | None = option.case
         self.calls: list[Call] = []
-        self.explained: Counter[str] = Counter()
+        self.explainer = Explainer()
         self.quick: bool = option.quick and not option.case
         self.profiles = [PROFILES[name] for name in option.profile]
         whole = not (option.case or option.op or option.profile or option.quick) and option.seeds >= LEAST_SEEDS
@@ -169,11 +167,6 @@ class Run:
         with self.backend.recording() as self.calls:
             return (yield)
 
-    def _explained(self, clause: str) -> Explanation | None:
-        """What is known of a wrong result; the first few of each clause are enough to learn from."""
-        self.explained[clause] += 1
-        return explain(self.calls) if self.explained[clause] <= EXPLAINED else None
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
@@ -183,14 +176,18 @@ class Run:
         verdict = verdict_of(case.id, report, call.excinfo) if case else None
         if case and verdict:
             verdict = replace(verdict, parameters=own_parameters(case), seconds=round(report.duration, 6))
-            if verdict.verdict == "WRONG" and (explained := self._explained(verdict.clause)):
-                verdict = replace(verdict, where=explained.where, diagnosis=explained.diagnosis)
+            if verdict.outcome == "passed" or verdict.verdict == "WRONG":
+                self.explainer.note(case.id, asked_of(self.calls), verdict.verdict == "WRONG")
             self.tally.verdicts.append(verdict)
             if self.events:
                 self.events.send("verdict", **vars(verdict))
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        for id, found in self.explainer.explanations():
+            self.tally.explain(id, plain(found.where), found.diagnosis)
+            if self.events:
+                self.events.send("explained", id=id, where=plain(found.where), diagnosis=found.diagnosis)
         for profile in self.certified:
             seeds = len(self.settings.seeds)
             certificate = certify(profile, self.certified_cases, self.tally.verdicts, seeds)
@@ -209,10 +206,13 @@ class Run:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         write = terminalreporter.write_line
         terminalreporter.section(f"lowbit conformance of {self.tally.backend}: {self.tally.verdict}")
-        for row in self.tally.rows():
+        rows = list(self.tally.rows())
+        for row in [row for row in rows if row.declared]:
             share = "" if row.worst_share is None else f", at most {row.worst_share:.1%} of the error bound used"
             counts = f"{row.passed} passed / {row.declared} declared / {row.specified} specified"
             write(f"{row.operation}: {counts}{share}")
+        if undeclared := [row.operation for row in rows if not row.declared]:
+            write(f"not declared, and so not tested: {', '.join(undeclared)}")
         for certificate in self.tally.certificates:
             write("; ".join((str(certificate), *certificate.missing)))
         for failure in self.tally.failures[:20]:

@@ -5,7 +5,8 @@ operations themselves. Weights go through `prepare` once, where a backend may la
 compile; what comes back is called many times.
 
 Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
-What it declares and lacks is a failure. And it never answers by calling the reference or another backend.
+What it declares and lacks is a failure. And it computes the result itself: it calls no function of the specification
+that computes, and imports no other backend. Types, constants, checks and errors of lowbit are for everyone.
 
 **Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
 whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
@@ -16,9 +17,15 @@ output, and every backend words such an error the same way. The smallest backend
 >>> class Mine(Backend):
 ...     name = "mine"
 ...     def capabilities(self) -> Capabilities:
-...         return Capabilities({"linear.qgemv": Declaration({"bits": (4,)}, Arithmetic("dequantised"))})
+...         limits = {"bits": (4,), "convention": ("minimum",)}
+...         return Capabilities({"linear.qgemv": Declaration(limits, Arithmetic("dequantised"))})
 ...     def _prepare(self, matrix: QuantizedMatrix) -> "PreparedLinear":
-...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, dequantize(matrix))
+...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, own_weights(matrix))
+>>> def own_weights(matrix):
+...     shifts = 4 * np.arange(8, dtype=np.uint32)
+...     codes = (matrix.words[:, np.newaxis] >> shifts[:, np.newaxis] & 15).reshape(matrix.rows, -1)
+...     group = np.arange(matrix.rows) // matrix.group_size
+...     return np.float32(matrix.scales)[group] * np.float32(codes) + np.float32(matrix.zeros)[group]
 >>> class MyWeights(PreparedLinear):
 ...     def __init__(self, backend, rows, columns, nbytes, weights):
 ...         super().__init__(backend, rows, columns, nbytes)
@@ -26,7 +33,7 @@ output, and every backend words such an error the same way. The smallest backend
 ...     def _qgemv(self, x, out):
 ...         np.dot(x, self.weights, out=out)
 >>> import numpy as np
->>> from lowbit.affine import dequantize, quantize
+>>> from lowbit.affine import quantize
 >>> eye = quantize(np.eye(8, dtype=np.float32) * 15, bits=4, group_size=8)
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
 array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
@@ -42,8 +49,11 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import iter_modules
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -344,7 +354,7 @@ def find(name: str) -> Backend:
     A class that no package has registered yet is named as ``module:Class``, as one does while writing it.
 
     Raises:
-        ArgumentError: no installed package offers it.
+        ArgumentError: no installed package offers it, or there is no such module or class.
         UnavailableError: its package cannot be imported.
     """
     if not isinstance(name, str):
@@ -354,8 +364,10 @@ def find(name: str) -> Backend:
         found = [EntryPoint(name, name, ENTRY_POINTS)]
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # where the author of an unregistered backend stands
+        _check_exists(*name.split(":"))
     if not found:
-        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class")
+        nearest = _nearest(name, names())
+        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
     try:
         backend = found[0].load()()
     except Exception as error:
@@ -365,6 +377,38 @@ def find(name: str) -> Backend:
         reason = f"{found[0].value} is not a lowbit.backend.Backend"
         raise UnavailableError(f"backend {name}", reason, "derive it from that class")
     return backend
+
+
+def _check_exists(module: str, attribute: str) -> None:
+    """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
+    try:
+        imported = import_module(module)
+    except ModuleNotFoundError as error:
+        if f"{module}.".startswith(f"{error.name}."):
+            parent = sys.modules.get(str(error.name).rpartition(".")[0])
+            siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
+            nearest = _nearest(str(error.name).rpartition(".")[2], siblings) or _nearest(module, siblings)
+            allowed = f"a module in this folder or on Python's path{nearest}"
+            raise ArgumentError("module", f"{error.name!r}, which does not exist", allowed) from None
+        reason = f"{module} imports {error.name}, which is not installed or misspelt"
+        raise UnavailableError(
+            f"backend {module}:{attribute}", reason, f"install {error.name}, or mend the import"
+        ) from error
+    except Exception as error:
+        reason = f"{module} cannot be imported: {type(error).__name__}: {error}"
+        raise UnavailableError(f"backend {module}:{attribute}", reason, "mend the module") from error
+    there: Any = imported
+    for part in attribute.split("."):
+        if not hasattr(there, part):
+            nearest = _nearest(part, [each for each in dir(there) if not each.startswith("_")])
+            raise ArgumentError("class", f"{part!r}, which {module} does not have", f"a class of the module{nearest}")
+        there = getattr(there, part)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The known name that is like the given one, for the end of a message; empty if there is none."""
+    found = get_close_matches(name, known, 1)
+    return f"; the nearest name is {found[0]}" if found else ""
 
 
 def load(name: str) -> Backend:

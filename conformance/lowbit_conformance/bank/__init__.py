@@ -22,6 +22,7 @@ from lowbit_conformance.bank import (
     block_sums,
     blocks,
     codes,
+    common,
     engines,
     experts,
     groups,
@@ -45,7 +46,7 @@ from lowbit_conformance.bank.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, orders)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, orders, common)
 HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends, habits_everywhere)
 
 
