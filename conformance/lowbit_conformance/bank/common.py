@@ -7,8 +7,8 @@ import numpy as np
 
 from lowbit.affine import Convention, Floats, QuantizedMatrix
 from lowbit.attention import softmax
-from lowbit.bfp import Blocks
-from lowbit.bfp_dot import BlockSums
+from lowbit.bfp import Blocks, block_exponent
+from lowbit.bfp_dot import BlockSums, total
 from lowbit.rope import Rotation
 from lowbit_conformance.bank import steps
 from lowbit_conformance.bank.activations import mean_square, normed
@@ -675,8 +675,6 @@ LAYERS = (
 
 
 def rounded_down(x: Floats, format: Any) -> Blocks:
-    from lowbit.bfp import block_exponent
-
     mantissas = np.empty(x.shape, format.dtype)
     exponents = np.empty((len(x), format.blocks(x.shape[1])), np.int16)
     for number, span in enumerate(format.spans(x.shape[1])):
@@ -704,10 +702,9 @@ def difference(a: Array, b: Array) -> Array:
 
 
 def without_last_block(blocks: BlockSums) -> Array:
-    from lowbit.bfp_dot import total
-
-    kept = BlockSums(np.ascontiguousarray(blocks.sums[:, :, :-1]), np.ascontiguousarray(blocks.exponents[:, :, :-1]))
-    return total(kept) if kept.sums.size else np.zeros(blocks.sums.shape[:2], np.float32)
+    if blocks.sums.shape[2] == 1:
+        return np.zeros(blocks.sums.shape[:2], np.float32)
+    return total(BlockSums(*[np.ascontiguousarray(part[:, :, :-1]) for part in (blocks.sums, blocks.exponents)]))
 
 
 def pooled(answer: Callable[[Array, str], Array]) -> Callable[..., Array]:

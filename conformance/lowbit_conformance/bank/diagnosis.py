@@ -101,9 +101,13 @@ def common_defects(operation: str, failures: list[Seen], passes: list[Seen], mos
 
 
 def sentence(names: tuple[str, ...]) -> str:
-    """What a report says of a result that a defect explains."""
-    shown = " or ".join(f"{name} ({BANK[name].cause})" for name in names)
-    return f"equals the specification with {shown}"
+    """What a report says of results that a defect explains.
+
+    >>> sentence(("result-doubled",))
+    'all wrong results are what result-doubled gives: Results are twice as large.'
+    """
+    causes = " Or: ".join(BANK[name].cause for name in names)
+    return f"all wrong results are what {' or '.join(names)} gives: {causes}"
 
 
 def nearly(given: Any, other: Any, limits: Array | None) -> bool:
@@ -157,7 +161,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The arrays and numbers of a value, each with its place.
 
     >>> [path for path, _ in leaves((1, np.zeros(2)))]
-    ['[0]', '[1]']
+    ['.length', '[0]', '[1]']
     """
     if is_dataclass(value) and not isinstance(value, type):
         for part in fields(value):
