@@ -704,7 +704,8 @@ def difference(a: Array, b: Array) -> Array:
 def without_last_block(blocks: BlockSums) -> Array:
     if blocks.sums.shape[2] == 1:
         return np.zeros(blocks.sums.shape[:2], np.float32)
-    return total(BlockSums(*[np.ascontiguousarray(part[:, :, :-1]) for part in (blocks.sums, blocks.exponents)]))
+    sums, exponents = np.ascontiguousarray(blocks.sums[:, :, :-1]), np.ascontiguousarray(blocks.exponents[:, :, :-1])
+    return total(BlockSums(sums, exponents))
 
 
 def pooled(answer: Callable[[Array, str], Array]) -> Callable[..., Array]:
