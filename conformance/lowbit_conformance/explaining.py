@@ -7,7 +7,7 @@ the matrix that was prepared before, or of the activations before. What has no n
 """
 
 import contextlib
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +59,7 @@ class Explanation:
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """A failed case: its calls, and the calls of the operation before them."""
+    """A failed case: its calls, and the calls of the chapter before them; no calls where many others are kept."""
 
     id: str
     calls: tuple[Asked, ...]
@@ -77,6 +77,7 @@ class Explainer:
         self._failures: dict[str, list[Failure]] = defaultdict(list)
         self._passes: dict[str, list[Asked]] = defaultdict(list)
         self._before: dict[str, deque[Asked]] = defaultdict(lambda: deque(maxlen=BEFORE))
+        self._clauses: Counter[str] = Counter()
         self._room = MOST_KEPT
 
     def note(self, id: str, calls: Iterable[Asked], wrong: bool) -> None:
@@ -90,10 +91,13 @@ class Explainer:
         operation = id.partition("/")[0]
         taken = [call for call in calls if call.operation == operation or wrong][:MOST_CALLS]
         history = self._before[operation.partition(".")[0]]
-        size = sum(call.nbytes for call in taken)
-        if wrong and taken and size <= self._room:
-            self._failures[operation].append(Failure(id, tuple(taken), tuple(history)))
-            self._room -= size
+        size = sum(call.nbytes for call in [*taken, *(history if wrong else ())])
+        if wrong and taken:
+            failure = Failure(id, tuple(taken), tuple(history))
+            self._clauses[failure.clause] += 1
+            kept = self._clauses[failure.clause] <= DESCRIBED and size <= self._room
+            self._failures[operation].append(failure if kept else Failure(id, (), ()))
+            self._room -= size if kept else 0
         elif not wrong and taken and len(self._passes[operation]) < MOST_PASSES and size <= self._room:
             self._passes[operation].append(taken[0])
             self._room -= size
@@ -108,16 +112,14 @@ class Explainer:
 
     def _of_operation(self, operation: str, failures: list[Failure]) -> Iterator[tuple[str, Explanation]]:
         seen: dict[str, tuple[Failure, Seen]] = {}
-        for failure in _spread(failures, MOST_FAILURES):
+        for failure in _spread([failure for failure in failures if failure.calls], MOST_FAILURES):
             if first := _first_wrong(failure):
                 seen[failure.id] = failure, first
         name = Explanation()
         with contextlib.suppress(Exception):
             name = self._common(operation, list(seen.values()))
-        described: dict[str, int] = defaultdict(int)
         for failure in failures:
-            described[failure.clause] += 1
-            if described[failure.clause] > DESCRIBED:
+            if not failure.calls:
                 if name.diagnosis:
                     yield failure.id, Explanation({}, name.diagnosis, name.defects)
                 continue
