@@ -371,11 +371,12 @@ class Remote:
             if held and all("handle" in outcome for outcome in outcomes):
                 kept = segments
                 return [self._hold(call, attempts, outcomes)]
-            results = [self._outcome(call, attempts[0], outcomes[0], 0)]
+            fillings = [filling for _, _, filling in variants]
+            results = [self._outcome(call, attempts[0], outcomes[0], fillings[0])]
             for number, (attempt, outcome) in enumerate(zip(attempts[1:], outcomes[1:], strict=True), 1):
                 # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
                 equal = call.out < 0 and outcome == outcomes[0]
-                results.append(results[0] if equal else self._outcome(call, attempt, outcome, number))
+                results.append(results[0] if equal else self._outcome(call, attempt, outcome, fillings[number]))
             return results
         finally:
             gone = [segment for segment in segments if segment not in kept]
