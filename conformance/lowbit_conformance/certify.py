@@ -8,6 +8,7 @@ Two things are not asked of everyone: calls from several threads, which a backen
 operation, whose own clauses say what repetition means.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -49,6 +50,28 @@ def certify(profile: Profile, cases: Iterable[Case], verdicts: Iterable[Verdict]
 
 def _declined(case: Case, given: Mapping[str, Verdict]) -> bool:
     return case.variant == CONCURRENT and case.id in given and given[case.id].outcome == "not declared"
+
+
+UNDECLARED = re.compile(r"([\w.]+)/\w+: (\d+) of \d+ cases are not declared \((.*)\)")
+
+
+def folded(missing: Iterable[str]) -> list[str]:
+    """The lines of a certificate for a terminal: what an operation does not declare in one line, not one a clause.
+
+    >>> folded(["a.b/C1: 2 of 9 cases are not declared (bits 2)", "a.b/C2: 1 of 4 cases are not declared (bits 2)"])
+    ['a.b: 3 cases are not declared (bits 2)']
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    lines: dict[str, None] = {}
+    for line in missing:
+        if found := UNDECLARED.fullmatch(line):
+            counts[found[1], found[3]] += int(found[2])
+        else:
+            lines[line] = None
+    undeclared = [
+        f"{operation}: {count} cases are not declared ({what})" for (operation, what), count in counts.items()
+    ]
+    return [*undeclared, *lines]
 
 
 def _reasons(ids: Sequence[str], given: Mapping[str, Verdict]) -> Iterable[str]:

@@ -231,6 +231,8 @@ class Run:
         elif kind == "verdict":
             self.running = None
             self._decide(Verdict(**event))
+        elif kind == "explained":
+            self.tally.explain(**event)
         elif kind == "certificate":
             self.tally.certificates.append(Certificate(**event | {"missing": tuple(event["missing"])}))
         elif kind == "finished":

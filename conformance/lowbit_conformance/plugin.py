@@ -9,7 +9,6 @@ an error, and so is a run in which no case was executed.
 import gc
 import importlib
 import sys
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -26,7 +25,7 @@ from lowbit.profiles import PROFILES
 from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.events import EventPipe
-from lowbit_conformance.explaining import Explanation, explain
+from lowbit_conformance.explaining import Explainer, asked_of
 from lowbit_conformance.isolation import ISOLATION
 from lowbit_conformance.marking import MARKS, Mark, Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
@@ -39,7 +38,6 @@ DEFAULT_SEEDS = 5
 DEADLINE = 30.0
 BANK = "bank:"
 QUICK_CASES = 4  # of each test
-EXPLAINED = 20  # failures of each clause
 SLOW_TIERS = (HABIT, "exhaustive", "model")
 COMMON = ("clause", "tier", "variant", "seed")
 
@@ -93,7 +91,7 @@ class Run:
         _check_known("--profile", option.profile, list(PROFILES))
         self.case_id: str | None = option.case
         self.calls: list[Call] = []
-        self.explained: Counter[str] = Counter()
+        self.explainer = Explainer()
         self.quick: bool = option.quick and not option.case
         self.profiles = [PROFILES[name] for name in option.profile]
         self.operations: list[str] = option.op
@@ -109,8 +107,6 @@ class Run:
             self.capabilities = self.backend.capabilities()
         except LowbitError as error:
             raise pytest.UsageError(str(error)) from None
-        _check_known("an operation that the backend declares", self.capabilities.operations, list(OPERATIONS))
-        _check_known("a profile that the backend claims", self.capabilities.profiles, list(PROFILES))
         whole = not (option.case or option.op or option.profile or option.quick) and option.seeds >= LEAST_SEEDS
         self.certified = [PROFILES[name] for name in self.capabilities.profiles] if whole else self.profiles
         self.certified_cases: list[Case] = []
@@ -208,11 +204,6 @@ class Run:
         with self.backend.recording() as self.calls:
             return (yield)
 
-    def _explained(self, clause: str) -> Explanation | None:
-        """What is known of a wrong result; the first few of each clause are enough to learn from."""
-        self.explained[clause] += 1
-        return explain(self.calls) if self.explained[clause] <= EXPLAINED else None
-
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[Any]
@@ -222,14 +213,18 @@ class Run:
         verdict = verdict_of(case.id, report, call.excinfo) if case else None
         if case and verdict:
             verdict = replace(verdict, parameters=own_parameters(case), seconds=round(report.duration, 6))
-            if verdict.verdict == "WRONG" and (explained := self._explained(verdict.clause)):
-                verdict = replace(verdict, where=explained.where, diagnosis=explained.diagnosis)
+            if verdict.outcome == "passed" or verdict.verdict == "WRONG":
+                self.explainer.note(case.id, asked_of(self.calls), verdict.verdict == "WRONG")
             self.tally.verdicts.append(verdict)
             if self.events:
                 self.events.send("verdict", **vars(verdict))
         return report
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        for id, found in self.explainer.explanations():
+            self.tally.explain(id, plain(found.where), found.diagnosis)
+            if self.events:
+                self.events.send("explained", id=id, where=plain(found.where), diagnosis=found.diagnosis)
         for profile in self.certified:
             seeds = len(self.settings.seeds)
             certificate = certify(profile, self.certified_cases, self.tally.verdicts, seeds)
@@ -251,10 +246,13 @@ class Run:
         write = terminalreporter.write_line
         terminalreporter.section(f"lowbit conformance of {self.tally.backend}: {self.tally.verdict}")
         write(f"isolation: {ISOLATION[self.tally.isolation]}")
-        for row in self.tally.rows():
+        rows = list(self.tally.rows())
+        for row in [row for row in rows if row.declared]:
             share = "" if row.worst_share is None else f", at most {row.worst_share:.1%} of the error bound used"
             counts = f"{row.passed} passed / {row.declared} declared / {row.specified} specified"
             write(f"{row.operation}: {counts}{share}")
+        if undeclared := [row.operation for row in rows if not row.declared]:
+            write(f"not declared, and so not tested: {', '.join(undeclared)}")
         for certificate in self.tally.certificates:
             write("; ".join((str(certificate), *certificate.missing)))
         for failure in self.tally.failures[:20]:

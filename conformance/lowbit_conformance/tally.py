@@ -7,7 +7,7 @@ passed all that the specification says.
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -35,6 +35,24 @@ def plain(value: object) -> Any:
     if isinstance(value, list | tuple | range):
         return [plain(part) for part in value]
     return cleaned(str(value))
+
+
+HABIT_OF: Mapping[str, str] = {
+    "OOB_READ": "H1",
+    "UNDECLARED_OVERREAD": "H1",
+    "OOB_WRITE": "H2",
+    "INPUT_MUTATED": "H2",
+    "STALE_OUTPUT": "H3",
+    "NONDETERMINISTIC": "H4",
+    "CRASHED": "H5",
+    "HUNG": "H5",
+    "STATE_CHANGED": "H6",
+    "LEAKED": "H6",
+    "WROTE_TO_STDOUT": "H6",
+    "FORKED": "H6",
+    "SILENT_FALLBACK": "H7",
+}
+"""The habit that a verdict is about, in whichever case it was seen."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +100,18 @@ class Verdict:
     def clause(self) -> str:
         """``linear.qgemv/C1``; the whole of an id that is no case's."""
         return "/".join(self.id.split("/")[:2])
+
+    @property
+    def broken(self) -> str:
+        """What a failure breaks: the clause of its case, or the habit that its verdict is about.
+
+        >>> Verdict("packing.pack/C1/lattice/b4-s0", "failed", "SILENT_FALLBACK: it called lowbit.packing.pack").broken
+        'packing.pack/H7'
+        """
+        habit = HABIT_OF.get(self.verdict.partition("(")[0])
+        if self.operation == LOADING and not habit:
+            return LOADING
+        return f"{self.operation}/{habit}" if habit and "/" in self.id else self.clause
 
 
 @dataclass(frozen=True)
@@ -172,6 +202,12 @@ class Tally:
         rows = list(self.rows())
         counts = (sum(getattr(row, name) for row in rows) for name in ("passed", "declared", "specified"))
         return Row("all", *counts)
+
+    def explain(self, id: str, where: Mapping[str, object], diagnosis: str) -> None:
+        """Add to a failure what became known of it at the end of the run."""
+        for number, verdict in enumerate(self.verdicts):
+            if verdict.id == id and verdict.outcome == "failed":
+                self.verdicts[number] = replace(verdict, where=where, diagnosis=diagnosis)
 
     @property
     def failures(self) -> list[Verdict]:

@@ -1,6 +1,7 @@
 """The interface of a backend: what it refuses before a kernel sees it, and how backends are found."""
 
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -101,3 +102,42 @@ def test_every_error_is_one_line() -> None:
         NotDeclaredError("x", "linear.qgemv"),
     )
     assert all(isinstance(error, LowbitError) and "\n" not in str(error) for error in errors)
+
+
+# **Names that do not exist.**
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("numpi", "'numpi'; allowed: .*; the nearest name is numpy"),
+        ("lowbit_nunpy:Numpy", "module is 'lowbit_nunpy', which does not exist.*; the nearest name is lowbit_numpy"),
+        (
+            "lowbit_numpy.groops:X",
+            "module is 'lowbit_numpy.groops', which does not exist.*; the nearest name is groups",
+        ),
+        ("lowbit_numpy:NumpyBackent", "class is 'NumpyBackent', which lowbit_numpy does not have.*is NumpyBackend"),
+    ],
+)
+def test_a_misspelt_name_is_called_that(name: str, words: str) -> None:
+    """A module or class that does not exist is an argument, and the message has the nearest name."""
+    with pytest.raises(ArgumentError, match=words):
+        registry.find(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import numppy", "imports numppy, which is not installed or misspelt; install numppy, or mend the import"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero; mend the module"),
+    ],
+)
+def test_a_module_that_fails_is_told_apart(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that exists and cannot be imported is unavailable, and the message says what in it fails."""
+    name = f"failing_{len(text)}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnavailableError, match=words):
+        registry.find(f"{name}:Mine")

@@ -21,8 +21,9 @@ from lowbit_conformance.bank import ARITHMETICAL, BANK, HABITUAL, Defect, matrix
 from lowbit_conformance.bank.backends import right, rounded
 from lowbit_conformance.bank.defect import COMMON
 from lowbit_conformance.bank.description import describe
-from lowbit_conformance.bank.diagnosis import diagnose
+from lowbit_conformance.bank.diagnosis import Seen, common_defects
 from lowbit_conformance.bank.trial import cases_of, try_out
+from lowbit_conformance.explaining import Asked
 
 NAMES = [name for name, defect in BANK.items() if defect.arithmetical]
 SOURCE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|errata [QMHBG]\d+, .+")
@@ -69,7 +70,7 @@ def test_what_is_not_spoilt_is_right(operation: str) -> None:
     for mark, case in islice(cases_of((f"{operation}/C1",), (operation,), 0), 6):
         for _, called in _calls(mark, case):
             mine = rounded(operation, right(operation)(*called.arguments, **called.choices))
-            assert diagnose(operation, called.arguments, called.choices, mine) is None
+            assert Seen.of(operation, Asked(operation, called.arguments, called.choices, mine)).wrong == 0
             found += 1
     assert found
 
@@ -86,19 +87,18 @@ def _calls(mark: Any, case: Any) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_diagnosis_names_the_defect(name: str) -> None:
-    """Among the first cases that a defect fails there is one in which it is named, alone or beside its equals."""
+    """The first cases that a defect fails are all explained by it, alone or beside its equals."""
     defect = BANK[name]
     for operation in defect.operations:
         own = tuple(clause for clause in defect.clauses if clause.startswith(f"{operation}/"))
         if OPERATIONS[operation].stateful or not own:
             continue
-        named: list[tuple[str, ...]] = []
+        seen = []
         for _, called in islice(failures(name, operation, own), SEARCHED):
-            diagnosis = diagnose(called.operation, called.arguments, called.choices, called.given)
-            named.append(diagnosis.defects if diagnosis else ())
-            if name in named[-1]:
-                break
-        assert named and name in named[-1], f"{operation}: {named}"
+            here = Seen.of(operation, Asked(operation, called.arguments, called.choices, called.given))
+            seen += [here] if here.unequal else []
+        assert seen, operation
+        assert name in common_defects(operation, seen, [], most=len(BANK)), operation
 
 
 def test_a_session_is_diagnosed() -> None:
@@ -109,8 +109,8 @@ def test_a_session_is_diagnosed() -> None:
     requests = [Request(0, needed) for needed in ((0, 1), (0,), (2,), (0,))]
     engine = BANK["lru-as-fifo"].wrong["offload.engine"](arrangement)
     given = tuple(engine.step(request) for request in requests)
-    found = diagnose("offload.engine", (arrangement,), {}, given, steps_taken=tuple((each,) for each in requests))
-    assert found is not None and "lru-as-fifo" in found.defects
+    asked = Asked("offload.engine", (arrangement,), {}, given, tuple((each,) for each in requests))
+    assert "lru-as-fifo" in common_defects("offload.engine", [Seen.of("offload.engine", asked)], [])
 
 
 # **What is seen where no defect explains a result.**
@@ -169,7 +169,8 @@ def test_a_wrong_word_names_its_bit() -> None:
 def test_any_result_can_be_looked_at(given: Any) -> None:
     """What is no array, or has another shape, has no diagnosis, and is described without an error."""
     codes = np.arange(48, dtype=np.uint8).reshape(16, 3) % 16
-    assert diagnose("packing.pack", (codes, 4), {}, given) is None
+    seen = Seen.of("packing.pack", Asked("packing.pack", (codes, 4), {}, given))
+    assert seen.wrong and common_defects("packing.pack", [seen], []) == ()
     assert describe("packing.pack", (codes, 4), given, steps.pack(codes, 4)).text
 
 

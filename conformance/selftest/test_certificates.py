@@ -88,6 +88,7 @@ def test_a_profile_is_certified_for_who_does_not_claim_it(here: Path) -> None:
 
 
 def test_unknown_profiles_are_refused(here: Path) -> None:
-    """On the command line and as a claim, with status 2."""
+    """On the command line with status 2; a claim is a part of the declaration, which is refused."""
     assert run("numpy", "--profile", "lowbit-1.0/all")[0] == 2
-    assert run(write(here, "Vain", profile="lowbit-9.9/all"))[0] == 2
+    status, report = run(write(here, "Vain", profile="lowbit-9.9/all"))
+    assert (status, [each["verdict"] for each in report["failures"]]) == (1, ["DECLARATION_REFUSED"])

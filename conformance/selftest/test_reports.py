@@ -25,7 +25,7 @@ from lowbit_conformance.report.junit import as_xml
 from lowbit_conformance.report.matrix import matrix
 from lowbit_conformance.report.model import Build, Machine, Suite
 from lowbit_conformance.report.words import VERDICTS, verdict_meaning
-from lowbit_conformance.tally import Tally, Verdict
+from lowbit_conformance.tally import Certificate, Tally, Verdict
 
 HOSTILE = "<script>alert('x')</script> \x1b[31mred \x00 \u202e \ud800 ]]> {{ 7 * 7 }} γ " + "long" * 5000
 
@@ -331,6 +331,32 @@ def test_the_terminal_says_what_failed() -> None:
     assert "passed 4 / declared 8 / specified 10" in text
     assert f"report {report.id}" in text and "2 of 12 cases have no verdict" in text
     assert text.splitlines()[-1] == "<b>mine</b>: failed"
+
+
+def test_a_breach_stands_under_its_habit() -> None:
+    """Whatever the case was about, a call of the reference breaks H7; all such cases of an operation are one group."""
+    message = "SILENT_FALLBACK: it called lowbit.packing.pack"
+    cases = [Verdict(f"packing.pack/C{n}/lattice/b4-s0", "failed", message) for n in (1, 2)]
+    text = terminal(sample(cases))
+    assert "✗ SILENT_FALLBACK packing.pack/H7" in text and "and 1 more like it" in text
+    assert "It computes the result itself" in text
+    loading = Verdict("backend/H6/habit/loading-s0", "failed", "SILENT_FALLBACK: it imported lowbit_numpy")
+    assert loading.broken == "backend/H7"
+    assert replace(loading, verdict="DECLARATION_REFUSED").broken == "backend"
+
+
+def test_what_is_not_declared_is_one_line() -> None:
+    """Operations of which nothing is declared have no line of their own, and certificates one for each operation."""
+    undeclared = [Verdict(f"{name}/C1/lattice/x-s0", "not declared", name) for name in ("gptq.factor", "hqq.step")]
+    missing = tuple(f"packing.pack/C{n}: 2 of 9 cases are not declared (bits 3)" for n in (1, 2, 3))
+    report = sample([*VERDICTS_OF_A_RUN, *undeclared])
+    report.tally.certificates = [Certificate("lowbit-1.0/packing", False, missing, 27)]
+    text = terminal(report)
+    (line,) = [line for line in " ".join(text.split()).split("✗") if "not declared, and so not tested" in line]
+    assert text.count("gptq.factor") == text.count("hqq.step") == 1
+    assert "gptq.factor, hqq.step" in line
+    assert text.count("not declared (bits 3)") == 1
+    assert "packing.pack: 6 cases are not declared (bits 3)" in text
 
 
 # Files.

@@ -5,7 +5,8 @@ operations themselves. Weights go through `prepare` once, where a backend may la
 compile; what comes back is called many times.
 
 Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
-What it declares and lacks is a failure. And it never answers by calling the reference or another backend.
+What it declares and lacks is a failure. And it computes the result itself: it calls no function of the specification
+that computes, and imports no other backend. Types, constants, checks and errors of lowbit are for everyone.
 
 **Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
 whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
@@ -16,9 +17,15 @@ output, and every backend words such an error the same way. The smallest backend
 >>> class Mine(Backend):
 ...     name = "mine"
 ...     def capabilities(self) -> Capabilities:
-...         return Capabilities({"linear.qgemv": Declaration({"bits": (4,)}, Arithmetic("dequantised"))})
+...         limits = {"bits": (4,), "convention": ("minimum",)}
+...         return Capabilities({"linear.qgemv": Declaration(limits, Arithmetic("dequantised"))})
 ...     def _prepare(self, matrix: QuantizedMatrix) -> "PreparedLinear":
-...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, dequantize(matrix))
+...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, own_weights(matrix))
+>>> def own_weights(matrix):
+...     shifts = 4 * np.arange(8, dtype=np.uint32)
+...     codes = (matrix.words[:, np.newaxis] >> shifts[:, np.newaxis] & 15).reshape(matrix.rows, -1)
+...     group = np.arange(matrix.rows) // matrix.group_size
+...     return np.float32(matrix.scales)[group] * np.float32(codes) + np.float32(matrix.zeros)[group]
 >>> class MyWeights(PreparedLinear):
 ...     def __init__(self, backend, rows, columns, nbytes, weights):
 ...         super().__init__(backend, rows, columns, nbytes)
@@ -26,7 +33,7 @@ output, and every backend words such an error the same way. The smallest backend
 ...     def _qgemv(self, x, out):
 ...         np.dot(x, self.weights, out=out)
 >>> import numpy as np
->>> from lowbit.affine import dequantize, quantize
+>>> from lowbit.affine import quantize
 >>> eye = quantize(np.eye(8, dtype=np.float32) * 15, bits=4, group_size=8)
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
 array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
@@ -42,9 +49,11 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -346,7 +355,7 @@ def find(name: str) -> Backend:
     A class that no package has registered yet is named as ``module:Class``, as one does while writing it.
 
     Raises:
-        ArgumentError: no installed package offers it.
+        ArgumentError: no installed package offers it, or there is no such module or class.
         UnavailableError: its package cannot be imported.
     """
     if not isinstance(name, str):
@@ -355,8 +364,10 @@ def find(name: str) -> Backend:
     if DIRECT.fullmatch(name):
         found = [EntryPoint(name, name, ENTRY_POINTS)]
         _find_in_current_folder(name.partition(":")[0].partition(".")[0])
+        _check_exists(found[0])
     if not found:
-        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class")
+        nearest = _nearest(name, names())
+        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
     if len(found) > 1:
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
@@ -374,6 +385,37 @@ def _find_in_current_folder(module: str) -> None:
     """
     if module not in sys.modules and find_spec(module) is None:
         sys.path.append(os.getcwd())
+
+
+def _check_exists(entry: EntryPoint) -> None:
+    """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
+    module, what = entry.module, f"backend {entry.value}"
+    try:
+        imported = loaded(EntryPoint(entry.name, module, entry.group), what)
+    except UnavailableError as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
+            raise UnavailableError(what, error.reason, "mend the module") from missing
+        if f"{module}.".startswith(f"{missing.name}."):
+            parent = sys.modules.get(missing.name.rpartition(".")[0])
+            siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
+            nearest = _nearest(missing.name.rpartition(".")[2], siblings) or _nearest(module, siblings)
+            allowed = f"a module in this folder or on Python's path{nearest}"
+            raise ArgumentError("module", f"{missing.name!r}, which does not exist", allowed) from None
+        reason = f"{module} imports {missing.name}, which is not installed or misspelt"
+        raise UnavailableError(what, reason, f"install {missing.name}, or mend the import") from missing
+    there: Any = imported
+    for part in entry.attr.split("."):
+        if not hasattr(there, part):
+            nearest = _nearest(part, [each for each in dir(there) if not each.startswith("_")])
+            raise ArgumentError("class", f"{part!r}, which {module} does not have", f"a class of the module{nearest}")
+        there = getattr(there, part)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The known name that is like the given one, for the end of a message; empty if there is none."""
+    found = get_close_matches(name, known, 1)
+    return f"; the nearest name is {found[0]}" if found else ""
 
 
 def load(name: str) -> Backend:

@@ -22,6 +22,7 @@ from lowbit_conformance.bank import (
     block_sums,
     blocks,
     codes,
+    common,
     depth,
     engines,
     experts,
@@ -48,7 +49,7 @@ from lowbit_conformance.bank.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders, common)
 HABITUAL = (
     habits_memory,
     habits_addresses,

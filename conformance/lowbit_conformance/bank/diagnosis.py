@@ -1,13 +1,13 @@
-"""Which mistake was made: a wrong result is compared with the result of every defect that could explain it.
+"""Which mistake was made: wrong results are compared with the results of every defect that could explain them.
 
-A failing case gives the arguments and what came back. Each arithmetical defect of the operation is run on the same
-arguments; the one whose result is equal names the mistake. Where results are bounded and not exact, two results count
-as equal if they differ by no more than rounding may explain, and the defect itself lies farther than that from what is
-right. If no defect explains the result, `lowbit_conformance.bank.description` says what can be seen.
+Failing cases give arguments and what came back. Each arithmetical defect of the operation is run on the same arguments;
+one whose results are equal in every case names the mistake. Where results are floats, two count as equal if they differ
+by no more than rounding may explain, and if what came back lies many times nearer to the defect's result than to what
+is right. If no defect explains the results, `lowbit_conformance.bank.description` says what can be seen.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -21,73 +21,112 @@ from lowbit_conformance.bank.defect import Array, Defect
 
 DECLARED = Arithmetic("direct", "float32", any_order)
 INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
-MOST_NAMED = 4
+MOST_NAMED = 2
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 UNIT = 2.0**-24
+LARGER = 2.0**-18  # of a result
+UNDERFLOW = 2.0**-140
+NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """What explains a wrong result.
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A call beside what is right.
 
     Attributes:
-        defects: the names of the defects that do, best first; nearly always one.
-        text: one sentence.
-        where: where the defect's result first departs from the right one: index, row, column, group, word, bit.
-    """
-
-    defects: tuple[str, ...]
-    text: str
-    where: Mapping[str, Any] = field(default_factory=dict)
-
-
-def diagnose(
-    operation: str,
-    arguments: tuple[Any, ...],
-    choices: Mapping[str, Any],
-    given: Any,
-    expected: Any = None,
-    steps_taken: tuple[tuple[Any, ...], ...] = (),
-) -> Diagnosis | None:
-    """The defects that explain a result.
-
-    Args:
         operation: its id.
         arguments: of the call; for a product x and the matrix; for a stateful operation those that open it.
         choices: those given by name.
         given: what came back; of a stateful operation the answers to all steps.
-        expected: what the reference answers; computed here if it is not given.
         steps_taken: of a stateful operation, the arguments of each step.
-
-    Returns:
-        None if no defect explains it, or nothing is wrong with it.
+        right: what the reference answers.
+        limits: how far a right result may lie from that; None where results are compared by their bits alone.
+        wrong: how many elements are visibly wrong.
+        unequal: how many elements have other bits than what is right, rounded to their precision.
     """
-    right = _answer(OPERATIONS[operation].reference, arguments, choices, steps_taken) if expected is None else expected
-    limits = _limits(operation, arguments, choices, right)
-    if _identical(given, right):
-        return None
-    found: list[tuple[float, str, Any]] = []
-    for defect in BANK.values():
-        if operation in defect.wrong:
-            wrong = _outcome(defect, operation, arguments, choices, steps_taken)
-            distance = _distance(given, wrong, right, limits)
-            if distance is not None:
-                found.append((distance, defect.name, wrong))
-    if not found:
-        return None
-    best = [name for distance, name, _ in sorted(found, key=lambda each: each[0]) if distance == min(found)[0]]
-    wrong = next(wrong for _, name, wrong in found if name == best[0])
-    from lowbit_conformance.bank.description import place  # description is about results, and needs no defects
 
-    where = place(operation, arguments, wrong, right)
-    return Diagnosis(tuple(best[:MOST_NAMED]), _sentence(best, where), where)
+    operation: str
+    arguments: tuple[Any, ...]
+    choices: Mapping[str, Any]
+    given: Any
+    steps_taken: tuple[tuple[Any, ...], ...]
+    right: Any
+    limits: Array | None
+    wrong: int
+    unequal: int
+
+    @classmethod
+    def of(cls, operation: str, call: Any) -> "Seen":
+        """A call with `arguments`, `choices`, what was `given` and the `steps` of a session."""
+        right = _answer(OPERATIONS[operation].reference, call.arguments, call.choices, call.steps)
+        limits = _limits(operation, call.arguments, call.choices, right)
+        if limits is None and isinstance(right, np.ndarray) and right.dtype.kind == "f":
+            limits = np.zeros(right.shape)  # a mistake may be made with another rounding
+        wrong = unequal = 0
+        if not _identical(call.given, right):
+            wrong, unequal = _count(call.given, right, limits), max(1, _count(call.given, right, None))
+            wrong = wrong if OPERATIONS[operation].promise is Promise.BOUNDED else unequal
+        return cls(operation, call.arguments, call.choices, call.given, call.steps, right, limits, wrong, unequal)
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is neither NaN nor infinity in what was given and what is right."""
+        parts = [part for value in (self.given, self.right) for _, part in leaves(value)]
+        return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and part.dtype.kind == "f")
+
+    def explained(self, defect: Defect) -> bool:
+        """Whether the defect gives this wrong result."""
+        wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
+        return _distance(self.given, wrong, self.right, self.limits) is not None
+
+    def unspoilt(self, defect: Defect) -> bool:
+        """Whether the defect, too, is right here."""
+        wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
+        if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
+            return _identical(wrong, self.given)
+        return nearly(wrong, self.right, self.limits)
 
 
-def _sentence(names: list[str], where: Mapping[str, Any]) -> str:
-    shown = " or ".join(f"{name} ({BANK[name].cause})" for name in names[:MOST_NAMED])
-    more = f" or {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    begins = ", ".join(f"{name} {value}" for name, value in where.items())
-    return f"equals the specification with {shown}{more}" + (f"; it begins at {begins}" if begins else "")
+def common_defects(operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED) -> tuple[str, ...]:
+    """The names of the defects that give every one of the wrong results; none if there are too many to mean one.
+
+    Those that leave right what the backend had right go before others.
+    """
+    named = [defect for defect in BANK.values() if operation in defect.wrong]
+    for failure in sorted(failures, key=lambda each: sum(np.size(part) for _, part in leaves(each.given))):
+        named = [defect for defect in named if failure.explained(defect)]
+    fitting = [defect for defect in named if all(passed.unspoilt(defect) for passed in passes)]
+    names = tuple(defect.name for defect in fitting or named)
+    return names if len(names) <= most else ()
+
+
+def sentence(names: tuple[str, ...]) -> str:
+    """What a report says of results that a defect explains.
+
+    >>> sentence(("result-doubled",))
+    'all wrong results are what result-doubled gives: Results are twice as large.'
+    """
+    causes = " Or: ".join(BANK[name].cause for name in names)
+    return f"all wrong results are what {' or '.join(names)} gives: {causes}"
+
+
+def nearly(given: Any, other: Any, limits: Array | None) -> bool:
+    """Whether two results are equal but for rounding."""
+    return _identical(given, other) or (limits is not None and _close(given, other, limits, SLACK))
+
+
+def _count(given: Any, right: Any, limits: Array | None) -> int:
+    """How many elements of a result are wrong; 1 of one that is not of the right kind."""
+    ours, theirs = list(leaves(given)), list(leaves(right))
+    count = 0
+    for (_, first), (_, second) in zip(ours, theirs, strict=False):
+        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.shape == second.shape:
+            with np.errstate(all="ignore"):
+                far = np.abs(first.astype(np.float64) - second) > (0.0 if limits is None else limits)
+                count += int((far | (np.isfinite(first) != np.isfinite(second))).sum())
+        else:
+            count += not _same(("", first), ("", second))
+    return max(count, int(len(ours) != len(theirs)))
 
 
 def _outcome(
@@ -122,7 +161,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """The arrays and numbers of a value, each with its place.
 
     >>> [path for path, _ in leaves((1, np.zeros(2)))]
-    ['[0]', '[1]']
+    ['.length', '[0]', '[1]']
     """
     if is_dataclass(value) and not isinstance(value, type):
         for part in fields(value):
@@ -141,13 +180,28 @@ def _distance(given: Any, wrong: Any, right: Any, limits: Array | None) -> float
         return None
     if _identical(given, wrong):
         return 0.0
-    if limits is None or _close(given, right, limits, SLACK) or _close(wrong, right, limits, 2 * SLACK):
+    if limits is None or not isinstance(wrong, np.ndarray) or wrong.shape != right.shape:
         return None
-    if not _close(given, wrong, limits, SLACK):
+    # The terms of a wrong sum may be larger than those of the right one, or stand elsewhere.
+    widest = np.full(right.shape, limits.max(initial=0.0) + UNDERFLOW) + LARGER * np.abs(
+        np.nan_to_num(wrong, posinf=0.0, neginf=0.0)
+    )
+    if not _close(given, wrong, widest, SLACK) or not _nearer(given, wrong, right):
         return None
     with np.errstate(all="ignore"):
         share = np.abs(given.astype(np.float64) - wrong) / (limits + np.finfo(np.float32).tiny)
     return float(np.nanmax(share, initial=0.0)) + 1e-9
+
+
+def _nearer(given: Array, wrong: Array, right: Array) -> bool:
+    """Whether what was given lies much nearer to what the defect gives than to what is right."""
+    with np.errstate(all="ignore"):
+        wide, near = given.astype(np.float64), wrong.astype(np.float32)
+        own, other = np.abs(wide - near), np.abs(wide - right)
+    unlike = np.isfinite(wide) != np.isfinite(right)
+    both = np.isfinite(own) & np.isfinite(other)
+    far = float(np.square(other[both]).sum())
+    return bool(unlike.any()) or float(np.square(own[both]).sum()) * NEARER**2 < far
 
 
 def _identical(given: Any, other: Any) -> bool:
@@ -249,4 +303,4 @@ def _limits(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, An
             limit = LIMITS[operation](*arguments, *choices.values(), right)
         except Exception:  # inputs that have no bound, such as NaN: then only NaN and infinity are compared
             return np.where(np.isfinite(right), UNIT * np.abs(right), 0.0)
-    return np.nan_to_num(limit, nan=0.0, posinf=0.0)
+    return np.nan_to_num(limit, nan=0.0, posinf=0.0) + UNDERFLOW

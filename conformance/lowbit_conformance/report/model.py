@@ -84,7 +84,7 @@ MOST_VALUES = 2  # of one parameter
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """Failures of one clause with one verdict, in the order of the run: the first stands for the others."""
+    """Failures of one clause or habit with one verdict, in the order of the run: the first stands for the others."""
 
     clause: str
     verdict: str
@@ -155,12 +155,17 @@ class Report:
     def failure_groups(self) -> list[FailureGroup]:
         groups: dict[tuple[str, str], list[Verdict]] = {}
         for failure in self.tally.failures:
-            groups.setdefault((failure.clause, failure.verdict), []).append(failure)
+            groups.setdefault((failure.broken, failure.verdict), []).append(failure)
         passed = defaultdict(list)
         for verdict in self.tally.verdicts:
             if verdict.outcome == "passed":
                 passed[verdict.clause].append(verdict)
-        return [FailureGroup(*key, tuple(failures), tuple(passed[key[0]])) for key, failures in groups.items()]
+        found = []
+        for (broken, word), failures in groups.items():
+            clauses = dict.fromkeys(failure.clause for failure in failures)
+            others = [verdict for clause in clauses for verdict in passed[clause]]
+            found.append(FailureGroup(broken, word, tuple(failures), tuple(others)))
+        return found
 
     def reproduce(self, verdict: Verdict) -> str:
         """The line that runs this case alone, or the whole suite again if no case is known."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lowbit_conformance.certify import folded as folded_lines
 from lowbit_conformance.isolation import ISOLATION
 from lowbit_conformance.report.matrix import Cell, Line, folded, matrix
 from lowbit_conformance.report.model import FailureGroup, Report
@@ -22,9 +23,9 @@ STYLES = {"passed": "green", "failed": "bold red", "partly declared": "yellow", 
 
 def show(report: Report, console: Console) -> None:
     """Print the matrix, the first failure of each kind, and the verdict."""
-    lines = folded(matrix(report.tally.verdicts))
     console.print(Text(_title(report), style="bold"), soft_wrap=True)
     rows = {row.operation: row for row in report.tally.rows()}
+    lines = [line for line in folded(matrix(report.tally.verdicts)) if rows[line.operation].declared]
     wide = [line for line in lines if set(line.cells) != {None}]
     if wide:
         console.print(_matrix_by_width(wide, rows))
@@ -32,6 +33,8 @@ def show(report: Report, console: Console) -> None:
     if narrow:
         console.print(_matrix_of_others(narrow, rows))
     console.print(Text(LEGEND, style="dim"))
+    for text in _wrapped([_undeclared(rows.values())]):
+        console.print(Text(text, style="dim"), soft_wrap=True)
     groups = report.failure_groups
     for group in groups[:SHOWN_GROUPS]:
         _show_failures(report, group, console)
@@ -39,6 +42,12 @@ def show(report: Report, console: Console) -> None:
         rest = sum(len(group.failures) for group in groups[SHOWN_GROUPS:])
         console.print(f"\n… and {rest} failures of {len(groups) - SHOWN_GROUPS} more kinds; --json or --html lists all")
     _show_verdict(report, console)
+
+
+def _undeclared(rows: Iterable[Row]) -> str:
+    """The operations of which nothing is declared, in a sentence; empty if there are none."""
+    names = [row.operation for row in rows if not row.declared]
+    return f"not declared, and so not tested: {', '.join(names)}" if names else ""
 
 
 def _title(report: Report) -> str:
@@ -151,7 +160,7 @@ def _show_verdict(report: Report, console: Console) -> None:
     for certificate in report.tally.certificates:
         for line in _wrapped([f"{'✓' if certificate.certified else '✗'} {certificate}"]):
             console.print(Text(line, style=STYLES["passed" if certificate.certified else "failed"]), soft_wrap=True)
-        for line in certificate.missing:
+        for line in folded_lines(certificate.missing):
             console.print(Text(f"    {line}"), soft_wrap=True)
     color = "green" if verdict == "passed" else "red"
     console.print(f"report {report.id}   {report.seconds:.1f} s", highlight=False)

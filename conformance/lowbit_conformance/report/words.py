@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from lowbit import contract
 from lowbit.operations import OPERATIONS
+from lowbit_conformance.cases import LOADING
 
 VERDICTS: Mapping[str, str] = {
     "WRONG": "The result has other bits than the specification's, or lies outside the error bound. The first wrong "
@@ -18,14 +19,17 @@ VERDICTS: Mapping[str, str] = {
     "STALE_OUTPUT": "Elements of the result still hold what was there before the call: nobody wrote them.",
     "NONDETERMINISTIC": "The same arguments gave other bits: after other calls, at another address, beside other "
     "bytes, or from another thread.",
-    "SILENT_FALLBACK": "The backend asked the reference for the result instead of computing it.",
+    "SILENT_FALLBACK": "The backend called a function of the specification that computes, ran a copy of one, or "
+    "imported another backend, instead of computing the result itself. What was rewritten, compiled or moved to "
+    "another process is not noticed.",
     "STATE_CHANGED": "The process is not as it was: environment, folder, locale, floating-point mode, signal handlers, "
     "open files or threads.",
     "LEAKED": "Memory grows with the number of calls.",
     "WROTE_TO_STDOUT": "The call wrote to standard output.",
     "FORKED": "The call started a process of its own.",
     "RAISED": "The call raised an exception where the specification has a result.",
-    "DECLARATION_REFUSED": "The arithmetic that the backend declares allows errors so wide that a bound means nothing.",
+    "DECLARATION_REFUSED": "What the backend declares cannot be understood, so that nothing was run; or its arithmetic "
+    "allows errors so wide that a bound means nothing.",
     "FORGED": "An event of the run is not one that the process that judges wrote, or files of the suite changed.",
     "UNDECIDED": "Cases have no verdict: the run ended early, or the process that judges was stopped.",
     "NOT_ISOLATED": "The process of the backend could not be separated from the one that judges.",
@@ -45,6 +49,8 @@ def verdict_meaning(verdict: str) -> str:
 
 def meaning(clause: str) -> str:
     """What a clause or a habit says; empty for what is none, such as a run that ended before any case."""
+    if clause == LOADING:
+        return "What the backend declares can be understood."
     try:
         return contract.sentence(clause)
     except KeyError:

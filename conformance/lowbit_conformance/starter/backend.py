@@ -39,3 +39,6 @@ class MyBackend(Backend):
     # 3. Claim a profile: Capabilities({...}, profiles=("lowbit-1.0/packing",)); `lowbit profiles` lists them.
     # 4. Multiply. Declare "linear.qgemv" with your arithmetic, Declaration({"bits": (4,)}, Arithmetic("dequantised"))
     #    from lowbit.bounds, and answer with a lowbit.backend.PreparedLinear from _prepare(self, matrix).
+    #
+    # Compute every result here. A call of a function of lowbit that computes, and the import of another backend, are
+    # breaches (SILENT_FALLBACK), whatever they are for. Types, constants, checks and errors of lowbit are for everyone.
