@@ -210,10 +210,11 @@ class Remote:
         if "refused" in reply:
             self.close()
             raise HostRefusedError(str(reply["refused"]))
-        self.backend_class = str(reply["class"])
-        self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
-        self._host.remember()
-        self._capabilities = self._claimed(reply["capabilities"])
+        with self._understanding():
+            self.backend_class = str(reply["class"])
+            self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
+            self._host.remember()
+            self._capabilities = self._claimed(reply["capabilities"])
 
     def close(self) -> None:
         """End the host."""
@@ -230,8 +231,31 @@ class Remote:
         except HostEndedError as end:
             raise self._broken(end) from None
         if "failed" in reply:
-            raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
+            with self._understanding():
+                raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
         return reply
+
+    @contextmanager
+    def _understanding(self) -> Iterator[None]:
+        """Take a reply apart: one of another form than those of `host` comes from a backend that wrote it itself."""
+        try:
+            yield
+        except (ArgumentError, NotDeclaredError):
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            self.close()
+            what = f"CRASHED: the process answered with what is no reply: {type(error).__name__}: {error}"
+            raise BrokenPromiseError(what) from None
+        except HostEndedError as end:
+            raise self._broken(end) from None
 
     def _broken(self, end: HostEndedError) -> BrokenPromiseError:
         """Close what is left of a host that has ended, and say of what."""
@@ -284,7 +308,9 @@ class Remote:
             key = operation, rows, group_size
             if key not in self._roundings:
                 request = {"do": "roundings", "operation": operation, "rows": rows, "group_size": group_size}
-                self._roundings[key] = int(self._ask(request, self.deadline)["roundings"])
+                reply = self._ask(request, self.deadline)
+                with self._understanding():
+                    self._roundings[key] = int(reply["roundings"])
             return self._roundings[key]
 
         return roundings
@@ -363,20 +389,24 @@ class Remote:
         kept: list[Segment] = []
         try:
             reply = self._ask(request | {"attempts": [attempt.message for attempt in attempts]}, self.deadline)
-            self._check_breaches(reply)
-            for segment in segments:
-                if spoilt := self.arena.spoilt(segment):
-                    raise BrokenPromiseError(spoilt)
-            outcomes = reply["outcomes"]
-            if held and all("handle" in outcome for outcome in outcomes):
-                kept = segments
-                return [self._hold(call, attempts, outcomes)]
-            results = [self._outcome(call, attempts[0], outcomes[0], 0)]
-            for number, (attempt, outcome) in enumerate(zip(attempts[1:], outcomes[1:], strict=True), 1):
-                # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
-                equal = call.out < 0 and outcome == outcomes[0]
-                results.append(results[0] if equal else self._outcome(call, attempt, outcome, number))
-            return results
+            with self._understanding():
+                self._check_breaches(reply)
+                for segment in segments:
+                    if spoilt := self.arena.spoilt(segment):
+                        raise BrokenPromiseError(spoilt)
+                outcomes = reply["outcomes"]
+                if len(outcomes) != len(attempts):
+                    raise ValueError(f"{len(outcomes)} outcomes of {len(attempts)} calls")
+                if held and all("handle" in outcome for outcome in outcomes):
+                    held_by_host = self._hold(call, attempts, outcomes)
+                    kept = segments
+                    return [held_by_host]
+                results = [self._outcome(call, attempts[0], outcomes[0], 0)]
+                for number, (attempt, outcome) in enumerate(zip(attempts[1:], outcomes[1:], strict=True), 1):
+                    # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
+                    equal = call.out < 0 and outcome == outcomes[0]
+                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, number))
+                return results
         finally:
             gone = [segment for segment in segments if segment not in kept]
             self.arena.free(gone)
@@ -494,16 +524,19 @@ class Remote:
             request["calls"].append({"what": call.what, "operation": call.operation, "attempt": attempt.message})
         try:
             reply = self._ask(request, self.deadline)
-            self._check_breaches(reply)
-            results = []
-            for outcomes in reply["outcomes"]:
-                given = []
-                for outcome in outcomes:
-                    if "raised" in outcome:
-                        raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
-                    given.append(decode(outcome["result"], self.arena.read))
-                results.append(given)
-            return results
+            with self._understanding():
+                self._check_breaches(reply)
+                results = []
+                for outcomes in reply["outcomes"]:
+                    given = []
+                    for outcome in outcomes:
+                        if "raised" in outcome:
+                            raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
+                        given.append(decode(outcome["result"], self.arena.read))
+                    results.append(given)
+                if [len(given) for given in results] != [times] * len(calls):
+                    raise ValueError("not as many outcomes as calls")
+                return results
         finally:
             self.arena.free(segments)
             self._live = [segment for segment in self._live if segment not in segments]
@@ -515,10 +548,14 @@ class Remote:
         request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}
         try:
             reply = self._ask(request | {"batches": batches, "times": times}, self.deadline * 4)
-            self._check_breaches(reply)
-            if "raised" in reply:
-                raise BrokenPromiseError(f"NONDETERMINISTIC: the call, repeated, raises {_told(reply)}")
-            return [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
+            with self._understanding():
+                self._check_breaches(reply)
+                if "raised" in reply:
+                    raise BrokenPromiseError(f"NONDETERMINISTIC: the call, repeated, raises {_told(reply)}")
+                counted = [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
+                if len(counted) != batches + 1:
+                    raise ValueError(f"{len(counted)} counts of {batches} batches")
+                return counted
         finally:
             self.arena.free(attempt.segments)
             self._live = [segment for segment in self._live if segment not in attempt.segments]

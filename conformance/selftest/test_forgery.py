@@ -127,7 +127,7 @@ def test_what_a_backend_needs_works(method: str, monkeypatch: pytest.MonkeyPatch
 
 def test_the_next_host_is_separated_as_the_first() -> None:
     """A backend that makes a method fail does not get a weaker one: there is no other host then."""
-    with closing(Arena()) as arena, pytest.raises(HostEndedError, match="NOT_ISOLATED: .* by nothing-known"):
+    with closing(Arena()) as arena, pytest.raises(HostEndedError, match=r"NOT_ISOLATED: .* by nothing-known"):
         HostProcess(arena, ["nothing-known"])
 
 
@@ -187,7 +187,7 @@ def test_files_that_change_during_a_run_fail_it(tmp_path: Path) -> None:
 
     copy = tmp_path / "lowbit_conformance"
     shutil.copytree(Path(lowbit_conformance.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    run = "import sys; sys.path[:0] = [%r]; from lowbit.__main__ import main; main()" % str(tmp_path)
+    run = f"import sys; sys.path[:0] = [{str(tmp_path)!r}]; from lowbit.__main__ import main; main()"
     words = ["conformance", "attacking:ReplacesATest", "--json", "--quick", "--op", "packing.unpack/C1"]
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{HERE}", "SUITE_FOLDER": str(copy)}
     done = subprocess.run(
