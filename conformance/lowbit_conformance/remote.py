@@ -45,6 +45,8 @@ TWO_HANDLES = 1 << 22
 LOADING_DEADLINE = 120.0  # seconds
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
+# What taking a reply apart raises if it is none of the host's.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
 
 
