@@ -27,10 +27,16 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import nox
+
+sys.path.append(str(Path(__file__).parent / "spec"))  # nox's own environment does not hold lowbit
+from lowbit.errors import UnavailableError
+from lowbit.storage import code_folder, kept_code
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -93,7 +99,7 @@ def kills(session: nox.Session) -> None:
     """Run every defect of the bank against the suite until it is found; a survivor or a false alarm fails."""
     install(session, extras=["conformance"])
     out = str(Path(session.create_tmp()).resolve() / "kill-matrix.json")
-    matrix = ["python", "-m", "lowbit_conformance.bank.matrix", "--seeds", "20", "--first-kill"]
+    matrix = ["python", "-P", "-m", "lowbit_conformance.bank.matrix", "--seeds", "20", "--first-kill"]
     run_outside(session, *matrix, "--out", out)
 
 
@@ -107,8 +113,8 @@ def soak(session: nox.Session) -> None:
     data = HERE / "docs/data"
     data.mkdir(exist_ok=True)
     soaked, matrix = str(data / "soak.json"), str(data / "kill-matrix.json")
-    run_outside(session, "python", "-m", "lowbit_conformance.soak", "--out", soaked, *session.posargs)
-    run_outside(session, "python", "-m", "lowbit_conformance.bank.matrix", "--all", "--out", matrix)
+    run_outside(session, "python", "-P", "-m", "lowbit_conformance.soak", "--out", soaked, *session.posargs)
+    run_outside(session, "python", "-P", "-m", "lowbit_conformance.bank.matrix", "--all", "--out", matrix)
 
 
 @nox.session
@@ -211,12 +217,14 @@ def install(
         wanted += PROJECT["build-system"]["requires"]
     packages = digest(line.encode() for line in wanted)
     if not marked(session, "packages", packages):
-        session.install(*wanted, *(cppyy_wheels(session) if "cppyy" in extras else ()))
+        with ExitStack() as stack:
+            built = stack.enter_context(cppyy_wheels(session)) if "cppyy" in extras else []
+            session.install(*wanted, *built)
         mark(session, "packages", packages)
     sources = digest(path.read_bytes() for path in shipped())
     if wheel and not marked(session, "wheel", sources):
         with tempfile.TemporaryDirectory() as folder:
-            session.run("python", "-m", "hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
+            session.run("python", "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
             session.install("--no-deps", "--force-reinstall", *map(str, Path(folder).glob("*.whl")))
         mark(session, "wheel", sources)
 
@@ -228,8 +236,8 @@ def install_peers(session: nox.Session) -> dict[str, str]:
         wanted = [line for line in (*extras["adapters"], *extras["peers"]) if re.split(r"[<>=]", line)[0] in packages]
         if marked(session, project, digest(line.encode() for line in wanted)):
             continue
-        answer = session.run("python", "-m", "pip", "install", *wanted, silent=True, success_codes=range(256))
-        check = session.run("python", "-m", "pip", "show", *packages, silent=True, success_codes=range(256))
+        answer = session.run("python", "-P", "-m", "pip", "install", *wanted, silent=True, success_codes=range(256))
+        check = session.run("python", "-P", "-m", "pip", "show", *packages, silent=True, success_codes=range(256))
         if check and all(f"Name: {name}" in check.replace("_", "-") for name in packages):
             mark(session, project, digest(line.encode() for line in wanted))
             continue
@@ -238,28 +246,31 @@ def install_peers(session: nox.Session) -> dict[str, str]:
     return failed
 
 
-def cppyy_wheels(session: nox.Session) -> list[str]:
-    """Build cppyy once into the user's cache folder, and answer with the flags by which pip finds it there.
+@contextmanager
+def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
+    """The wheels of cppyy and what it needs, as files for pip; built once for this machine.
 
-    The folder gets its name only when it is complete, so a broken build leaves nothing behind, and of two
-    sessions that build at the same time the second to finish uses what the first has made.
+    They are kept in one archive of the cache, as other compiled code is: where no other user can write, and built again
+    where the archive does not match its digest. pip is given each file by name, so that it installs no other.
     """
     requirement = next(line for line in PROJECT["project"]["optional-dependencies"]["cppyy"] if "cppyy" in line)
     need_compiler(session)
     key = f"{requirement.replace('==', '-')}-{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
-    house = cache() / "wheelhouse" / key
-    if not house.is_dir():
-        house.parent.mkdir(parents=True, exist_ok=True)
+
+    def build(archive: Path) -> None:
         session.log("building cppyy, once for this machine: one to three minutes")
-        with tempfile.TemporaryDirectory(prefix=f"{key}-", dir=house.parent) as folder:
-            built = Path(folder) / "wheels"
-            session.run("python", "-m", "pip", "wheel", "--wheel-dir", str(built), requirement)
-            try:
-                built.rename(house)
-            except OSError:
-                if not house.is_dir():
-                    raise
-    return ["--find-links", str(house)]
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(archive, "w") as kept:
+            session.run("python", "-P", "-m", "pip", "wheel", "--wheel-dir", folder, requirement)
+            for wheel in sorted(Path(folder).glob("*.whl")):
+                kept.write(wheel, wheel.name)
+
+    try:
+        archive = kept_code(code_folder("wheelhouse"), f"{key}.zip", build)
+    except (UnavailableError, OSError) as error:
+        session.error(f"cppyy cannot be kept: {error}")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.unpack_archive(archive, folder)
+        yield sorted(str(wheel) for wheel in Path(folder).glob("*.whl"))
 
 
 def need_compiler(session: nox.Session) -> None:
@@ -268,13 +279,6 @@ def need_compiler(session: nox.Session) -> None:
         session.error("no C++ compiler was found: install g++ or clang++, or name yours in the variable CXX")
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         session.error("Python.h was not found: install Python's headers (Debian and Ubuntu: python3-dev)")
-
-
-def cache() -> Path:
-    """The folder where lowbit keeps what is slow to get: the same that `lowbit` itself uses."""
-    if own := os.environ.get("LOWBIT_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lowbit"
 
 
 def run_outside(session: nox.Session, *command: str) -> None:

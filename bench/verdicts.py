@@ -7,14 +7,13 @@ are as they were, so is the verdict.
 
 import hashlib
 import json
-import os
 import subprocess
-import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from lowbit.backend import ENTRY_POINTS
+from lowbit.interpreters import python_command, python_environment
 from lowbit.storage import write_whole
 from lowbit_conformance.report.gather import machine, suite
 
@@ -49,10 +48,10 @@ class Verdicts:
 
 def asked(name: str, isa: str) -> str:
     """What ``lowbit conformance`` says."""
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--seeds", "1", "--json"]
+    command = python_command("-m", "lowbit.cli", "conformance", name, "--seeds", "1", "--json")
     command += [word for operation in OPERATIONS for word in ("--op", operation)]
     chosen = {"LOWBIT_CPPYY_ISA": isa} if isa else {}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | chosen)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=python_environment() | chosen)
     report = json.loads(done.stdout) if done.stdout else {"verdict": f"status {done.returncode}", "id": ""}
     return f"passed {report['id']}" if report["verdict"] == "passed" else f"unproven ({report['verdict']})"
 

@@ -3,28 +3,34 @@
 cppyy has no type information, so what comes from it is `Any` in here and typed outside. Importing cppyy takes half a
 second and starts a compiler; nothing here does so before `runtime` is called.
 
-Three things about cppyy decide how this is written. Defining the same C++ twice in a process is an error, so the
-process has one `Runtime`, which remembers. Passing a numpy array where C++ takes a pointer costs 0.1 µs, asking numpy
-for its address costs 0.8 µs, so arrays are passed as they are. And importing it puts ROOT's handlers on a dozen
-signals, which turn a crash into a long trace and exit code 129, and its paths into the environment; both are taken
-off again.
+Four things about cppyy decide how this is written. It runs code that it finds in the current folder, so it is imported
+in an empty one (`lowbit_cppyy.empty_folder`), and the current folder is then taken from its library path. Defining the
+same C++ twice in a process is an error, so the process has one `Runtime`, which remembers. Passing a numpy array where
+C++ takes a pointer costs 0.1 µs, asking numpy for its address costs 0.8 µs, so arrays are passed as they are. And
+importing it puts ROOT's handlers on a dozen signals, which turn a crash into a long trace and exit code 129, and its
+paths into the environment; both are taken off again.
 """
 
 import atexit
 import ctypes
 import os
+import pkgutil
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import UnavailableError
+from lowbit.host_memory import check_address_space
+from lowbit_cppyy.empty_folder import NoFolderOfOwnError, run_in_empty_folder
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.kernels import Kernel
 from lowbit_cppyy.layout import PanelLayout
@@ -38,8 +44,16 @@ Multiply = Callable[[int, int, Floats, Floats, int], int]
 MultiplyBlocks = Callable[[int, int, npt.NDArray[np.uint8], npt.NDArray[np.int16], Floats, int], int]
 """``multiply_blocks(linear, route, mantissas, exponents, out, rows of x)``."""
 
+Result = TypeVar("Result")
+
 TINY = 4
 """What `multiply` answers where an activation is too small for the route; another one must be taken."""
+
+FIRST_CALLS = 2
+"""The calls of a function for which cppyy compiles something."""
+START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
+"""Address space for cppyy (230 MiB, measured) and some kernels, and for one more compilation (20 MiB at most). Its
+compiler aborts the process where an allocation fails."""
 
 FAILURES = {
     1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
@@ -75,29 +89,78 @@ class Runtime:
 
     def __init__(self) -> None:
         check_toolchain()
-        with _signal_handlers_kept(), _environment_kept():
-            import cppyy
-        self._cppyy: Any = cppyy
+        check_address_space("backend cppyy", START_BYTES)
         self._kernels: dict[str, int] = {}
         self._preludes: set[str] = set()
         self._included: set[str] = set()
+        for entry in sys.path:
+            pkgutil.get_importer(entry)  # remembered, so that a relative entry keeps its meaning in another folder
+        with _signal_handlers_kept(), _environment_kept():
+            run_in_empty_folder("backend cppyy", self._start)
         self.include("bridge.h")
-        bridge = cppyy.gbl.lowbit.bridge
-        for call in (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool):
-            call.__release_gil__ = True
-        bridge.destroy_pool.__release_gil__ = True
-        _call_once(bridge)
+        bridge = self.bridge
         self.multiply: Multiply = bridge.multiply
         self.multiply_cast: Multiply = bridge.multiply_cast
         self.multiply_blocks: MultiplyBlocks = bridge.multiply_blocks
-        self.bridge: Any = bridge
+
+    def _start(self) -> None:
+        """Import cppyy; from then on it looks for libraries in its own folder only."""
+        imported_before = "cppyy" in sys.modules
+        import cppyy
+
+        self._cppyy: Any = cppyy
+        if not imported_before:  # a program that has imported it itself may rely on the path
+            libraries = Path(sys.modules["cppyy_backend"].__path__[0]) / "lib"
+            cppyy.gbl.gSystem.SetDynamicPath(str(libraries))
+        self._compile("")  # so that cppyy loads what it loads for the first compilation
 
     def include(self, header: str) -> None:
         """Compile a header of `cpp/`; once, however often it is asked for."""
         with preparing, as_file(files(__package__) / "cpp") as folder:
             if header not in self._included:
-                self._define(f'#include "{folder}/{header}"')
+                self._define(f'#include "{folder.absolute()}/{header}"')
+                self.apart(self._call_bridge_once if header == "bridge.h" else self._call_passes_once)
                 self._included.add(header)
+
+    def apart(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns, which has cppyy compile something.
+
+        The compiler looks for a file of the name that it gives to each input, such as ``input_line_27``, in the current
+        folder. It does not read the file, but confuses it with others if it is a link to them, and then fails. So this
+        too is done in an empty folder, where that is possible.
+        """
+        try:
+            return run_in_empty_folder("backend cppyy", work)
+        except NoFolderOfOwnError:
+            return work()
+
+    def _call_bridge_once(self) -> None:
+        """Have cppyy compile what every function of ``bridge.h`` is called by.
+
+        It does so in the first two calls. These may not be calls that let go of the GIL, since a child that is forked
+        meanwhile finds the compiler's lock held, and may not be made in a folder in which others place files.
+        """
+        self.bridge: Any = self._cppyy.gbl.lowbit.bridge
+        bridge = self.bridge
+        without_gil = (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool)
+        for call in (*without_gil, bridge.destroy_pool):
+            call.__release_gil__ = True
+        floats, bytes_, shorts = np.zeros(1, np.float32), np.zeros(1, np.uint8), np.zeros(1, np.int16)
+        bridge.multiply(0, 0, floats, floats, 0)
+        bridge.multiply_cast(0, 0, floats, floats, 0)
+        bridge.multiply_blocks(0, 0, bytes_, shorts, floats, 0)
+        numbers, addresses = np.zeros(12, np.int64), np.zeros(8, np.uint64)
+        for _ in range(FIRST_CALLS):
+            pool = bridge.create_pool(1)
+            bridge.destroy_linear(bridge.create_linear(numbers, 0, 0, pool))
+            bridge.destroy_route(bridge.create_route(0, numbers, addresses, numbers, 0))
+            bridge.stop_pool(pool)
+            bridge.destroy_pool(pool)
+
+    def _call_passes_once(self) -> None:
+        """The same for the functions of ``decode.h`` that every operation uses."""
+        for _ in range(FIRST_CALLS):
+            self.bridge.destroy_passes(self.bridge.create_passes(0, np.zeros(1, np.uint64), 0, 0, 0))
 
     def kernel(self, kernel: Compilable) -> int:
         """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first asked for."""
@@ -112,11 +175,15 @@ class Runtime:
                     f" {{ return reinterpret_cast<std::uintptr_t>(&{table.name}::{kernel.name}); }} }}"
                 )
                 self._define(once(kernel.name, kernel.source + address_of))
-                address = getattr(self._cppyy.gbl.lowbit.kernels, kernel.name)
-                self._kernels[kernel.name] = int(address())
+                name = kernel.name
+                self._kernels[name] = self.apart(lambda: int(getattr(self._cppyy.gbl.lowbit.kernels, name)()))
             return self._kernels[kernel.name]
 
     def _define(self, source: str) -> None:
+        check_address_space("compiling a kernel", COMPILE_BYTES)
+        self.apart(lambda: self._compile(source))
+
+    def _compile(self, source: str) -> None:
         # On a processor without AVX the compiler warns that vectors would be passed in another way than with it. They
         # never are passed, because the functions that take them are inlined.
         quiet = f'#pragma clang diagnostic push\n#pragma clang diagnostic ignored "-Wpsabi"\n{source}'
@@ -131,17 +198,6 @@ class Runtime:
 def once(name: str, source: str) -> str:
     """C++ that may be compiled twice: Ctrl-C may fall between the compiler's answer and our taking note of it."""
     return f"#ifndef LOWBIT_HAS_{name}\n#define LOWBIT_HAS_{name}\n{source}\n#endif"
-
-
-def _call_once(bridge: Any) -> None:
-    """Have cppyy compile what is called without the GIL: where a fork meets that, the child finds its lock held."""
-    floats, bytes_, shorts = np.zeros(1, np.float32), np.zeros(1, np.uint8), np.zeros(1, np.int16)
-    bridge.multiply(0, 0, floats, floats, 0)
-    bridge.multiply_cast(0, 0, floats, floats, 0)
-    bridge.multiply_blocks(0, 0, bytes_, shorts, floats, 0)
-    pool = bridge.create_pool(1)
-    bridge.stop_pool(pool)
-    bridge.destroy_pool(pool)
 
 
 preparing = threading.RLock()

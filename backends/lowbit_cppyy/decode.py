@@ -14,7 +14,7 @@ from lowbit.bounds import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation
 from lowbit_cppyy.blocks_of_integers import BlockOperations
-from lowbit_cppyy.compiler import Pool, preparing
+from lowbit_cppyy.compiler import Pool, preparing, runtime
 from lowbit_cppyy.heads import mixed, scores, tile_channels
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.lazily import cached_property
@@ -105,6 +105,7 @@ class DecodeOperations(BlockOperations):
 
     def warm_up(self, operation: str) -> None:
         """Compile the kernels of an operation; see `lowbit.backend.Backend.warm_up`."""
+        runtime()
         if operation in self.declared:
             chapter, _, name = operation.partition(".")
             getattr(self._blocks if chapter == "bfp" else self._decode, name)

@@ -31,7 +31,7 @@ from lowbit.affine import CONVENTIONS
 from lowbit.check import check_choice, check_integer
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.packing import BITS
-from lowbit.storage import cache_folder, write_whole
+from lowbit.storage import cache_folder, make_folder, write_whole
 from lowbit_cppyy.hardware import processor_key
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.layout import PanelLayout
@@ -178,7 +178,7 @@ def write(key: Key, outcome: Outcome) -> Path:
     text = json.dumps(document, indent=1) + "\n"
     path = key.path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_whole(path, text.encode())
     except OSError as error:
         reason = f"{path.parent} cannot be written: {error.strerror}"

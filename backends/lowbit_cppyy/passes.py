@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lowbit.errors import ArgumentError
-from lowbit_cppyy.compiler import Pool, preparing, raise_failure, runtime
+from lowbit_cppyy.compiler import FIRST_CALLS, Pool, preparing, raise_failure, runtime
 from lowbit_cppyy.isa import InstructionSet
 from lowbit_cppyy.pieces import Piece, piece
 
@@ -52,11 +52,16 @@ class Calls:
     def _function(self, name: str, *nothing: object) -> Callable[..., int]:
         """A function of `lowbit::bridge`, called once with nothing to do: so cppyy compiles here what it needs for the
         call, and not where a fork may meet it."""
-        with preparing:
+
+        def called() -> Callable[..., int]:
             function: Callable[..., int] = getattr(self._bridge, name)
             function.__release_gil__ = True  # type: ignore[attr-defined]  # cppyy's
-            function(*nothing)
-        return function
+            for _ in range(FIRST_CALLS):
+                function(*nothing)
+            return function
+
+        with preparing:
+            return runtime().apart(called)
 
 
 def done(status: int, result: Result) -> Result:

@@ -4,6 +4,7 @@ An operation of the suite is one call: its arrays go to the device, a kernel run
 how a model runs (`lowbit_cuda.model`); it is how a kernel is shown to be right.
 """
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,7 @@ class Calls:
         self.lane = Lane(port, "operations")
         self.closed = False
         self._rooms: dict[str, Room] = {}
+        self._unused = deque[Memory]()
         self._calm = True
 
     def __call__(self, kernel: Kernel, given: Mapping[str, Array | Span], **numbers: Number) -> None:
@@ -59,8 +61,12 @@ class Calls:
         if not self._calm:  # a call was interrupted, and its copies may still be on their way
             self.lane.port.finish()
         self._calm = False
+        self.tidy()
+        self.lane.load(kernel)
         arguments: dict[str, Span | Number] = dict(numbers)
         results: list[tuple[Array, Span, Span]] = []
+        arrays = {name: array for name, array in given.items() if not isinstance(array, Span)}
+        rooms = {name: self._room(name).of(array.nbytes) for name, array in arrays.items()}  # before anything runs
         for parameter in kernel.parameters:
             if parameter.access is None:
                 continue
@@ -68,7 +74,7 @@ class Calls:
             if isinstance(array, Span):
                 arguments[parameter.name] = array
                 continue
-            there, here = self._room(parameter.name).of(array.nbytes)
+            there, here = rooms[parameter.name]
             if parameter.access != "write":
                 self.lane.port.write(here, np.ascontiguousarray(array))
                 self.lane.copy(there, here)
@@ -83,12 +89,22 @@ class Calls:
             array[...] = self.lane.port.read(here, array.dtype, array.shape)
         self._calm = True
 
+    def give_back(self, memory: Memory) -> None:
+        """Free memory when nothing runs: at the next call or at the end. May be called at any time, by any thread."""
+        self._unused.append(memory)
+
+    def tidy(self) -> None:
+        """Free what was given back; the device is idle."""
+        while self._unused:
+            self.lane.port.free(self._unused.popleft())
+
     def _room(self, name: str) -> Room:
         return self._rooms.setdefault(name, Room(self.lane.port, f"argument {name}"))
 
     def close(self) -> None:
         """Give everything back."""
         self.closed = True
+        self.tidy()
         for room in self._rooms.values():
             room.close()
         self.lane.close()

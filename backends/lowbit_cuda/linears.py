@@ -10,11 +10,11 @@ import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.prepared import PreparedLinear
-from lowbit_cuda.calls import Calls
+from lowbit_cuda.calls import Array, Calls
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.matrices import MANY
-from lowbit_cuda.port import DevicePort, Memory, Span
+from lowbit_cuda.model.matrices import product
+from lowbit_cuda.port import Memory, Span
 
 
 class DeviceLinear(PreparedLinear):
@@ -22,8 +22,9 @@ class DeviceLinear(PreparedLinear):
 
     def __init__(self, backend: str, calls: Calls, matrix: QuantizedMatrix) -> None:
         self._layout, self._calls = MatrixLayout.of(matrix), calls
+        calls.tidy()
         memory = calls.lane.port.allocate(self._layout.nbytes, "a prepared matrix")
-        weakref.finalize(self, _give_back, weakref.ref(calls), calls.lane.port, memory)
+        weakref.finalize(self, _give_back, weakref.ref(calls), memory)
         self._blob: Span = memory.span()
         calls.lane.upload(self._blob, self._layout.apply(matrix))
         super().__init__(backend, matrix.rows, matrix.columns, self._layout.nbytes)
@@ -36,13 +37,14 @@ class DeviceLinear(PreparedLinear):
 
     def _multiply(self, x: Floats, out: Floats, tokens: int) -> None:
         layout = self._layout
-        gemm = kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1 if tokens == 1 else MANY)
-        self._calls(gemm, {"y": out, "x": x, **layout.spans(self._blob)}, tokens=tokens, **layout.numbers)
+        given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._blob)}
+        self._calls(product(layout, tokens), given, tokens=tokens, **layout.numbers)
 
 
-def _give_back(calls: "weakref.ref[Calls]", port: DevicePort, memory: Memory) -> None:
+def _give_back(calls: "weakref.ref[Calls]", memory: Memory) -> None:
+    """Whoever lets go of a matrix may be a collection of garbage in the middle of anything, or the end of Python."""
     if (found := calls()) is not None and not found.closed:
-        port.free(memory)
+        found.give_back(memory)
 
 
 def dequantized(calls: Calls, matrix: QuantizedMatrix) -> Floats:

@@ -5,8 +5,13 @@ them. That little is written down here, and twice fulfilled: by `lowbit_cuda.cud
 simulation with a time of its own that also proves that the order asked for is enough. The engine knows this file and
 neither of them.
 
-**Memory** is allocated on the device, within a budget that is counted to the byte, or *pinned* on the host, where
-copies can reach it while the host goes on. A `Span` is a part of it; everything that works on memory is given spans.
+**Memory** is allocated on the device, within a budget, or *pinned* on the host, where copies can reach it while the
+host goes on. A `Span` is a part of it; everything that works on memory is given spans. An allocation counts as what the
+device takes for it (`charge`), not as what was asked for. The budget is for allocations alone: code, graphs and the
+local memory of threads lie beside it, and a port opens only where the device has room for both.
+
+Freeing or allocating memory may make a device wait for all of its work, so a program that cares for its time does both
+only while the device is idle, and has its kernels loaded before it begins (`DevicePort.load`).
 
 **Order.** A *stream* does what it was given in the order in which it was given it. Between streams, and between a
 stream and the host, there is no order but what *events* make: `record` marks a place in a stream, `wait` makes another
@@ -24,13 +29,17 @@ again by one call. Spans and numbers in it are those of the time of capture.
 the device fails is a `DeviceError` and has asked for nothing. An operation may also fail *late*, when its call has long
 returned. What it should have written is then undefined; what its stream is given after it does not begin, nor does what
 waits for that; and no event behind it is ever reached: to wait for one is an error, and asking is answered with no or
-with the error. Any later call may raise it, at the latest one that waits for what was not done. Once it was raised, a
-device goes on with what it is given from then on, or fails for good, as a GPU does whose kernel broke.
+with the error. Any later call may raise it, at the latest one that waits for what was not done.
+
+A GPU whose work failed late is *lost* to the process: the error is a `DeviceLostError`, and so is every later call, at
+once. Only `free` and `close` still succeed then; they ask nothing of the device, whose memory goes back when the
+process ends. The simulation can also fail late and then go on, which is harder on a program: it has to know what was
+done.
 
 Source: lowbit's own; the terms are those of the CUDA programming guide.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,7 +52,35 @@ from lowbit.check import check_integer
 from lowbit.errors import ArgumentError, LowbitError
 
 ALIGNMENT = 256
-"""Bytes: every allocation begins at a multiple of this, and is charged to the budget rounded up to one."""
+"""Bytes: every allocation begins at a multiple of this."""
+PIECE = 2 << 20
+"""Bytes: a GPU takes its memory in pieces of this size."""
+SHARED = 1 << 20
+"""Bytes: allocations that are smaller than this share pieces; a larger one has pieces of its own."""
+
+
+def charge(nbytes: int) -> int:
+    """What an allocation counts as: a small one rounded up to `ALIGNMENT`, a larger one to `PIECE`.
+
+    >>> charge(1), charge(256), charge(257)
+    (256, 256, 512)
+    >>> charge(SHARED - 256), charge(SHARED), charge(PIECE + 1)
+    (1048320, 2097152, 4194304)
+    """
+    unit = ALIGNMENT if nbytes < SHARED else PIECE
+    return -(-nbytes // unit) * unit
+
+
+def largest(budget: int) -> int:
+    """The most bytes of one allocation that counts as at most `budget`.
+
+    >>> largest(1000), largest(PIECE - 1) == SHARED - ALIGNMENT, largest(PIECE + 1) == PIECE
+    (768, True, True)
+    """
+    if budget >= PIECE:
+        return budget // PIECE * PIECE
+    return min(budget // ALIGNMENT * ALIGNMENT, SHARED - ALIGNMENT)
+
 
 Place = Literal["device", "host"]
 Access = Literal["read", "write", "update"]
@@ -52,6 +89,10 @@ Access = Literal["read", "write", "update"]
 
 class DeviceError(LowbitError, RuntimeError):
     """The device failed an operation: which, and in its own words why."""
+
+
+class DeviceLostError(DeviceError):
+    """The device is lost to this process: what it held is gone, and every later call fails with this error too."""
 
 
 class DeviceMemoryError(DeviceError):
@@ -280,7 +321,7 @@ class DevicePort(Protocol):
 
     @property
     def used(self) -> int:
-        """Bytes of device memory in use, each allocation rounded up to `ALIGNMENT`."""
+        """Bytes of device memory in use, each allocation counted as what `charge` says."""
 
     @property
     def peak(self) -> int:
@@ -324,6 +365,16 @@ class DevicePort(Protocol):
 
     def stream(self, name: str) -> Stream:
         """A new stream."""
+
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """Bring the code of kernels to the device, before anything runs that should not wait for it.
+
+        A kernel that was not loaded is loaded by its first launch. That takes long, needs memory, and may wait for
+        everything that the device has been given.
+
+        Raises:
+            DeviceError: one of them cannot be loaded.
+        """
 
     def copy(self, target: Span, source: Span, stream: Stream) -> None:
         """Copy between spans of equal length, in either direction or on the device.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from lowbit.errors import UnavailableError, on_one_line
+from lowbit.interpreters import program_environment
 
 MOST_LINE = 1 << 28
 """Bytes of one answer; a longer one ends the conversation before it fills the memory."""
@@ -51,7 +52,12 @@ class Child:
             raise UnavailableError(what, "there is no such program that may be run", "correct its name or build it")
         try:
             self._process = subprocess.Popen(
-                _tied(words), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+                _tied(words),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=program_environment(),
             )
         except (OSError, ValueError) as error:
             raise UnavailableError(what, f"it cannot be started: {error}", "correct it") from None

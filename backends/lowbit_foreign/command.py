@@ -43,7 +43,9 @@ from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
 from lowbit.check import check_array
 from lowbit.contract import OPERATIONS
-from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError, on_one_line
+from lowbit.errors import ArgumentError, FormatError, NotDeclaredError, UnavailableError, on_one_line
+from lowbit.formats.checkpoint_json import described, parsed
+from lowbit.text import cleaned
 from lowbit.values import Tree, as_json, from_json
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.child import BrokenLineError, Child
@@ -175,14 +177,14 @@ class CommandBackend(Backend):
         answer = self._request(do, operation, arguments, handle)
         try:
             return from_json(answer)
-        except (ArgumentError, RecursionError) as error:
+        except ArgumentError as error:
             raise RuntimeError(f"{self.name} gives no result of {operation}: {error}") from None
 
     def _handle(self, do: str, end: str, operation: str, arguments: dict[str, Any]) -> "_Handle":
         with self._lock:
             name = self._request(do, operation, arguments, None)
             if type(name) not in (int, str):
-                raise RuntimeError(f"{self.name} answers {do} with {on_one_line(name)}, which is no number or text")
+                raise RuntimeError(f"{self.name} answers {do} with {described(name)}, which is no number or text")
             assert self._child is not None
             return _Handle(name, self._child, end, self._given_up)
 
@@ -224,14 +226,14 @@ class CommandBackend(Backend):
     def _result(self, line: bytes, id: int) -> Tree:
         """The result in a line, or the exception that it stands for."""
         try:
-            answer = json.loads(line.decode(), parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
-            raise BrokenLineError(f"{self.name} writes a line that is no JSON ({error}): {_shown(line)}") from None
+            answer = parsed(f"{self.name} writes a line", line).values
+        except FormatError as error:
+            raise BrokenLineError(f"{error}: {_shown(line)}") from None
         match answer:
             case {"id": int(given), "result": result, **more} if given == id and not more:
                 return result
             case {"id": int(given), "error": {"kind": str(kind), "message": str(message)}} if given == id:
-                self._raise(kind, on_one_line(message))
+                self._raise(kind, _one_line(message))
         raise BrokenLineError(f"{self.name} writes a line that does not answer request {id}: {_shown(line)}")
 
     def _raise(self, kind: str, message: str) -> NoReturn:
@@ -241,7 +243,7 @@ class CommandBackend(Backend):
             raise NotDeclaredError(self.name, message)
         if kind == "failed":
             raise RuntimeError(f"{self.name} fails: {message}")
-        raise BrokenLineError(f"{self.name} answers with an error of the unknown kind {on_one_line(kind)}: {message}")
+        raise BrokenLineError(f"{self.name} answers with an error of the unknown kind {_one_line(kind)}: {message}")
 
 
 class _Handle:
@@ -269,9 +271,10 @@ class _Steps:
             self._backend.give_back()
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
-
-
 def _shown(line: bytes) -> str:
-    return on_one_line(line[:200].decode(errors="replace"))
+    return _one_line(line[:200].decode(errors="replace"))
+
+
+def _one_line(text: str) -> str:
+    """What a program says, for a message."""
+    return cleaned(on_one_line(text))

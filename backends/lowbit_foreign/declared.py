@@ -5,7 +5,6 @@ does not have makes the backend unavailable, with the reason in one line. A miss
 than was meant.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from lowbit.backend import Capabilities, Declaration
 from lowbit.bounds import FORMS, UNIT_ROUNDOFF, Arithmetic, Roundings, any_order, one_loop
 from lowbit.check import check_choice, check_integer, spoken
 from lowbit.contract import Promise
-from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.checkpoint_json import parsed
 from lowbit.operations import OPERATIONS
 
 KEYS = ("name", "version", "operations", "concurrent", "alignment", "overread", "profiles", "details", "prepare")
@@ -58,13 +58,13 @@ def read_text(text: bytes, what: str) -> Declared:
     """The declaration in a JSON text.
 
     Raises:
-        UnavailableError: it is not JSON, or see `read`.
+        UnavailableError: it is not a JSON object, or says a key twice; or see `read`.
     """
     try:
-        document = json.loads(text.decode())
-    except (ValueError, RecursionError) as error:
-        raise UnavailableError(what, f"its capabilities are no JSON text: {error}", "correct them") from None
-    return read(document, what)
+        document = parsed("its capabilities", text).values
+    except FormatError as error:
+        raise UnavailableError(what, f"in {error}", "correct them") from None
+    return read(dict(document), what)
 
 
 def read(document: object, what: str) -> Declared:

@@ -6,13 +6,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowbit.errors import ArgumentError
-from lowbit.values import NOT_FINITE, Tree, decode, encode
+from lowbit.text import quoted
+from lowbit.values import MOST_DEPTH, NOT_FINITE, Tree, decode, encode
 from lowbit_foreign.abi import DTYPE_NUMBERS, DTYPES, NO_DTYPE, Kind
 from lowbit_foreign.memory import Array, OutOfBoundsError, Room, address
 
 MOST_ITEMS = 2**20
 """Of a list, and bytes of a text."""
 MOST_DIMENSIONS = 8
+MOST_BYTES = 2**31
+"""Of all parts of a result together."""
 
 
 class Entry(NamedTuple):
@@ -76,6 +79,7 @@ class Results:
     def __init__(self, alignment: int, out: Array | None = None) -> None:
         """With `out`, the whole result is that array and nothing else."""
         self._alignment, self._out = alignment, out
+        self._bytes = 0
         self._parts: dict[str, tuple[Kind, Array]] = {}
         self._rooms: list[tuple[str, Room]] = []
         self.trouble: BaseException | None = None
@@ -87,7 +91,10 @@ class Results:
             ValueError: no such kind, dtype or shape; the path was asked for before; with `out`, another array.
         """
         if path in self._parts:
-            raise ValueError(f"{path} was asked for twice")
+            raise ValueError(f"{quoted(path)} was asked for twice")
+        if len(self._parts) >= MOST_ITEMS or path.count(".") > MOST_DEPTH:
+            allowed = f"at most {MOST_ITEMS} parts, {MOST_DEPTH} of them inside one another"
+            raise ValueError(f"{quoted(path)} was asked for after {len(self._parts)} parts; allowed: {allowed}")
         asked = Kind(kind)
         if self._out is not None and path == self.ROOT:
             array = self._checked_out(asked, dtype, shape)
@@ -106,6 +113,9 @@ class Results:
         return self._out
 
     def _room(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        self._bytes += math.prod(shape) * dtype.itemsize
+        if self._bytes > MOST_BYTES:
+            raise ValueError(f"{quoted(path)} would make the result {self._bytes} bytes; allowed: {MOST_BYTES}")
         room = Room(dtype, shape, self._alignment)
         self._rooms.append((path, room))
         return room.array
@@ -118,7 +128,7 @@ class Results:
         """
         for path, room in self._rooms:
             if where := room.spoilt():
-                raise OutOfBoundsError(f"it wrote {where} of {path}")
+                raise OutOfBoundsError(f"it wrote {where} of {quoted(path)}")
 
     def asked(self, path: str) -> bool:
         """Whether the library asked for this path."""
@@ -137,7 +147,7 @@ class Results:
 
     def _tree(self, path: str, children: dict[str, list[str]]) -> Tree:
         if path not in self._parts:
-            raise ValueError(f"{path} was never asked for")
+            raise ValueError(f"{quoted(path)} was never asked for")
         kind, array = self._parts[path]
         match kind:
             case Kind.NONE:
@@ -165,11 +175,12 @@ def _layout(path: str, kind: Kind, dtype: int, shape: tuple[int, ...]) -> tuple[
     """
     if kind is Kind.ARRAY:
         if dtype not in DTYPES or min(shape, default=0) < 0:
-            raise ValueError(f"{path} was asked for with dtype {dtype} and shape {shape}, which lowbit.h does not have")
+            given = f"with dtype {dtype} and shape {shape}"
+            raise ValueError(f"{quoted(path)} was asked for {given}, which lowbit.h does not have")
         return DTYPES[dtype], shape
     sized = kind in (Kind.TEXT, Kind.RECORD, Kind.LIST)
     if len(shape) != sized or (sized and not 0 <= shape[0] <= MOST_ITEMS):
-        raise ValueError(f"{path} was asked for as {kind.name} with the shape {shape}")
+        raise ValueError(f"{quoted(path)} was asked for as {kind.name} with the shape {shape}")
     if kind in (Kind.TEXT, Kind.RECORD):
         return np.dtype(np.uint8), shape
     return np.dtype(np.float64 if kind is Kind.REAL else np.int64), (1,)

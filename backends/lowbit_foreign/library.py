@@ -16,6 +16,7 @@ from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
 from lowbit.contract import OPERATIONS
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.text import cleaned
 from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.declared import Declared, read_text
@@ -267,7 +268,7 @@ class _Crossing:
     @property
     def message(self) -> str:
         """What the library has said."""
-        return self._message.value.decode(errors="replace")
+        return cleaned(" ".join(self._message.value.decode(errors="replace").split()))
 
     def _fill(self, value: Value, entry: Entry, alignment: int) -> None:
         value.size, value.kind, value.path = ctypes.sizeof(Value), entry.kind, entry.path.encode()

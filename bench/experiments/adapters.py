@@ -12,11 +12,11 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from lowbit import backend as registry
+from lowbit.interpreters import python_command, python_environment
 from lowbit.storage import write_whole
 
 LIBRARY = {
@@ -34,8 +34,8 @@ NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\b(nan|inf)\b")
 
 def report_of(name: str) -> dict[str, Any]:
     """What ``lowbit conformance NAME --json`` answers."""
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    command = python_command("-m", "lowbit.cli", "conformance", name, "--json")
+    done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     return report
 

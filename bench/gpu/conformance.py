@@ -6,10 +6,10 @@ backend ``cuda`` to the specification. Simulated, the suite runs on the backend'
 
 import json
 import subprocess
-import sys
 from typing import Any
 
 from gpu.parts import Answer, Setting
+from lowbit.interpreters import python_command, python_environment
 
 BACKEND = {False: "lowbit_cuda.backend:CudaBackend", True: "lowbit_cuda.simulated:NumpyOnSim"}
 
@@ -18,8 +18,10 @@ def run(setting: Setting) -> Answer:
     """Both."""
     broken = contract(setting)
     report = setting.out / "conformance-report.json"
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", BACKEND[setting.simulate], "--report", str(report)]
-    status = subprocess.run([*command, *(["--quick"] if setting.simulate else [])], check=False).returncode
+    command = python_command("-m", "lowbit.cli", "conformance", BACKEND[setting.simulate], "--report", str(report))
+    status = subprocess.run(
+        [*command, *(["--quick"] if setting.simulate else [])], env=python_environment(), check=False
+    ).returncode
     result: dict[str, Any] = {"contract": broken, "suite": {}, "report": report.name}
     if report.exists():
         whole = json.loads(report.read_text())

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import asdict
@@ -22,6 +23,7 @@ from typing import Any
 
 from gpu.machine import description
 from gpu.parts import ANSWER, Answer, Setting, Skipped, write
+from lowbit.interpreters import python_command, python_environment
 
 PARTS: dict[str, tuple[str, float]] = {
     "compiled": ("every kernel compiled for the device, and what it takes of a processor", 120),
@@ -95,30 +97,31 @@ def part(name: str, options: argparse.Namespace, left: float) -> dict[str, Any]:
     if left < LEAST:
         none_left = Answer("timed out", f"of the {options.total:g} seconds for all parts none were left")
         return record | asdict(none_left) | {"seconds": 0.0, "limit": 0.0, "output": ""}
-    answer_file = options.out / f".{name}.{os.getpid()}.json"
-    command = [sys.executable, "-m", "gpu.measure", str(options.out), "--child", name]
-    environment = os.environ | {ANSWER: str(answer_file), "PYTHONUNBUFFERED": "1"}
-    began = time.monotonic()
-    with subprocess.Popen(
-        command + ["--simulate"] * options.simulate,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=limit)
-            late = False
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # and what it has started
-            output, _ = process.communicate()
-            late = True
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    record |= answered(answer_file, process.returncode, limit if late else None)
+    with tempfile.TemporaryDirectory() as folder:
+        answer_file = Path(folder, f"{name}.json")
+        command = python_command("-m", "gpu.measure", str(options.out), "--child", name)
+        environment = python_environment() | {ANSWER: str(answer_file), "PYTHONUNBUFFERED": "1"}
+        began = time.monotonic()
+        with subprocess.Popen(
+            command + ["--simulate"] * options.simulate,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=limit)
+                late = False
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
+                output, _ = process.communicate()
+                late = True
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        record |= answered(answer_file, process.returncode, limit if late else None)
     record |= {"seconds": round(time.monotonic() - began, 2), "limit": limit, "output": output[-TAIL:]}
     return record
 
@@ -129,7 +132,6 @@ def answered(file: Path, status: int, limit: float | None) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(file.read_text())
     except (OSError, ValueError):
         found = asdict(Answer("crashed", f"it ended with status {status} and said nothing"))
-    file.unlink(missing_ok=True)
     if limit is None:
         return found
     return asdict(Answer("timed out", f"it took more than {limit:.0f} seconds", found.get("result", {})))

@@ -33,7 +33,7 @@ done
 site=$(mktemp -d)
 trap 'rm -rf "$site"' EXIT
 if [[ -n $wheels ]]; then
-  "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
+  "$python" -P -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
 fi
 export PYTHONPATH="$root/spec:$root/backends:$root/conformance:$root/conformance/selftest:$root/bench:$site${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONDONTWRITEBYTECODE=1
@@ -41,5 +41,5 @@ for libraries in "$site"/nvidia/*/lib; do  # NVIDIA's packages look for each oth
   export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 done
 export LOWBIT_CACHE="${LOWBIT_CACHE:-$site/cache}"  # compiled kernels, for all parts, wherever a home may be
-"$python" -m gpu.entry_points "$site"
-"$python" -m gpu.measure "${arguments[@]}"
+"$python" -P -m gpu.entry_points "$site"
+"$python" -P -m gpu.measure "${arguments[@]}"

@@ -4,16 +4,16 @@ On some machines the tool is missing, or refuses the device (a container's kerne
 no failure; a finding is.
 """
 
-import os
 import re
 import shutil
 import subprocess
-import sys
+import tempfile
 from glob import glob
 from pathlib import Path
 from typing import Any
 
 from gpu.parts import ANSWER, Answer, Setting, Skipped
+from lowbit.interpreters import python_command, python_environment
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 86
@@ -55,17 +55,17 @@ def run(setting: Setting) -> Answer:
 def watched(program: str, tool: str, setting: Setting) -> dict[str, Any]:
     """One tool over the part `kernels`."""
     command = [program, "--tool", tool, "--error-exitcode", str(FOUND)]
-    command += [sys.executable, "-m", "gpu.measure", str(setting.out), "--child", "kernels"]
-    answer = Path(setting.out, f".{tool}.{os.getpid()}.json")
-    environment = os.environ | {ANSWER: str(answer)}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"verdict": "unfinished", "why": f"it took more than {LIMIT} seconds", "output": ""}
-    finished = answer.exists()
-    answer.unlink(missing_ok=True)
+    command += python_command("-m", "gpu.measure", str(setting.out), "--child", "kernels")
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, f"{tool}.json")
+        environment = python_environment() | {ANSWER: str(answer)}
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"verdict": "unfinished", "why": f"it took more than {LIMIT} seconds", "output": ""}
+        finished = answer.exists()
     output = done.stdout + done.stderr
     return judged(done.returncode, output, finished=finished)
 

@@ -7,7 +7,7 @@ was asked for. The simulation computes in numpy, whose exponentials round otherw
 are apart is said too, and should another expert be chosen for that reason, from where on.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,8 +19,9 @@ from lowbit.affine import quantize
 from lowbit.device import DeviceSettings
 from lowbit.offload import Event, Memory, Request, trace
 from lowbit.weights import LlamaWeights, to_float
+from lowbit_cuda.engine import device_bytes
 from lowbit_cuda.model import Decoder
-from lowbit_cuda.port import DevicePort
+from lowbit_cuda.port import DevicePort, charge
 from lowbit_cuda.sim import SimDevice
 
 TOKENS = 32
@@ -86,8 +87,9 @@ def budget_for(weights: LlamaWeights, mode: Memory) -> int:
         engine = decoder.engine
         assert engine is not None
         assert engine.arrangement.slots == EXPERTS
-        stride = -(-engine.blob_bytes // 256) * 256
-        return device.peak - LAYERS * (EXPERTS - SLOTS) * stride
+        fewer = replace(engine.arrangement, slots=SLOTS)
+        whole, part = (charge(device_bytes(one, engine.blob_bytes)) for one in (engine.arrangement, fewer))
+        return device.peak - whole + part
 
 
 def generated(device: DevicePort, weights: LlamaWeights, mode: Memory) -> Told:

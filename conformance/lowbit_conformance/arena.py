@@ -17,7 +17,7 @@ import fcntl
 import mmap
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -45,12 +45,14 @@ class Placement:
         padding: the byte around them.
         alignment: bytes, or 0 for that of the elements.
         overread: readable bytes after the end.
+        offset: how far from the page's border, in elements, or in steps of the alignment where one is declared.
     """
 
     side: Side
     padding: int
     alignment: int = 0
     overread: int = 0
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -116,18 +118,26 @@ class Arena:
             MemoryError: there is no room.
         """
         content = _bytes_of(array)
-        room = content.size + how.overread + max(how.alignment, array.itemsize)
+        unit = max(how.alignment, array.itemsize)
+        room = content.size + how.overread + unit * (1 + how.offset)
         pages = max(1, -(-room // PAGE))
         first = self._take(pages)
-        start = first
+        start = first + how.offset * unit
         if how.side == "right":
-            unit = max(how.alignment, array.itemsize)
-            start = (first + pages * PAGE - how.overread - content.size) // unit * unit
+            start = (first + pages * PAGE - how.overread - content.size) // unit * unit - how.offset * unit
         segment = Segment(name, first, pages, start, content.size, array.itemsize, writeable, how.padding, content)
         self.bytes[first:start] = how.padding
         self.bytes[start : segment.end] = content
         self.bytes[segment.end : segment.last] = how.padding
         return segment
+
+    def rewrite(self, segment: Segment, array: npt.NDArray[Any]) -> Segment:
+        """Give an array that lies there already other contents of the same size."""
+        content = _bytes_of(array)
+        if content.size != segment.nbytes:
+            raise ValueError(f"{content.size} bytes where {segment.nbytes} lie")
+        self.bytes[segment.start : segment.end] = content
+        return replace(segment, content=content)
 
     def free(self, segments: list[Segment]) -> None:
         """Give pages back."""

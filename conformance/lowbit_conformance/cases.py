@@ -52,6 +52,11 @@ class Case:
         words = [word for word in (self.variant, self.label) if word]
         return f"{self.clause}/{self.tier}/{'-'.join(words)}-s{self.seed}"
 
+    @property
+    def large(self) -> bool:
+        """Whether the variant says that it takes long: it is not among the cases of ``--quick``, and not repeated."""
+        return "large" in self.variant
+
     def parameters(self) -> dict[str, object]:
         """The choices that the case makes, by the names under which a backend declares what it handles."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
@@ -178,6 +183,28 @@ def edges(clause: str, variants: tuple[str, ...], vectors: int = 0) -> Iterator[
             for convention in CONVENTIONS:
                 shape = (rows, 19, rows // 2 + 1)
                 yield MatrixCase(clause, "edge", variant, bits, *shape, convention, scale_dtype, vectors)
+
+
+# **Models.** Shapes of layers as they are: a vocabulary of 131,072, an inner width of 28,672. Each has one width of
+# codes, so that together they take seconds. Words of more than 2 GiB, whose offsets exceed 32 bits, are not among them.
+
+MODELS: tuple[tuple[int, int, int, int, Convention, ScaleDtype, str], ...] = (
+    (4, 64, 131072, 32, "zero_point", "float16", "dense"),
+    (4, 28672, 64, 128, "minimum", "float16", "dense"),
+    (4, 2048, 11008, 128, "zero_point", "float16", "sparse"),
+    (2, 64, 70001, 32, "minimum", "float32", "dense"),
+    (3, 28672, 33, 64, "zero_point", "float16", "dense"),
+    (8, 28672, 24, 128, "minimum", "float32", "sparse"),
+    (8, 64, 66000, 64, "zero_point", "float16", "dense"),
+)
+"""Bits, rows, columns, group size, convention, scales, and whether all products are alive."""
+
+
+def models(clause: str, vectors: int = 0) -> Iterator[MatrixCase]:
+    """The shapes of models."""
+    for bits, rows, columns, group_size, convention, scale_dtype, density in MODELS:
+        shape = (rows, columns, group_size)
+        yield MatrixCase(clause, "lattice", f"large-model-{density}", bits, *shape, convention, scale_dtype, vectors)
 
 
 # **In use.** A backend that handles only the groups that published weights have would meet few of the cases above.

@@ -13,7 +13,6 @@ import importlib.util
 import os
 import secrets
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,8 +24,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.host_memory import check_address_space
+from lowbit.interpreters import python_command, python_environment
 from lowbit.text import quoted
 from lowbit_conformance import isolation
+from lowbit_conformance.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.descendants import adopting, end_below
 from lowbit_conformance.events import Event, EventReader
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
@@ -42,6 +44,8 @@ WRONG_USE = 4  # pytest's status for a wrong use
 PASSED, FAILED = 0, 1  # the statuses with which it ends otherwise
 THE_SUITE = "the suite"  # of a verdict on the run as a whole
 DEADLINE = 30.0
+ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
+"""Bytes that each of its processes needs: the arena (`lowbit_conformance.arena`), and what it imports."""
 
 
 # What the process that judges runs. It ignores signals that a backend may send to it: the command, which the user
@@ -145,17 +149,19 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
     if importlib.util.find_spec("pytest") is None:
         raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
     isolation.methods()
+    check_address_space("the conformance suite", ADDRESS_SPACE)
     reader, writer = os.pipe()
     given = ["-p", "lowbit_conformance.plugin", "--pyargs", "lowbit_conformance"]
     # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
     given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
-    given += ["--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}")), *arguments]
+    given += ["--noconftest", "--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}")), *arguments]
     key, run = secrets.token_bytes(32), Run(Tally(name))
     with (
         adopting(),
         open(reader, "rb", buffering=0),
         subprocess.Popen(
-            [sys.executable, "-c", "import sys; exec(sys.stdin.read())"],  # says nothing to a backend that looks it up
+            python_command("-c", "import sys; exec(sys.stdin.read())"),  # says nothing to a backend that looks it up
+            env=python_environment(),
             pass_fds=[writer],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,17 +1,18 @@
 """The handler that records where a fault happened, compiled once for this machine.
 
-Without a C compiler there is none, and a fault is a plain ``CRASHED``.
+Without a C compiler, or without a folder for compiled code that only this user can write to, there is none, and a fault
+is a plain ``CRASHED``.
 """
 
 import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 
-import platformdirs
+from lowbit.errors import UnavailableError
+from lowbit.storage import code_folder, kept_code
 
 FLAGS = ["-std=c11", "-O1", "-shared", "-fPIC"]
 SIGNAL, ADDRESS, ACCESS, CODE = range(4)  # words of the control page, as in faults.c
@@ -24,22 +25,13 @@ def handler() -> str:
     if compiler is None:
         return ""
     source = (files("lowbit_conformance") / "faults.c").read_bytes()
-    key = hashlib.sha256(source + compiler.encode() + repr(os.uname()).encode()).hexdigest()[:16]
-    library = Path(platformdirs.user_cache_dir("lowbit")) / f"faults-{key}.so"
-    if not library.exists() and not _compile(compiler, source, library):
-        return ""
-    return str(library)
+    key = hashlib.sha256(b"\0".join([source, repr([compiler, FLAGS, *os.uname()]).encode()])).hexdigest()[:16]
 
+    def compile_to(path: Path) -> None:
+        command = [compiler, *FLAGS, "-x", "c", "-", "-o", str(path)]
+        subprocess.run(command, input=source, capture_output=True, check=True, timeout=60)
 
-def _compile(compiler: str, source: bytes, library: Path) -> bool:
-    """Compile under a temporary name, then rename; of two that do so at once, either is right."""
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-            built = Path(folder) / "faults.so"
-            command = [compiler, *FLAGS, "-x", "c", "-", "-o", str(built)]
-            subprocess.run(command, input=source, capture_output=True, check=True, timeout=60)
-            built.replace(library)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return True
+        return str(kept_code(code_folder("faults"), f"faults-{key}.so", compile_to))
+    except (OSError, subprocess.SubprocessError, UnavailableError):
+        return ""

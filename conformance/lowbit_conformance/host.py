@@ -28,10 +28,10 @@ import struct
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.metadata import entry_points
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -39,15 +39,18 @@ import numpy as np
 import lowbit.backend
 from lowbit.backend import Backend, PreparedLinear
 from lowbit.bounds import any_order, one_loop
+from lowbit.declarations import availability_of, capabilities_of
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
-from lowbit.operations import OPERATIONS
 from lowbit.values import Tree, decode, encode
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
 NO_ACCESS, READ, WRITE = 0, 1, 2  # of mprotect
 M_PERTURB = -6  # of mallopt: fill what malloc gives and what free takes
 MOST_KEPT = 1 << 16  # bytes of a result that is kept, to see whether a later call changes it
+KEPT_RESULTS = 8  # arrays; a backend may have as many buffers as matrices, or take turns with a few
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
+MOST_NOTED = 100  # answers that are not the backend's own
+SUITE = "lowbit_conformance"
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
 
 Breach = tuple[str, str]
@@ -105,25 +108,36 @@ class Memory:
 _asked: list[Breach] = []
 
 
-def refuse_reference(*arguments: Any, **choices: Any) -> Any:
-    """What the reference functions do here; its code takes the place of theirs, and so may use nothing but builtins."""
-    import sys
-
-    sys.modules["__main__"].fall_back(sys._getframe().f_code.co_name)
-
-
 def fall_back(name: str) -> None:
-    _asked.append(("SILENT_FALLBACK", f"it called {name}, which a backend must not: it computes the result itself"))
-    raise RuntimeError(f"{name} cannot be called here")
+    """Note and refuse a call of a function of the specification."""
+    note_fallback(f"it called {name}, which a backend must not: it computes the result itself")
+    raise RuntimeError(f"{name} cannot be called here: a backend computes the result itself")
 
 
-def seal() -> None:
-    """From now on the reference functions of all operations raise, wherever they were imported to."""
-    for operation in OPERATIONS.values():
-        function: Any = operation.reference
-        if isinstance(function, FunctionType):
-            name = f"{function.__module__}.{function.__name__}"
-            function.__code__ = refuse_reference.__code__.replace(co_name=name)
+def note_fallback(text: str) -> None:
+    """Note an answer, or a way to one, that is not the backend's own."""
+    if len(_asked) < MOST_NOTED:
+        _asked.append(("SILENT_FALLBACK", text))
+
+
+def breaches_asked() -> list[Breach]:
+    """What has been noted since this was asked last."""
+    found = list(_asked)
+    _asked.clear()
+    return found
+
+
+SEAL: Any = None
+"""The seal of `sealing`, once it is closed; the functions that it has sealed look for it here."""
+
+
+def close_seal(text: str) -> None:
+    """Run the text of `sealing`, and seal the functions of the specification."""
+    global SEAL
+    names: dict[str, Any] = {"__name__": "seal"}
+    exec(compile(text, "<string>", "exec"), names)
+    SEAL = names["Seal"](fall_back, note_fallback)
+    SEAL.close()
 
 
 class Others:
@@ -131,7 +145,8 @@ class Others:
 
     def __init__(self) -> None:
         found = entry_points(group=lowbit.backend.ENTRY_POINTS)
-        self._packages = {entry.value.partition(":")[0].partition(".")[0] for entry in found} - {"lowbit"}
+        packages = {entry.value.partition(":")[0].partition(".")[0] for entry in found} - {"lowbit"}
+        self._packages = packages | {SUITE}
 
     def owned(self, own: type) -> None:
         """The package of the backend under test is its own."""
@@ -141,7 +156,11 @@ class Others:
         """The packages that have been imported since this was asked last."""
         imported = sorted(package for package in self._packages if package in sys.modules)
         self._packages -= set(imported)
-        return [("SILENT_FALLBACK", f"it imported {package}, which is another backend") for package in imported]
+        kinds = {SUITE: "which knows the right answers"}
+        return [
+            ("SILENT_FALLBACK", f"it imported {package}, {kinds.get(package, 'which is another backend')}")
+            for package in imported
+        ]
 
 
 # **The state of the process**, which a call must leave as it was.
@@ -378,30 +397,36 @@ class Host:
     def __init__(self, memory: Memory, watch: Watch, others: Others) -> None:
         self.memory, self.watch, self.others = memory, watch, others
         self.backend: Any = None
-        self.held: dict[int, tuple[Any, list[list[int]]]] = {}
+        self.held: dict[int, Any] = {}
         self.number = 0
-        self.given: list[tuple[Any, bytes]] = []
+        self.given: deque[tuple[Any, bytes]] = deque(maxlen=KEPT_RESULTS)
+        self.fresh: list[Any] = []
+        self.same: dict[tuple[int, int], tuple[list[Any], dict[str, Any]]] = {}
         self.broken: list[Breach] = []
         self.warm: set[str] = set()
 
     # Loading.
 
-    def load(self, kind: str, name: str, allowed: bool, handler: str) -> Message:
-        """Import and make the backend; `allowed` says that it may call the reference, as only the suite's own may."""
-        if not allowed:
-            seal()
+    def load(self, kind: str, name: str, seal: str, handler: str) -> Message:
+        """Import and make the backend; `seal` is the text of `sealing`, empty for those that may call the reference,
+        as only the suite's own may."""
+        if seal:
+            close_seal(seal)
         try:
             self.backend = made(kind, name)
-            state = self.backend.availability()
         except (ArgumentError, UnavailableError) as error:
             return {"refused": str(error)}
-        if not state.usable:
-            return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
-        capabilities = self.capabilities()
-        same = capabilities == self.capabilities()
+        try:
+            state = availability_of(self.backend)
+            if not state.usable:
+                return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
+            capabilities = self.capabilities()
+            same = capabilities == self.capabilities()
+        except (ArgumentError, UnavailableError) as error:
+            return {"misdeclared": str(error)}
         self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))  # as the adapter of programs has
         self.others.owned(type(self.backend))
-        breaches = self.watch.breaches(preparing=True) + self.others.breaches()
+        breaches = self.watch.breaches(preparing=True) + self.others.breaches() + breaches_asked()
         if not same:
             breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
         if handler:
@@ -418,12 +443,12 @@ class Host:
         }
 
     def capabilities(self) -> Message:
-        given = self.backend.capabilities()
+        given: Any = capabilities_of(self.backend)
         operations = {}
         for name, declaration in given.operations.items():
             arithmetic = declaration.arithmetic
             operations[str(name)] = {
-                "limits": {key: list(values) for key, values in declaration.limits.items()},
+                "limits": {key: [plain(value) for value in values] for key, values in declaration.limits.items()},
                 "arithmetic": arithmetic
                 and {
                     "form": arithmetic.form,
@@ -452,8 +477,7 @@ class Host:
             breaches += self.broken
             if os.getpid() != PROCESS:
                 os._exit(3)  # a child that came back from the call; its parent answers
-        breaches += self.watch.breaches(what == "prepare") + self.others.breaches() + _asked
-        _asked.clear()
+        breaches += self.watch.breaches(what == "prepare") + self.others.breaches() + breaches_asked()
         return {"outcomes": outcomes, "breaches": breaches}
 
     def warm_up(self, operation: str) -> list[Breach]:
@@ -469,8 +493,7 @@ class Host:
         segments, held = attempt["segments"], what in ("prepare", "open")
         self.memory.allow(segments)
         try:
-            arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
-            choices = {name: decode(tree, self.memory.get) for name, tree in attempt["choices"].items()}
+            arguments, choices = self.arguments(attempt)
             LIBC.mallopt(M_PERTURB, attempt["perturb"])
             try:
                 result = self.function(what, operation, attempt.get("handle"))(*arguments, **choices)
@@ -483,32 +506,60 @@ class Host:
             if what == "prepare" and not isinstance(result, PreparedLinear):
                 return {"strange": f"prepare gave a {type(result).__name__}, which is no PreparedLinear"}
             self.number += 1
-            self.held[self.number] = result, segments
+            self.held[self.number] = result
             numbers = {"handle": self.number}
             if what == "prepare":
                 numbers |= {name: int(getattr(result, name)) for name in ("rows", "columns", "nbytes")}
-            segments = []
             return numbers
         finally:
             self.memory.forbid(segments)
+
+    def arguments(self, attempt: Message) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of an attempt; those of one with a name are the objects of the attempt that had it before."""
+        name = tuple(attempt.get("same", ()))
+        if name in self.same:
+            return self.same[name]
+        arguments = [decode(tree, self.memory.get) for tree in attempt["arguments"]]
+        choices = {key: decode(tree, self.memory.get) for key, tree in attempt["choices"].items()}
+        if name:
+            self.same[name] = arguments, choices
+        return arguments, choices
+
+    def forget(self, serial: int) -> Message:
+        """Give up the arguments that were kept under names of this series."""
+        self.same = {name: kept for name, kept in self.same.items() if name[0] != serial}
+        return {}
 
     def function(self, what: str, operation: str, handle: int | None) -> Callable[..., Any]:
         if what in ("run", "open"):
             call = getattr(self.backend, what)
             return lambda *arguments, **choices: call(operation, *arguments, **choices)
         if handle is not None:
-            return getattr(self.held[handle][0], what)  # type: ignore[no-any-return]
+            return getattr(self.held[handle], what)  # type: ignore[no-any-return]
         return self.backend.prepare  # type: ignore[no-any-return]
 
     def outcome(self, result: Any, arguments: list[Any]) -> Message:
         for number, argument in enumerate(arguments):
             if result is argument and isinstance(argument, np.ndarray) and argument.flags.writeable:
                 return {"argument": number}
-        self.given.clear()
         try:
             return {"result": encode(result, self.put)}
         except (ArgumentError, MemoryError, RecursionError) as error:
             return {"strange": f"the result is a {type(result).__name__}: {error}"}
+        finally:
+            self.keep()
+
+    def keep(self) -> None:
+        """Write other bytes into the arrays that were given, as their owner, the caller, may; and remember them."""
+        for array in self.fresh:
+            if array.flags.writeable:
+                if any(np.may_share_memory(array, before) for before, _ in self.given):
+                    self.given.clear()
+                    self.broken.append(("OOB_WRITE", "the result lies in an array that was given as a result before"))
+                other = np.invert(np.frombuffer(array.tobytes(), np.uint8))
+                array[...] = other.view(array.dtype).reshape(array.shape)
+        self.given.extend((array, array.tobytes()) for array in self.fresh)
+        self.fresh.clear()
 
     def put(self, array: Any) -> Message:
         """Copy an array of a result to the judge, and keep it, to see whether a later call changes it.
@@ -520,24 +571,23 @@ class Host:
             raise ArgumentError("result", f"a {type(array).__name__}", "a numpy.ndarray")
         if array.size and self.memory.holds(array):
             raise ArgumentError("result", "in the memory of an argument", "an array of its own")
-        if array.nbytes <= MOST_KEPT:
-            self.given.append((array, array.tobytes()))
+        if 0 < array.nbytes <= MOST_KEPT:
+            self.fresh.append(array)
         return self.memory.put(array)
 
     def overwritten(self) -> list[Breach]:
         """Whether an array that an earlier call gave as its result has changed since."""
-        changed = any(array.tobytes() != content for array, content in self.given)
-        self.given.clear()
-        return [("OOB_WRITE", "the result of the call before was overwritten")] if changed else []
+        if any(array.tobytes() != content for array, content in self.given):
+            self.given.clear()
+            return [("OOB_WRITE", "the result of a call before was overwritten")]
+        return []
 
     def release(self, handles: list[int]) -> None:
         """Close and forget what is held by these handles."""
         for handle in handles:
-            held, segments = self.held.pop(handle)
+            held = self.held.pop(handle)
             if hasattr(held, "close"):
                 held.close()
-            del held
-            self.memory.forbid(segments)
 
     # Many calls at once, and many calls.
 
@@ -569,7 +619,17 @@ class Host:
         for thread in threads:
             thread.join()
         self.memory.forbid(segments)
-        return {"outcomes": outcomes, "breaches": self.watch.breaches(False)}
+        return {"outcomes": outcomes, "breaches": self.watch.breaches(False) + breaches_asked()}
+
+    def walk(self, handles: list[int], steps: list[Tree], times: int) -> Message:
+        """Take the same steps of each session so many times, and give no answers."""
+        arguments = [decode(step, self.memory.get) for step in steps]
+        for handle in handles:
+            take = self.function("step", "", handle)
+            for _ in range(times):
+                for step in arguments:
+                    take(*step)
+        return {"breaches": self.watch.breaches(False)}
 
     def repeat(self, what: str, attempt: Message, operation: str, batches: int, times: int) -> Message:
         """Perform a call again and again; what there was of everything before and after each batch of `times`."""
@@ -590,7 +650,7 @@ class Host:
             return raised(error) | {"breaches": []}
         finally:
             self.memory.forbid(attempt["segments"])
-        return {"counts": counts, "breaches": self.watch.breaches(what == "prepare")}
+        return {"counts": counts, "breaches": self.watch.breaches(what == "prepare") + breaches_asked()}
 
 
 PROCESS = os.getpid()
@@ -607,6 +667,11 @@ def made(kind: str, name: str) -> Backend:
     }[kind].partition(":")
     backend: Backend = getattr(importlib.import_module(module), factory)(name)
     return backend
+
+
+def plain(value: Any) -> Any:
+    """A value of a limit as JSON has it: numpy's numbers become Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def raised(error: BaseException) -> Message:

@@ -10,6 +10,7 @@ difference of code and zero away from zero; the *full* lattice uses all codes.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.affine import Floats, QuantizedMatrix, Scales
 from lowbit.errors import ArgumentError
@@ -35,8 +36,12 @@ def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: Doubles) -> Qua
     return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 
-def lattice(case: MatrixCase, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
+def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[Floats, QuantizedMatrix]:
     """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32.
+
+    With `sparse` all activations are zero but those of a few rows (`live_rows`). Products with a zero are zero and add
+    nothing to any sum in any order, so the sums are those of the live rows alone, and there is room for codes of 8 bits
+    in a column of any depth.
 
     Minima are odd multiples of half a scale, so that they have either sign, are no zero-point in disguise, and meet no
     code: a product is never zero under ``minimum``.
@@ -44,8 +49,9 @@ def lattice(case: MatrixCase, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
     rng = case.generator()
     top = 2**case.bits - 1
     halves = 2 if case.convention == "minimum" else 1
+    live = live_rows(case.rows) if sparse else np.arange(case.rows)
     # The largest sum of magnitudes is K times twice the top code, in units of the least scale and activation.
-    room = FLOAT32_INTEGERS // (case.rows * 2 * top * halves)
+    room = FLOAT32_INTEGERS // (len(live) * 2 * top * halves)
     if room < 1:
         raise ArgumentError("rows", case.rows, f"at most {FLOAT32_INTEGERS // (2 * top * halves)} for an exact lattice")
     amplitude, octaves = (3, 2) if room >= 12 else (1, 1) if room >= 2 else (1, 0)
@@ -63,7 +69,15 @@ def lattice(case: MatrixCase, *, dense: bool) -> tuple[Floats, QuantizedMatrix]:
     else:
         codes = rng.integers(0, top + 1, (case.rows, case.columns))
         x *= rng.integers(0, 2, x.shape)
+    x[:, np.setdiff1d(np.arange(case.rows), live)] = 0
     return x.astype(np.float32), build(case, codes.astype(np.uint8), scales, zeros)
+
+
+def live_rows(rows: int) -> npt.NDArray[np.int64]:
+    """The rows at both ends, on both sides of every power of two, and some between."""
+    powers = 2 ** np.arange(4, 31)
+    near = np.concatenate([[0, 1, rows - 2, rows - 1], powers - 1, powers, np.arange(0, rows, rows // 23 + 1)])
+    return np.unique(near[near < rows]).astype(np.int64)
 
 
 def random_zeros(case: MatrixCase, rng: np.random.Generator) -> Doubles:

@@ -5,23 +5,31 @@ tree (`lowbit.values`) in which an array is the place where it lies.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.values import Tree, encode
-from lowbit_conformance.arena import Arena, Placement, Segment
+from lowbit_conformance.arena import Placement, Segment
 from lowbit_conformance.process import Message
 
 Array = npt.NDArray[Any]
+MOST_OFFSET = 1 << 10  # elements
+
+
+class Places(Protocol):
+    """What hands out places for arrays: `lowbit_conformance.arena.Arena`, or places that are taken already."""
+
+    def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment: ...
 
 
 class Placer:
     """Puts the arrays of one attempt into the arena."""
 
-    def __init__(self, arena: Arena, how: Placement) -> None:
-        self._arena, self._how = arena, how
+    def __init__(self, arena: Places, how: Placement, stride: int = 0) -> None:
+        """Each array lies at an offset larger by `stride` than that of the array before."""
+        self._arena, self._how, self._stride = arena, how, stride
         self.segments: list[Segment] = []
         self._roots: dict[int, Segment] = {}
 
@@ -46,7 +54,8 @@ class Placer:
         return {"at": segment.start + offset, "writeable": writeable, "strides": list(array.strides)}
 
     def _segment(self, name: str, array: Array, writeable: bool, root: Array) -> Segment:
-        segment = self._arena.place(name, array, self._how, writeable)
+        offset = (self._how.offset + self._stride * len(self.segments)) % MOST_OFFSET
+        segment = self._arena.place(name, array, dataclasses.replace(self._how, offset=offset), writeable)
         self.segments.append(segment)
         return segment
 

@@ -20,7 +20,7 @@ import pytest
 from lowbit.affine import QuantizedMatrix
 from lowbit.backend import Declaration
 from lowbit.contract import HABITS
-from lowbit.errors import ArgumentError, LowbitError
+from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
@@ -86,6 +86,7 @@ class Run:
     def __init__(self, config: pytest.Config) -> None:
         option = config.option
         self.events = next((each for each in config.pluginmanager.get_plugins() if isinstance(each, EventPipe)), None)
+        self.loaded = True
         clauses = [clause for specified in OPERATIONS.values() for clause in specified.clauses]
         clauses += [f"{name}/{habit}" for name in OPERATIONS for habit in HABITS]
         _check_known("--op", option.op, [*OPERATIONS, *clauses])
@@ -134,10 +135,11 @@ class Run:
         return Planned(list(every.values()), few(wanted) if self.quick else wanted)
 
     def _load(self) -> None:
-        """Load the backend; if that ends the host, nothing is declared, and the case of loading says so."""
+        """Load the backend; if that fails, the case of loading says so, and no other is run."""
         try:
             self.backend.load()
         except BrokenPromiseError as error:
+            self.loaded = False
             verdict, _, text = str(error).partition(": ")
             self.backend.breaches = [(verdict, text)]
 
@@ -148,7 +150,7 @@ class Run:
         if planned is None:
             return
         self.certified_cases += [case for case in planned.every if any(selects(each, case) for each in self.certified)]
-        cases = [case for case in planned.wanted if not self._undeclared(case)]
+        cases = [case for case in planned.wanted if not (self._not_loaded(case) or self._undeclared(case))]
         metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
     def _wanted(self, case: Case) -> bool:
@@ -160,21 +162,23 @@ class Run:
             return False
         return not self.operations or case.operation in self.operations or case.clause in self.operations
 
-    def _undeclared(self, case: Case) -> bool:
-        """Whether a case has its verdict already, since the backend does not declare it; then pytest has no test of it.
+    def _not_loaded(self, case: Case) -> bool:
+        """Whether a case cannot be run because the backend could not be loaded; the case of loading says why."""
+        if self.loaded or case.operation == LOADING:
+            return False
+        if case.id == self.case_id:  # then there is no case of loading in this run
+            self.tally.verdicts.append(Verdict(case.id, "failed", ": ".join(self.backend.breaches[0])))
+        return True
 
-        A declaration that makes no sense is a failure of every case that it is asked about.
-        """
-        missing, outcome = "", NOT_DECLARED
-        try:
-            if case.operation != LOADING:
-                missing = not_declared(self.capabilities.operations.get(case.operation), case)
-            if case.variant == CONCURRENT and not self.capabilities.concurrent:
-                missing = "calls from several threads"
-        except ArgumentError as error:
-            missing, outcome = f"RAISED: ArgumentError: {error}", "failed"
+    def _undeclared(self, case: Case) -> bool:
+        """Whether a case is not declared: then it has its verdict already, and pytest has no test of it."""
+        missing = ""
+        if case.operation != LOADING:
+            missing = not_declared(self.capabilities.operations.get(case.operation), case)
+        if case.variant == CONCURRENT and not self.capabilities.concurrent:
+            missing = "calls from several threads"
         if missing:
-            self.tally.verdicts.append(Verdict(case.id, outcome, missing, parameters=own_parameters(case)))
+            self.tally.verdicts.append(Verdict(case.id, NOT_DECLARED, missing, parameters=own_parameters(case)))
         return bool(missing)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -271,7 +275,7 @@ def _under_test(option: Any) -> tuple[str, str]:
 
 def few(cases: list[Case]) -> list[Case]:
     """Some of a test's cases, spread evenly over them, and none of the slow ones."""
-    slow = {case.id for case in cases if case.tier in SLOW_TIERS or "large" in case.variant}
+    slow = {case.id for case in cases if case.tier in SLOW_TIERS or case.large}
     quick = [case for case in cases if case.id not in slow or case.operation == LOADING]
     return quick[:: max(1, -(-len(quick) // QUICK_CASES))]
 

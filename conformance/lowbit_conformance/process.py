@@ -9,13 +9,13 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import IO
 
+from lowbit.interpreters import python_command, python_environment
 from lowbit.values import Tree
 from lowbit_conformance import faults, isolation
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, Arena
@@ -63,12 +63,12 @@ class HostProcess:
         self._output: list[IO[bytes]] = [tempfile.TemporaryFile(buffering=0) for _ in range(2)]  # noqa: SIM115 - closed by `end`
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT],
+                python_command("-c", BOOT),
                 stdin=theirs.fileno(),
                 stdout=self._output[0],
                 stderr=self._output[1],
                 pass_fds=[arena.file],
-                env=neutral_environment(),
+                env=python_environment(neutral_environment()),
                 start_new_session=True,
             )
         _living.add(self._process.pid)

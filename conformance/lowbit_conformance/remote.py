@@ -8,12 +8,15 @@ what it did to the process, is a verdict. The answer has been read and copied be
 
 import dataclasses
 import inspect
+import json
 import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -43,6 +46,7 @@ PADDINGS = (0xFF, 0x3C)
 BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
 LOADING_DEADLINE = 120.0  # seconds
+SEAL = (files("lowbit_conformance") / "sealing.py").read_text("utf-8")  # once, before a backend could replace it
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 # What taking a reply apart raises if it is none of the host's.
@@ -75,6 +79,16 @@ class Call:
     result: Any = None
 
     @cached_property
+    def kind(self) -> str:
+        """All of the call but its owner and the contents of its arrays."""
+
+        def put(array: Array) -> Message:
+            return {"writeable": bool(array.flags.writeable), "strides": list(array.strides)}
+
+        parts = [encode(part, put) for part in (*self.arguments, *self.choices.values())]
+        return json.dumps([self.what, self.operation, parts, list(self.choices), self.out])
+
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the arrays among the arguments."""
         sizes: list[int] = []
@@ -89,11 +103,61 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """How one attempt at a call differs from others.
+
+    Attributes:
+        side: 0 where arrays lie against the page on their right, 1 on their left.
+        padding: which byte lies around them, 0 or 1.
+        filling: which byte fresh memory holds, 0 or 1.
+        offset: of the first array, see `lowbit_conformance.arena.Placement`.
+        stride: how much larger the offset of each array is than that of the array before.
+        handle: which handle of the owner is called; -1 for that of the side.
+    """
+
+    side: int = 0
+    padding: int = 0
+    filling: int = 0
+    offset: int = 0
+    stride: int = 0
+    handle: int = -1
+
+
+SIDES = (Variant(), Variant(1, 1, 1))
+
+
+@dataclass(frozen=True)
 class Attempt:
     """One placement of a call: what the host is told, and where the arrays lie."""
 
     message: Message
     segments: list[Segment]
+
+
+class SameArrays:
+    """Where the arrays of calls lie that are made again and again with other contents.
+
+    Attributes:
+        serial: what tells it from others.
+        homes: the segments of each kind of call, in the order in which the arrays are placed.
+    """
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.homes: dict[tuple[str, Variant], list[Segment]] = {}
+
+    def number(self, key: tuple[str, Variant]) -> int:
+        return list(self.homes).index(key)
+
+
+class Rewriting:
+    """In place of an arena: hands out segments that are taken already, and gives them the contents of new arrays."""
+
+    def __init__(self, arena: Arena, segments: list[Segment]) -> None:
+        self._arena, self._next = arena, iter(segments)
+
+    def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment:
+        return self._arena.rewrite(next(self._next), array)
 
 
 class Held:
@@ -130,19 +194,20 @@ class RemoteLinear(Held):
     def guarded(self, x: Floats, vectors: int) -> Floats:
         """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
         not written."""
-        given = x if vectors else x[0]
-        shape = (len(x), self.columns) if vectors else (self.columns,)
-        return self._guarded("qgemm" if vectors else "qgemv", given, shape)
+        call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
+        result: Floats = self.remote.perform(call)
+        return result
 
     def guarded_blocks(self, x: Blocks) -> Floats:
         """The product of blocks, written to an array that shows what is not written."""
-        return self._guarded("qgemm_bfp", x, (x.rows, self.columns))
-
-    def _guarded(self, what: str, x: Any, shape: tuple[int, ...]) -> Floats:
-        out = np.zeros(shape, np.float32)
-        call = Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
-        result: Floats = self.remote.perform(call)
+        result: Floats = self.remote.perform(self.call("qgemm_bfp", x))
         return result
+
+    def call(self, what: str, x: Any) -> Call:
+        """A product that is written to an array that shows what is not written."""
+        shape = (x.rows,) if isinstance(x, Blocks) else x.shape[:-1]
+        out = np.zeros((*shape, self.columns), np.float32)
+        return Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
 
     def _multiply(self, what: str, x: Any, out: Any) -> Any:
         if out is None:
@@ -188,6 +253,8 @@ class Remote:
         self._handler = faults.handler()
         self._deaths: Counter[tuple[str, bool]] = Counter()
         self._recording: list[Call] | None = None
+        self._series: SameArrays | None = None
+        self._serials = count()
         self._live: list[Segment] = []
 
     # The host.
@@ -197,7 +264,7 @@ class Remote:
 
         Raises:
             UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
-            BrokenPromiseError: loading it ended the process, or hung.
+            BrokenPromiseError: loading it ended the process, or hung; or what it declares cannot be understood.
         """
         try:  # a backend must not bring about that the next host is separated less well than the first
             host = HostProcess(self.arena, [self.isolation] if self.isolation else None)
@@ -207,11 +274,14 @@ class Remote:
         allowed = (self.kind, self.name) == ("name", "reference")
         if self.kind == "bank":
             allowed = uses_reference(self.name)
-        request = {"do": "load", "kind": self.kind, "name": self.name, "allowed": allowed, "handler": self._handler}
+        seal = "" if allowed else SEAL
+        request = {"do": "load", "kind": self.kind, "name": self.name, "seal": seal, "handler": self._handler}
         reply = self._ask(request, LOADING_DEADLINE)
         if "refused" in reply:
             self.close()
             raise HostRefusedError(str(reply["refused"]))
+        if "misdeclared" in reply:
+            raise BrokenPromiseError(f"DECLARATION_REFUSED: {reply['misdeclared']}")
         with self._understanding():
             self.backend_class = str(reply["class"])
             self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
@@ -278,8 +348,7 @@ class Remote:
             if host == self.started:
                 released += handles
             for group in segments:
-                self.arena.free(group)
-                self._live = [segment for segment in self._live if segment not in group]
+                self._free(group)
         return released
 
     # What it claims.
@@ -347,9 +416,9 @@ class Remote:
         """
         self._give_up(call.operation)
         limit = TWO_HANDLES if call.what in ("prepare", "open") else BOTH_SIDES
-        sides = 2 if call.nbytes <= limit else 1
+        sides = 2 if call.nbytes <= limit and self._series is None else 1
         try:
-            results = self._attempts(call, [(side, side, side) for side in range(sides)])
+            results = self._attempts(call, list(SIDES[:sides]), self._series)
         except BrokenPromiseError as error:
             hung = str(error).startswith("HUNG")
             if hung or self._host is None:
@@ -381,10 +450,10 @@ class Remote:
             raise outcome
         return outcome
 
-    def _attempts(self, call: Call, variants: list[tuple[int, int, int]]) -> list[Any]:
-        """The outcomes of a call with arrays on a side, a padding and a filling of fresh memory, each 0 or 1."""
+    def _attempts(self, call: Call, variants: list[Variant], series: SameArrays | None = None) -> list[Any]:
+        """The outcomes of a call in these variants; of one that makes something that is held, that alone."""
         held = call.what in ("prepare", "open")
-        attempts = [self._place(call, *variant) for variant in variants]
+        attempts = [self._place(call, variant, series) for variant in variants]
         segments = [segment for attempt in attempts for segment in attempt.segments]
         self._live += segments
         request = {"do": "call", "what": call.what, "operation": call.operation}
@@ -400,19 +469,24 @@ class Remote:
                 if len(outcomes) != len(attempts):
                     raise ValueError(f"{len(outcomes)} outcomes of {len(attempts)} calls")
                 if held and all("handle" in outcome for outcome in outcomes):
-                    held_by_host = self._hold(call, attempts, outcomes)
+                    held_by_host = self._hold(call, [] if series else attempts, outcomes)
                     kept = segments
                     return [held_by_host]
-                results = [self._outcome(call, attempts[0], outcomes[0], 0)]
-                for number, (attempt, outcome) in enumerate(zip(attempts[1:], outcomes[1:], strict=True), 1):
+                results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling)]
+                for attempt, outcome, variant in zip(attempts[1:], outcomes[1:], variants[1:], strict=True):
                     # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
                     equal = call.out < 0 and outcome == outcomes[0]
-                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, number))
+                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, variant.filling))
                 return results
         finally:
-            gone = [segment for segment in segments if segment not in kept]
-            self.arena.free(gone)
-            self._live = [segment for segment in self._live if segment not in gone]
+            if series is None:
+                self._free([segment for segment in segments if segment not in kept])
+
+    def _free(self, segments: list[Segment]) -> None:
+        """Give the pages of arrays back."""
+        self.arena.free(segments)
+        gone = {segment.first for segment in segments}
+        self._live = [segment for segment in self._live if segment.first not in gone]
 
     def _check_breaches(self, reply: Message) -> None:
         assert self._host is not None
@@ -430,27 +504,38 @@ class Remote:
             session = RemoteSession(self, handles, segments)
             session.operation, session.opened_with = call.operation, call.arguments
             return session
-        linear = RemoteLinear(self, handles, segments)
-        linear.matrix = call.arguments[0]
-        linear.rows, linear.columns, linear.nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
+        rows, columns, nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
+        linear = RemoteLinear(self, handles, segments)  # from here on it gives the segments back
+        linear.matrix, linear.rows, linear.columns, linear.nbytes = call.arguments[0], rows, columns, nbytes
         return linear
 
-    def _place(self, call: Call, side: int, padding: int, filling: int) -> Attempt:
-        claimed = self._capabilities
-        how = Placement("left" if side else "right", PADDINGS[padding], claimed.alignment, claimed.overread)
-        placer = Placer(self.arena, how)
+    def _place(self, call: Call, variant: Variant, series: SameArrays | None = None) -> Attempt:
+        claimed, key = self._capabilities, (call.kind, variant)
+        how = Placement(
+            "left" if variant.side else "right",
+            PADDINGS[variant.padding],
+            claimed.alignment,
+            claimed.overread,
+            variant.offset,
+        )
+        again = series is not None and key in series.homes
+        arena = Rewriting(self.arena, series.homes[key]) if series is not None and again else self.arena
+        placer = Placer(arena, how, variant.stride)
         arguments = list(call.arguments)
         names = _names(call)
         if call.poisoned:
-            arguments[call.out] = poisoned(call.arguments[call.out], filling)
+            arguments[call.out] = poisoned(call.arguments[call.out], variant.filling)
         message = {
             "arguments": [placer.tree(names[n], part, n == call.out) for n, part in enumerate(arguments)],
             "choices": {name: placer.tree(name, part, False) for name, part in call.choices.items()},
-            "perturb": FILLINGS[filling],
+            "perturb": FILLINGS[variant.filling],
         }
         message["segments"] = [[seg.first, seg.last - seg.first, int(seg.writeable)] for seg in placer.segments]
+        if series is not None:
+            series.homes.setdefault(key, placer.segments)
+            message["same"] = [series.serial, series.number(key)]
         if call.owner is not None:
-            message["handle"] = call.owner.handle(side)
+            message["handle"] = call.owner.handle(variant.side if variant.handle < 0 else variant.handle)
         return Attempt(message, placer.segments)
 
     def _outcome(self, call: Call, attempt: Attempt, outcome: Message, filling: int) -> Any:
@@ -495,9 +580,9 @@ class Remote:
         if isinstance(call.owner, RemoteSession):
             raise BrokenPromiseError(f"NONDETERMINISTIC: two sessions that were asked the same differ: {where}")
         causes = (
-            *[((0, 0, 0), "NONDETERMINISTIC: the same call again gives other bits")] * 3,  # it may be every second one
-            ((0, 1, 0), "OOB_READ: the result changes with the bytes around the arguments"),
-            ((0, 0, 1), "STALE_OUTPUT: the result changes with what fresh memory holds"),
+            *[(Variant(), "NONDETERMINISTIC: the same call again gives other bits")] * 3,  # it may be every second one
+            (Variant(padding=1), "OOB_READ: the result changes with the bytes around the arguments"),
+            (Variant(filling=1), "STALE_OUTPUT: the result changes with what fresh memory holds"),
         )
         for variant, verdict in causes:
             if not same(first, self._attempts(call, [variant])[0]):
@@ -516,9 +601,34 @@ class Remote:
         finally:
             self._recording = before
 
+    @contextmanager
+    def same_arrays(self) -> Iterator[None]:
+        """Calls of one kind that are made inside are given the same arrays each time, with other contents.
+
+        They lie at one address and are one Python object each, as those of a caller who makes its arrays once and
+        writes into them what it has for the next call. Between two calls the host may not touch them. Calls are made
+        once, not on both sides: what remembers the last call alone would otherwise forget it in between.
+        """
+        self._series = series = SameArrays(next(self._serials))
+        try:
+            yield
+        finally:
+            self._series = None
+            for segments in series.homes.values():
+                self._free(segments)
+            if self._host is not None:
+                self._ask({"do": "forget", "serial": series.serial}, self.deadline)
+
+    def elsewhere(self, call: Call, variants: list[Variant]) -> list[Any]:
+        """What a call gives in each of these variants; exceptions are among it.
+
+        One that makes something that is held gives that alone, with a handle for each variant.
+        """
+        return self._attempts(call, variants)
+
     def together(self, calls: list[Call], times: int) -> list[list[Any]]:
         """Make several calls at once, each in a thread of its own and `times` times; what each gave."""
-        attempts = [self._place(call, 0, 0, 0) for call in calls]
+        attempts = [self._place(call, Variant()) for call in calls]
         segments = [segment for attempt in attempts for segment in attempt.segments]
         self._live += segments
         request: Message = {"do": "together", "times": times, "calls": []}
@@ -540,12 +650,19 @@ class Remote:
                     raise ValueError("not as many outcomes as calls")
                 return results
         finally:
-            self.arena.free(segments)
-            self._live = [segment for segment in self._live if segment not in segments]
+            self._free(segments)
+
+    def walk(self, session: RemoteSession, steps: list[tuple[Any, ...]], times: int) -> None:
+        """Take the same steps, whose arguments have no arrays, so many times; their answers are not looked at."""
+        request = {"do": "walk", "handles": session.handles, "times": times}
+        trees = [[encode(part, _no_array) for part in step] for step in steps]
+        reply = self._ask(request | {"steps": trees}, self.deadline * 4)
+        with self._understanding():
+            self._check_breaches(reply)
 
     def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
         """Make a call in batches of many; how much of everything the host had after each."""
-        attempt = self._place(call, 0, 0, 0)
+        attempt = self._place(call, Variant())
         self._live += attempt.segments
         request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}
         try:
@@ -559,8 +676,7 @@ class Remote:
                     raise ValueError(f"{len(counted)} counts of {batches} batches")
                 return counted
         finally:
-            self.arena.free(attempt.segments)
-            self._live = [segment for segment in self._live if segment not in attempt.segments]
+            self._free(attempt.segments)
 
 
 class HostRefusedError(UnavailableError):
@@ -585,6 +701,10 @@ def _names(call: Call) -> list[str]:
     if call.what in ("prepare", "step"):
         parameters = ["matrix"] if call.what == "prepare" else []
     return parameters + [f"argument {number}" for number in range(len(parameters), len(call.arguments))]
+
+
+def _no_array(array: Array) -> Message:
+    raise ValueError("an array among the arguments of a step that is taken many times")
 
 
 def _plain(value: Any) -> Any:

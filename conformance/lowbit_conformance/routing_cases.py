@@ -1,7 +1,7 @@
 """What the cases of `routing` are made of: shapes, random layers, one guarded call, and the mistakes of its callers."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,11 @@ SHAPES = ((1, 1, 1, 1, 1), (1, 8, 2, 1, 4), (3, 33, 8, 3, 17), (2, 16, 5, 5, 9),
 LARGE = ((70, 24, 8, 2, 12), (2, 300, 4, 2, 150), (3, 16, 100, 24, 5))
 
 
+# Hidden sizes, numbers of experts and inner widths as models have them.
+WIDE = ((2, 4096, 8, 2, 3), (1, 14336, 5, 2, 2))
+MANY_EXPERTS = ((3, 24, 256, 8, 3), (2, 12, 300, 9, 2))
+
+
 def shapes(clause: str, settings: Settings, tier: str = "lattice", variants: tuple[str, ...] = ("",)) -> Iterator[Case]:
     for variant in variants:
         for shape in (*SHAPES, *LARGE):
@@ -70,6 +75,25 @@ def random_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
         tokens, hidden, experts, inner = (int(rng.integers(1, most)) for most in (9, 200, 20, 100))
         k = int(rng.integers(1, experts + 1))
         yield RoutingCase(clause, "random", "drawn", tokens, hidden, experts, k, inner, seed=seed)
+
+
+def with_models(cases: Callable[[str, Settings], Iterator[Case]]) -> Callable[[str, Settings], Iterator[Case]]:
+    """These cases, then one of each size of models that the operation can have; in a lattice with sums of thousands of
+    terms silu of an expert would be neither the identity nor zero."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        first: RoutingCase | None = None
+        for case in cases(clause, settings):
+            assert isinstance(case, RoutingCase)
+            first = first or case
+            yield case
+        assert first is not None
+        experts = clause.startswith(("routing.expert/", "routing.sparse/"))
+        for shape in (*MANY_EXPERTS, *(() if experts and first.tier == "lattice" else WIDE)):
+            sizes = dict(zip(("tokens", "hidden", "experts", "k", "inner"), shape, strict=True))
+            yield replace(first, variant="large-model", **sizes)
+
+    return generator
 
 
 def few(clause: str, settings: Settings) -> Iterator[Case]:

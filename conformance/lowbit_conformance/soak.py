@@ -7,7 +7,6 @@ to be right, is a false alarm of the suite or a defect of the backend; either ma
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lowbit.interpreters import python_command, python_environment
 from lowbit.storage import write_whole
 from lowbit_conformance.report.gather import machine, suite
 
@@ -65,9 +65,9 @@ class Soak:
 
 def portion(name: str, first: int, count: int) -> Entry:
     """Run one portion."""
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json"]
+    command = python_command("-m", "lowbit.cli", "conformance", name, "--json")
     command += ["--first-seed", str(first), "--seeds", str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=python_environment(), capture_output=True, text=True, check=False)
     if not done.stdout:
         return {"seeds": count, "counts": {}, "failures": [done.stderr.strip()[-400:] or "no answer"], "seconds": 0.0}
     report = json.loads(done.stdout)

@@ -36,6 +36,7 @@ def rows(*variants: str) -> Callable[[str, Settings], Iterator[RowsCase]]:
                 yield RowsCase(clause, "lattice", variant, 3, columns)
             for many, columns in ((70, 33), (2, 4099)):
                 yield RowsCase(clause, "lattice", variant, many, columns)
+            yield RowsCase(clause, "lattice", variant, 1, 70001)
             for seed in settings.seeds:
                 yield RowsCase(clause, "random", variant, 4, 1 + 37 * seed % 300, seed=seed)
 
@@ -145,6 +146,8 @@ LARGE = (
     (70, 130, 2, 1, 16, 50),
     (3, 40, 40, 8, 16, 0),
 )
+# A cache of thousands of tokens, a window of thousands, a prompt of hundreds; the widest heads in use.
+MODELS = ((1, 5000, 2, 1, 256, 0), (2, 4200, 4, 2, 64, 4096), (1, 66001, 1, 1, 8, 0), (300, 620, 1, 1, 32, 0))
 
 
 def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) -> Iterator[AttendCase]:
@@ -152,7 +155,7 @@ def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) 
     for size in windows:
         for shape in SHAPES:
             yield AttendCase(clause, "lattice", "", *shape, size)
-    for large in LARGE:
+    for large in (*LARGE, *MODELS):
         window = windows if windows == (1,) else large[-1:]
         yield AttendCase(clause, "lattice", "large", *large[:-1], *window)
     for seed in settings.seeds:

@@ -126,6 +126,32 @@ def test_every_step_answers_with_the_events_of_the_trace(backend: Remote, case: 
             pair.step()
 
 
+MANY = 100_000
+"""Steps: more than 16 bits count."""
+
+
+def many_steps(clause: str, settings: Settings) -> Iterator[EngineCase]:
+    yield EngineCase(clause, "exhaustive", "large-run", 1, 3, 2, 1, "swap", 1, 0, MANY)
+    yield EngineCase(clause, "exhaustive", "large-model", 2, 300, 40, 3, "mirror", 8, 2, 40)
+
+
+@checks("offload.engine/C1", many_steps)
+def test_a_long_run_answers_with_the_events_of_the_trace(backend: Remote, case: EngineCase) -> None:
+    """After a hundred thousand steps, and with more experts than a byte counts, every event is the trace's.
+
+    The many steps are the same few again and again, and only those that follow them are compared.
+    """
+    with closing(Pair(backend, case, case.generator())) as pair:
+        if case.steps == MANY:
+            few = [Request(0, (expert,)) for expert in (0, 1, 1, 2, 0)]
+            backend.walk(pair.session, [(request,) for request in few], MANY // len(few))
+            for _ in range(MANY // len(few)):
+                for request in few:
+                    pair.reference.step(request)
+        for _ in range(40):
+            pair.step()
+
+
 def mistakes(clause: str, settings: Settings) -> Iterator[EngineCase]:
     """Each mistake at the opening; then each that can be made with a request, at the first step and after others."""
     for variant in WRONG_ARRANGEMENTS:

@@ -29,6 +29,7 @@ from lowbit_conformance.routing_cases import (
     run,
     run_bounded,
     shapes,
+    with_models,
 )
 
 # Experts.
@@ -51,7 +52,7 @@ def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, F
     return gate, up, down
 
 
-@checks("routing.expert/C1", shapes)
+@checks("routing.expert/C1", with_models(shapes))
 def test_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Where silu is the identity or zero, the result is equal."""
     x, *parts = lattice_experts(case)
@@ -60,7 +61,7 @@ def test_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     assert_equal_values(given, routing.expert(*arguments))
 
 
-@checks("routing.expert/C2", random_shapes)
+@checks("routing.expert/C2", with_models(random_shapes))
 def test_expert_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random inputs, with silu nearly linear, curved and saturated, stay within the bound."""
     rng = case.generator()
@@ -121,7 +122,7 @@ def layer(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats, Ids, Float
     return activations(case, rng), *experts_of(case, rng), *routes(case, rng)
 
 
-@checks("routing.sparse/C2", random_shapes)
+@checks("routing.sparse/C2", with_models(random_shapes))
 def test_layer_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random layers stay within the bound of the weighted sum of their experts."""
     arguments = layer(case)

@@ -1,9 +1,10 @@
 """Checks of the habits that every operation must keep (`lowbit.contract.HABITS`).
 
 Most habits are watched in every case: where a call reads and writes, that it comes back, what it does to the process.
-Here are those that take more than one call: the same call again after a hundred others, beside other threads, and so
-often that a leak shows. The calls are those of the operation's own cases, recorded while their tests run, so an
-operation needs nothing here to be covered.
+Here are those that take more than one call: the same call again after a hundred others, in turns with others, with
+arrays at every offset, with other contents in the same arrays, beside other threads, and so often that a leak shows.
+The calls are those of the operation's own cases, recorded while their tests run, so an operation needs nothing here to
+be covered.
 """
 
 import inspect
@@ -21,6 +22,8 @@ from lowbit_conformance.marking import MARKS, Settings, checks
 from lowbit_conformance.remote import Call, Remote
 from lowbit_conformance.verdicts import BrokenPromiseError
 
+RECORDED = 40  # cases of each test
+GOLDEN = (5**0.5 - 1) / 2
 OTHERS = 100  # calls between a call and its repetition
 SMALL = 1 << 16  # bytes of the arguments of a call that is repeated often
 BATCHES, TIMES = 4, 25  # of repeated calls, after three to warm up
@@ -61,7 +64,8 @@ def loading(clause: str, settings: Settings) -> Iterator[HabitCase]:
 def test_loading(backend: Remote, case: HabitCase) -> None:
     """Importing and making the backend, and asking what it can do, leave the process as it was."""
     for verdict, text in backend.breaches:
-        raise BrokenPromiseError(f"{verdict}: {text} (while it was loaded)")
+        when = "" if verdict == "DECLARATION_REFUSED" else " (while it was loaded)"
+        raise BrokenPromiseError(f"{verdict}: {text}{when}")
 
 
 def recorded(backend: Remote, operation: str) -> Iterator[Call]:
@@ -73,7 +77,8 @@ def recorded(backend: Remote, operation: str) -> Iterator[Call]:
     failure: Exception | None = None
     made = 0
     for mark in [mark for mark in MARKS if mark.clause.rpartition("/")[0] == operation]:
-        for case in islice(_declared(backend, operation, mark.generator(mark.clause, Settings(range(1)))), 40):
+        cases = list(_declared(backend, operation, mark.generator(mark.clause, Settings(range(1)))))
+        for case in spread(cases)[:RECORDED]:
             wanted = inspect.signature(mark.test).parameters
             given = {"backend": backend, "case": case, "record_property": _ignore, "model_matrices": {}}
             with backend.recording() as calls:
@@ -90,10 +95,16 @@ def recorded(backend: Remote, operation: str) -> Iterator[Call]:
 def _declared(backend: Remote, operation: str, cases: Iterator[Case]) -> Iterator[Case]:
     declaration = backend.capabilities().operations[operation]
     for case in cases:
-        if case.tier in ("lattice", "random") and case.variant != CONCURRENT:
+        if case.tier in ("lattice", "random") and case.variant != CONCURRENT and not case.large:
             with suppress(ArgumentError):
                 if not declaration.lacks(case.parameters()):
                     yield case
+
+
+def spread(cases: list[Case]) -> list[Case]:
+    """The cases in an order whose beginnings are spread over all of them, so that the first few differ in everything
+    in which the cases differ."""
+    return [case for _, case in sorted(enumerate(cases), key=lambda pair: pair[0] * GOLDEN % 1)]
 
 
 def _ignore(name: str, value: object) -> None:

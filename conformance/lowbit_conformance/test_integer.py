@@ -55,6 +55,24 @@ def test_integer_product_on_the_lattice(backend: Remote, case: IntegerCase) -> N
     assert_lattice(backend, *integer_cases.lattice(case, dense=case.variant.endswith("dense")))
 
 
+def model_shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
+    """As many rows, columns and rows of X as layers and prompts have."""
+    for bits, rows, columns, group_size, vectors in (
+        (4, 64, 131072, 64, 1),
+        (4, 28672, 40, 128, 2),
+        (2, 28672, 24, 64, 1),
+        (4, 256, 72, 64, 512),
+    ):
+        shape = (rows, columns, group_size)
+        yield of(MatrixCase(clause, "lattice", "large-model-dense", bits, *shape, "minimum", "float16"), vectors)
+
+
+@checks("linear.qgemm_bfp/C1", model_shapes)
+def test_integer_product_of_the_size_of_models(backend: Remote, case: IntegerCase) -> None:
+    """As many rows and columns as layers have: the result equals the reference's."""
+    assert_lattice(backend, *integer_cases.lattice(case, dense=True))
+
+
 @checks("linear.qgemm_bfp/C1", extreme_cases)
 def test_integer_product_of_the_largest(backend: Remote, case: IntegerCase) -> None:
     """The largest mantissas by the largest codes, with signs that fill an accumulator soonest; all sums are exact."""

@@ -147,6 +147,24 @@ def growing(clause: str, settings: Settings) -> Iterator[CacheCase]:
     yield CacheCase(clause, "lattice", "long", heads, head_dim, *keys, *values, 150)
 
 
+def long(clause: str, settings: Settings) -> Iterator[CacheCase]:
+    """Thousands of tokens, and the widest heads in use."""
+    yield CacheCase(clause, "lattice", "large-context", 1, 256, *BFP12, *BFP16, 4402)
+    yield CacheCase(clause, "lattice", "large-context", 1, 4, *BFP16, *BFP12, 66005)
+
+
+@checks("kvcache.bfp/C1", long)
+def test_a_long_context_is_cast_and_decoded(backend: Remote, case: CacheCase) -> None:
+    """After a long prompt, a token, a second prompt and two tokens, the cache holds all of them, in order."""
+    rng = case.generator()
+    first = case.tokens - case.tokens // 3 - 3
+    steps = list(parts(drawn(case, rng), [first, 1, case.tokens - first - 3, 1, 1]))
+    with closing(backend.open("kvcache.bfp", *case.opening)) as session:
+        for step in steps:
+            answer = taken(session, step)
+    assert_holds(case, answer, steps)
+
+
 @checks("kvcache.bfp/C2", growing)
 def test_tokens_keep_their_bits(backend: Remote, case: CacheCase) -> None:
     """Whatever comes later, larger numbers, zeros or many tokens, what was answered before is answered again."""

@@ -12,7 +12,7 @@ from lowbit.bounds import linear_bound
 from lowbit.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance import inputs
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
-from lowbit_conformance.cases import CONCURRENT, MatrixCase, drawn, edges, in_use, large, systematic
+from lowbit_conformance.cases import CONCURRENT, MatrixCase, drawn, edges, in_use, large, models, systematic
 from lowbit_conformance.compare import assert_equal_values, assert_same_bits, assert_within, refuses
 from lowbit_conformance.marking import Settings, checks
 from lowbit_conformance.remote import Remote
@@ -81,9 +81,30 @@ def test_qgemm_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
     assert_lattice(backend, case)
 
 
+def model_shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """The shapes of layers as they are; for qgemm also prompts of hundreds of tokens."""
+    wide = clause.startswith("linear.qgemm")
+    yield from models(clause, 2 if wide else 0)
+    for rows, columns, vectors in ((256, 72, 512), (1088, 40, 300)) if wide else ():
+        shape = (rows, columns, 64)
+        yield MatrixCase(clause, "lattice", "large-prompt-dense", 4, *shape, "minimum", "float16", vectors)
+
+
+@checks("linear.qgemv/C1", model_shapes)
+def test_qgemv_of_the_size_of_models(backend: Remote, case: MatrixCase) -> None:
+    """As many rows and columns as layers have: the result equals the reference's."""
+    assert_lattice(backend, case)
+
+
+@checks("linear.qgemm/C1", model_shapes)
+def test_qgemm_of_the_size_of_models(backend: Remote, case: MatrixCase) -> None:
+    """As many rows and columns as layers have, and as many rows of X as prompts have: the result equals."""
+    assert_lattice(backend, case)
+
+
 def assert_lattice(backend: Remote, case: MatrixCase) -> None:
     __tracebackhide__ = True
-    x, matrix = inputs.lattice(case, dense=case.variant.endswith("dense"))
+    x, matrix = inputs.lattice(case, dense=case.variant.endswith("dense"), sparse=case.variant.endswith("sparse"))
     given = run(backend, x, matrix, case)
     assert_equal_values(given, linear.qgemm(x, matrix))
 

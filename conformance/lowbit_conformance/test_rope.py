@@ -39,6 +39,19 @@ def shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
             yield RopeCase(clause, "random", pairing, 1 + seed % 7, 1 + seed % 5, 2 + 2 * (29 * seed % 60), seed=seed)
 
 
+def model_shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    """More tokens than 16 bits count, as many heads and channels as models have, and positions past 2^16 and 2^24."""
+    for pairing in PAIRINGS[:2]:
+        yield RopeCase(clause, "lattice", f"{pairing}-large", 70001, 1, 2)
+        yield RopeCase(clause, "lattice", f"{pairing}-large", 2, 128, 256)
+    for variant in FIRST:
+        yield RopeCase(clause, "lattice", variant, 9, 2, 64)
+
+
+FIRST = {"half-split-large-far": 2**16 - 4, "interleaved-large-far": 2**17 - 4, "half-split-large-farther": 2**24 - 4}
+"""The position of the first token, where it is not drawn."""
+
+
 def layout_of(case: RopeCase) -> Layout:
     layout = (half_split if case.variant.startswith("half") else interleaved)(case.head_dim)
     if not case.variant.endswith("permuted"):
@@ -49,7 +62,8 @@ def layout_of(case: RopeCase) -> Layout:
 def inputs(case: RopeCase) -> tuple[Floats, Rotation]:
     rng = case.generator()
     x = rng.normal(size=(case.tokens, case.heads, case.head_dim)) * np.exp(rng.normal(size=case.head_dim))
-    return x.astype(np.float32), rope.rotation(layout_of(case), 10000.0, int(rng.integers(0, 5000)), case.tokens)
+    first = FIRST.get(case.variant) or int(rng.integers(0, 5000))
+    return x.astype(np.float32), rope.rotation(layout_of(case), 10000.0, first, case.tokens)
 
 
 def quarter_turns(case: RopeCase) -> tuple[Floats, Rotation]:
@@ -64,6 +78,17 @@ def quarter_turns(case: RopeCase) -> tuple[Floats, Rotation]:
 @checks("rope.rotate/C1", shapes)
 def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
     """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
+    assert_quarter_turns(backend, case)
+
+
+@checks("rope.rotate/C1", model_shapes)
+def test_quarter_turns_of_the_size_of_models(backend: Remote, case: RopeCase) -> None:
+    """The same for as many tokens, heads and channels as models have."""
+    assert_quarter_turns(backend, case)
+
+
+def assert_quarter_turns(backend: Remote, case: RopeCase) -> None:
+    __tracebackhide__ = True
     x, turn = quarter_turns(case)
     given = run_bounded(backend, case, x.shape, x, turn)
     assert_equal_values(given, rope.rotate_heads(x, turn))
@@ -72,6 +97,17 @@ def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
 @checks("rope.rotate/C2", shapes)
 def test_turns_within_the_bound(backend: Remote, case: RopeCase, record_property: Record) -> None:
     """Random heads at random positions stay within the bound of two terms."""
+    assert_turns(backend, case, record_property)
+
+
+@checks("rope.rotate/C2", model_shapes)
+def test_turns_of_the_size_of_models(backend: Remote, case: RopeCase, record_property: Record) -> None:
+    """The same for as many tokens, heads and channels as models have, and at positions past 2^16 and 2^24."""
+    assert_turns(backend, case, record_property)
+
+
+def assert_turns(backend: Remote, case: RopeCase, record_property: Record) -> None:
+    __tracebackhide__ = True
     x, turn = inputs(case)
     assert_bounded(
         backend,

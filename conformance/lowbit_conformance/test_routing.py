@@ -30,12 +30,13 @@ from lowbit_conformance.routing_cases import (
     run,
     run_bounded,
     shapes,
+    with_models,
 )
 
 # The gate.
 
 
-@checks("routing.gate/C1", shapes)
+@checks("routing.gate/C1", with_models(shapes))
 def test_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     """Small integers give equal logits."""
     rng = case.generator()
@@ -50,7 +51,7 @@ def gate_inputs(case: RoutingCase) -> tuple[Floats, Floats]:
     return activations(case, rng), rng.normal(size=(case.hidden, case.experts)).astype(np.float32)
 
 
-@checks("routing.gate/C2", random_shapes)
+@checks("routing.gate/C2", with_models(random_shapes))
 def test_logits_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random logits stay within the bound of a plain sum."""
     x, router = gate_inputs(case)
@@ -72,7 +73,7 @@ def probability_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]
         )
 
 
-@checks("routing.gate/C3", probability_shapes)
+@checks("routing.gate/C3", with_models(probability_shapes))
 def test_probabilities_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Random probabilities, flat ones and saturated ones, stay within the bound of a softmax of such logits."""
     x, router = gate_inputs(case)
@@ -121,7 +122,7 @@ def distinct(clause: str, settings: Settings) -> Iterator[Case]:
     yield from shapes(clause, settings, "edge", ("neighbours",))
 
 
-@checks("routing.top_k/C1", distinct)
+@checks("routing.top_k/C1", with_models(distinct))
 def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
     """Distinct scores, neighbours in float32 among them: the chosen ones, found by sorting Python numbers."""
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
@@ -167,13 +168,13 @@ def weight_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
         yield RoutingCase(**{part.name: getattr(case, part.name) for part in fields(case)} | {"softmax": softmax})
 
 
-@checks("routing.weights/C1", weight_shapes)
+@checks("routing.weights/C1", with_models(weight_shapes))
 def test_weights_of_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Softmax over the chosen logits, within its bound."""
     assert_weights(backend, case, record_property)
 
 
-@checks("routing.weights/C2", weight_shapes)
+@checks("routing.weights/C2", with_models(weight_shapes))
 def test_weights_of_probabilities(backend: Remote, case: RoutingCase, record_property: Record) -> None:
     """Chosen probabilities over their sum, within its bound."""
     assert_weights(backend, case, record_property)

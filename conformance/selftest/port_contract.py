@@ -15,6 +15,8 @@ from port_kernels import COUNT, KERNELS, add, fetched, fill, ramp, reaching, ref
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import (
+    PIECE,
+    SHARED,
     DeviceError,
     DeviceMemoryError,
     DevicePort,
@@ -23,7 +25,7 @@ from lowbit_cuda.port import (
 
 __all__ = ["BUDGET", "COUNT", "KERNELS", "PROGRAMS", "add", "fetched", "fill", "ramp", "sent", "turn", "until_reached"]
 
-BUDGET = 1 << 20
+BUDGET = 4 * PIECE
 
 Program = Callable[[DevicePort], None]
 PROGRAMS: dict[str, Program] = {}
@@ -51,13 +53,19 @@ def what_is_copied_comes_back(device: DevicePort) -> None:
 
 
 @program
-def the_budget_is_counted_to_the_byte(device: DevicePort) -> None:
-    """Each allocation counts as a multiple of 256; one byte too many is refused and changes nothing."""
+def the_budget_is_counted_as_the_device_takes_it(device: DevicePort) -> None:
+    """A small allocation counts as a multiple of 256, one of a MiB or more as pieces of two MiB; one byte too many is
+    refused and changes nothing."""
     assert (device.budget, device.used, device.peak, device.pinned) == (BUDGET, 0, 0, 0)
     small = device.allocate(1, "small")
-    large = device.allocate(BUDGET - 512, "large")
+    large = device.allocate(PIECE + 1, "large")
+    assert (small.nbytes, device.used) == (1, 256 + 2 * PIECE)
+    medium = device.allocate(SHARED, "just large")
+    assert device.used == 256 + 3 * PIECE
+    refused(DeviceMemoryError, device.allocate, SHARED, "a piece too much")
+    halves = [device.allocate(SHARED - 256, f"half a piece {number}") for number in range(2)]
     pinned = device.pin(257, "beside it")
-    assert (small.nbytes, device.used, device.peak, device.pinned) == (1, BUDGET - 256, BUDGET - 256, 512)
+    assert (device.used, device.peak, device.pinned) == (BUDGET - 256, BUDGET - 256, 512)
     with pytest.raises(DeviceMemoryError) as caught:
         device.allocate(257, "too much")
     error = caught.value
@@ -65,7 +73,7 @@ def the_budget_is_counted_to_the_byte(device: DevicePort) -> None:
     assert (device.used, device.peak) == (BUDGET - 256, BUDGET - 256)
     last = device.allocate(256, "just enough")
     assert device.used == device.peak == BUDGET
-    for memory in (small, large, last, last, pinned, pinned):
+    for memory in (small, large, medium, *halves, last, last, pinned, pinned):
         device.free(memory)
     assert (device.used, device.peak, device.pinned) == (0, BUDGET, 0)
     for nbytes in (0, -1, 1.5, None, True):

@@ -62,6 +62,7 @@ def run(folder: Path, script: str, *arguments: str, **variables: str) -> subproc
 
 # **In the child.**
 
+CONTEXTS = "none", "the device's", "another library's"
 MEANING = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint8), ctypes.POINTER(ctypes.c_uint32))
 
 
@@ -74,10 +75,16 @@ class Control:
     """
 
     def __init__(self) -> None:
+        from cuda.bindings import driver
+
         self._library = ctypes.CDLL(LIBRARY)
-        self._library.standInReport.restype = ctypes.c_char_p
+        for name in ("standInReport", "standInWaits", "standInAfterwards"):
+            getattr(self._library, name).restype = ctypes.c_char_p
+        self._library.standInTake.argtypes = [ctypes.c_size_t]
         self._library.standInPlace.restype = ctypes.c_void_p
         self._library.standInCalls.restype = ctypes.c_long
+        for code in driver.CUresult:
+            self._library.standInName(int(code), code.name.encode())
         self._kept: list[Any] = []
         self.errors: list[BaseException] = []
         self.launched: list[tuple[str, dict[str, Number], tuple[int, ...]]] = []
@@ -93,6 +100,31 @@ class Control:
     def report(self) -> list[str]:
         """What is not given back, and what was done wrong."""
         return str(self._library.standInReport().decode()).splitlines()
+
+    def lose(self, code: int) -> None:
+        """The device's work fails with this error, of which the next calls will tell."""
+        self._library.standInLose(code)
+
+    def waits(self) -> list[str]:
+        """The calls that made the device wait for all of its work, while it had some."""
+        return str(self._library.standInWaits().decode()).splitlines()
+
+    def afterwards(self) -> list[str]:
+        """The calls that were made in a context that an error had broken."""
+        return str(self._library.standInAfterwards().decode()).splitlines()
+
+    def switch(self, context: str) -> None:
+        """Another library makes a context current in this thread."""
+        self._library.standInSwitch(CONTEXTS.index(context))
+
+    @property
+    def current(self) -> str:
+        """Which context is current in this thread."""
+        return CONTEXTS[self._library.standInCurrent()]
+
+    def take(self, nbytes: int) -> None:
+        """Another process takes so many bytes of the device, and no others."""
+        self._library.standInTake(nbytes)
 
     def forget(self) -> None:
         """Begin anew."""

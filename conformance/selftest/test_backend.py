@@ -75,7 +75,7 @@ def test_a_broken_package_is_unavailable_with_its_reason(monkeypatch: pytest.Mon
     """A package that cannot be imported, or that offers something else, is an error in words, not a traceback."""
     entries = [EntryPoint("gone", "no_such_module:Thing", "lowbit.backends")]
     entries += [EntryPoint("other", "fractions:Fraction", "lowbit.backends")]
-    monkeypatch.setattr(registry, "entry_points", lambda group: entries)
+    monkeypatch.setattr(registry, "entries", lambda group: entries)
     with pytest.raises(UnavailableError, match="ModuleNotFoundError"):
         registry.find("gone")
     with pytest.raises(UnavailableError, match=r"is not a lowbit.backend.Backend"):

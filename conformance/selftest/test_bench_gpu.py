@@ -82,14 +82,13 @@ def test_what_a_part_found_before_its_end_is_kept(tmp_path: Path, monkeypatch: p
     [('{"verdict": "passed"}', 0, "passed"), ("", -11, "crashed"), ('{"verd', 1, "crashed"), (None, 3, "crashed")],
 )
 def test_a_part_that_dies_is_said_to_have(tmp_path: Path, left: str | None, status: int, verdict: str) -> None:
-    """Whatever it left of an answer, there is a verdict, and nothing stays behind."""
+    """Whatever it left of an answer, there is a verdict."""
     file = tmp_path / "answer.json"
     if left is not None:
         file.write_text(left)
     answer = measure.answered(file, status, None)
     assert answer["verdict"] == verdict
     assert verdict == "passed" or str(status) in answer["why"]
-    assert not file.exists()
 
 
 @pytest.mark.parametrize("arguments", [["--limit", "0"], ["--total", "nan"], ["--only", "everything"], []])

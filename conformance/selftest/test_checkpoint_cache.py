@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_checkpoint import DENSE, MIXTRAL, published, write
 
-from lowbit import data
 from lowbit.affine import QuantizedMatrix
 from lowbit.affine import quantize as by_range
 from lowbit.config import LlamaConfig
@@ -32,6 +31,7 @@ from lowbit.packing import unpack
 from lowbit.plan import METHODS, Method, Plan, Quantization, planned
 from lowbit.storage import CACHE_VARIABLE
 from lowbit.weights import LayerWeights, Matrix, in_memory, to_float
+from lowbit.workplaces import PREFIX, workplace
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))
 PLANS = {
@@ -40,6 +40,11 @@ PLANS = {
     "experts only": Plan(Quantization(2, 8), None),
     "attention only": Plan(None, Quantization(8, 5)),
 }
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("user")))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +177,7 @@ def test_the_default_folder(source: Checkpoint, tmp_path: Path, monkeypatch: pyt
 
 
 def test_another_plan_or_another_source_is_another_folder(folder: Path, tmp_path: Path) -> None:
-    """Bits, groups, method, parts; a shard of another time or size; another configuration: none takes the other's."""
+    """Bits, groups, method, parts; a shard of other weights; another configuration: none takes the other's."""
     path = tmp_path / "m"
     shutil.copytree(folder, path)
     plans = [*PLANS.values(), Plan(Quantization(3, 16), PLAN.attention, PLAN.head), Plan(PLAN.experts, PLAN.attention)]
@@ -182,7 +187,7 @@ def test_another_plan_or_another_source_is_another_folder(folder: Path, tmp_path
     digests = {quantized(open_checkpoint(path), plan, cache).digest for plan in plans}
     assert len(digests) == len(plans) == len(list(cache.iterdir()))
     for change in (
-        lambda: os.utime(path / "model-00001-of-00002.safetensors", ns=(0, 1)),
+        lambda: write(path, published(seed=5)),
         lambda: (path / "config.json").write_text(json.dumps(MIXTRAL | {"rope_theta": 5.0})),
         lambda: (path / "model.safetensors.index.json").write_text(
             (folder / "model.safetensors.index.json").read_text() + " "
@@ -309,7 +314,7 @@ def test_an_interrupt_between_blocks_loses_nothing(
 def test_an_interrupt_inside_a_file_leaves_nothing(
     source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that is half written never has its name, and goes away; one of a killed process goes away a day later."""
+    """A file that is half written never has its name, and goes away; one of a killed process does so the next time."""
 
     def half(tensors: Any, path: Path, metadata: Any) -> None:
         path.write_bytes(b"half")
@@ -321,13 +326,12 @@ def test_an_interrupt_inside_a_file_leaves_nothing(
     (place,) = tmp_path.iterdir()
     assert list(place.iterdir()) == []
     monkeypatch.undo()
-    for name, age in (("killed", data.STALE_SECONDS + 60), ("running", 0)):
-        (left := place / f"{data.WORKPLACE_PREFIX}{name}").mkdir()
-        (left / "layer-00000.safetensors").write_bytes(b"half")
-        then = left.stat().st_mtime - age
-        os.utime(left, (then, then))
-    equal(quantized(source, PLAN, tmp_path), PLAN)
-    assert [path.name for path in place.iterdir() if path.is_dir()] == [f"{data.WORKPLACE_PREFIX}running"]
+    (left := place / f"{PREFIX}killed").mkdir()
+    (left / "layer-00000.safetensors").write_bytes(b"half")
+    with workplace(place) as running:
+        (running / "layer-00000.safetensors").write_bytes(b"half")
+        equal(quantized(source, PLAN, tmp_path), PLAN)
+        assert [path for path in place.iterdir() if path.is_dir()] == [running]
 
 
 def test_several_at_once(source: Checkpoint, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_what_ends_a_sequence(tmp_path: Path) -> None:
         assert tokenizer(tmp_path / str(number), **files).stop == expected, number
 
 
+ENDLESS = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 DOUBLES = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": DOUBLES}, "content is 'aa'; allowed: not longer than what it replaces"),
@@ -122,6 +123,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"normalizer": {"type": "Replace", "pattern": {"Regex": "a*"}, "content": ""}}, "a plain text"),
     ({"normalizer": ["NFC"]}, "normalizer is "),
     ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "((a*)*)*b"}}}, "a known pattern"),
+    ({"pre_tokenizer": {"type": "Sequence", "decoy": [], "pretokenizers": [ENDLESS]}}, "a known pattern"),
+    ({"pre_tokenizer": {"type": "Sequence", "pre_tokenizers": [ENDLESS]}}, "pretokenizers is missing"),
+    ({"pre_tokenizer": ENDLESS | {"pattern": {"String": "a", "Regex": "(a+)+$"}}}, "a known pattern"),
+    ({"decoder": {"type": "Sequence", "decoy": [], "decoders": [DOUBLES]}}, "content is 'aa'"),
     ({"pre_tokenizer": {"type": "UnicodeScripts"}}, "type is 'UnicodeScripts'"),
     ({"pre_tokenizer": {}}, "type is missing"),
     ({"decoder": {"type": "Strip", "content": " ", "start": 10**9, "stop": 0}}, "start is 1000000000"),
@@ -151,6 +156,16 @@ def test_chains_that_are_refused(change: dict[str, Any], message: str, tmp_path:
     with pytest.raises(FormatError, match=message) as caught:
         tokenizer(tmp_path, change)
     assert str(caught.value).startswith("tokenizer.json: ") and str(caught.value).isprintable()
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
+    """A decoder that cuts a character off each end of a token of one character stops the library with a panic."""
+    cutting = {"type": "Strip", "content": "a", "start": 1, "stop": 1}
+    made = tokenizer(tmp_path, {"decoder": cutting})
+    with pytest.raises(FormatError, match=r"the tokenizer: a token is refused: '.*'; allowed: what its rules"):
+        made.decode([byte("a")])
+    with pytest.raises(FormatError, match="a token is refused"):
+        list(made.stream([byte("a")]))
 
 
 @pytest.mark.parametrize(

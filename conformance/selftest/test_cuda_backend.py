@@ -71,7 +71,8 @@ def test_the_backend_says_why_it_cannot_run() -> None:
 
 
 def test_nothing_stays_on_the_device() -> None:
-    """Prepared matrices are given back with the last reference to them, and all else when the backend is closed."""
+    """Prepared matrices are given back by the first call after the last reference to them is gone, and all else when
+    the backend is closed. Letting go frees nothing by itself: it may happen while the device works."""
     opened: list[SimDevice] = []
 
     class Seen(NumpyOnSim):
@@ -85,7 +86,12 @@ def test_nothing_stays_on_the_device() -> None:
         prepared.qgemv(np.ones(32, np.float32))
         held = opened[0].used
         prepared = None
-        assert opened[0].used < held
+        assert opened[0].used == held
+        kept = backend.prepare(quantize(np.eye(32, dtype=np.float32), bits=4, group_size=32))
+        assert opened[0].used == held
+        del kept
+        backend.run("blocks.swiglu", np.ones((1, 4), np.float32), np.ones((1, 4), np.float32))
+        assert opened[0].leaks().count("a prepared matrix") == 0
         kept = backend.prepare(quantize(np.eye(32, dtype=np.float32), bits=4, group_size=32))
         with backend.decoder(model(), DeviceSettings(context=20)):
             pass
@@ -158,7 +164,7 @@ def test_the_trained_model() -> None:
     with NumpyOnSim() as backend:
         with backend.decoder(weights, DeviceSettings(context=20)) as whole:
             steps = list(generate(whole, prompt, 4))
-        with backend.decoder(weights, DeviceSettings(context=20, memory=2_400_000)) as offloaded:
+        with backend.decoder(weights, DeviceSettings(context=20, memory=3_000_000)) as offloaded:
             again = list(generate(offloaded, prompt, 4))
             account = offloaded.account()
     assert all(np.array_equal(a.logits, b.logits) for a, b in zip(steps, again, strict=True))

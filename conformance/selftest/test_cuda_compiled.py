@@ -4,6 +4,7 @@ What is compiled stays in the cache, so only the first run takes minutes, and la
 """
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from cuda_tools import needs_nvrtc
 from port_contract import KERNELS, add, fill, turn
 
 from lowbit_cuda.cuda import compiler
+from lowbit_cuda.cuda.reserve import CODE
 from lowbit_cuda.kernels.table import MAKERS
+from lowbit_cuda.port import PIECE
 
 pytestmark = needs_nvrtc
 
@@ -37,10 +40,18 @@ def test_a_source_compiles_to_the_kernels_of_the_table(source: str, arch: str) -
     assert set(made.usage) == set(wanted)
     assert all(usage.registers <= 255 for usage in made.usage.values())
     assert not [name for name, usage in made.usage.items() if usage.spill_stores or usage.spill_loads]
+    assert set(re.findall(r"(\d+) bytes stack frame", made.log)) == {"0"}, "no thread needs local memory"
     key = compiler.digest(source, arch, made.nvrtc, compiler.read_sources(compiler.kernel_folder()))
     for recorded in json.loads(RECORD.read_text())["compiled"] if RECORD.exists() else ():
         if recorded["digest"] == key:
             assert recorded["kernels"] == {name: vars(usage) for name, usage in made.usage.items()}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_reserve_has_room_for_all_code(arch: str) -> None:
+    """Every source in pieces of its own."""
+    made = [compiler.compile_source(source, arch) for source in sorted({one.source for one in TABLE})]
+    assert sum(-(-len(one.code) // PIECE) * PIECE for one in made) <= CODE
 
 
 def test_arguments_that_differ_are_seen() -> None:

@@ -1,7 +1,7 @@
 """The decoder on a simulated device: its answers, its memory to the byte, and neither depends on the other."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,9 +33,21 @@ MODEL = model()
 EXPERT = stride(ExpertLayout.of(MODEL.layers[0].feed_forward.experts[0]).nbytes)  # type: ignore[union-attr]  # sparse
 
 
+DEVICES: list[SimDevice] = []
+
+
+@pytest.fixture(autouse=True)
+def _every_kernel_was_loaded_ahead() -> Iterator[None]:
+    """In every test of this file: no token waits for a kernel to be compiled and brought to the device."""
+    DEVICES.clear()
+    yield
+    assert [made.loaded_late for made in DEVICES if made.loaded_late] == []
+
+
 def device(budget: int = AMPLE, **choices: Any) -> SimDevice:
     """A device that refuses what is read before it is written."""
-    return SimDevice("a100", budget=budget, on_unwritten="raise", **choices)
+    DEVICES.append(SimDevice("a100", budget=budget, on_unwritten="raise", **choices))
+    return DEVICES[-1]
 
 
 def decoder(budget: int = AMPLE, weights: LlamaWeights = MODEL, *, sim: Any = None, **settings: Any) -> Decoder:

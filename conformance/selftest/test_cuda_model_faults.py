@@ -12,7 +12,7 @@ from lowbit.decoder import generate
 from lowbit.device import DeviceSettings
 from lowbit.errors import ArgumentError
 from lowbit_cuda.model import Decoder
-from lowbit_cuda.port import DeviceError
+from lowbit_cuda.port import DeviceError, DeviceLostError
 from lowbit_cuda.sim import Failure, SimDevice
 
 SMALL = model(replace(CONFIG, layers=2), seed=6)
@@ -54,6 +54,29 @@ def drawn(first: int, last: int, *seed: str) -> list[int]:
     """Numbers of calls."""
     rng = np.random.default_rng([zlib.crc32(word.encode()) for word in seed])
     return [int(number) for number in rng.choice(np.arange(first, last + 1), SAMPLES, replace=False)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_lost_device(mode: str) -> None:
+    """Where it is lost while tokens are read, the error says so, and so does every later call, which asks the device
+    once, whether it still is. Closing is quiet, and everything is counted off."""
+    first, last = calls(mode)
+    for at in drawn(first + 1, last, mode, "lost"):
+        device = SimDevice(budget=least(mode), fail=Failure(at, "lost", later=(1, 2, 400)[at % 3]))
+        with Decoder(device, SMALL, settings(mode)) as decoder:
+            try:
+                bits_of(decoder, 3, SHORT)
+            except DeviceLostError as error:
+                assert "the device is lost to this process" in str(error)
+            else:
+                assert not device.failed
+                continue
+            for _ in range(2):
+                before = device.calls
+                with pytest.raises(DeviceLostError, match="lost since an earlier error"):
+                    decoder.hidden(SHORT, decoder.new_state())
+                assert device.calls == before + 1
+        assert (device.used, device.pinned, device.leaks()) == (0, 0, ())
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -129,25 +129,33 @@ def left():
 
 
 def test_each_call_of_the_driver_may_fail(folder: Path) -> None:
-    """Whichever call fails, and whenever: an error that names it, everything given back, and the next is well."""
+    """Whichever call fails, and whenever: an error that names it, everything given back, and the next is well. Where a
+    call fails that waits for the device's work, the device is lost."""
     script = """
 CALLS = '''cuCtxSetCurrent cuMemGetInfo cuMemAlloc cuMemHostAlloc cuMemcpyAsync cuStreamCreateWithPriority
-cuStreamSynchronize cuStreamWaitEvent cuEventCreate cuEventRecord cuEventSynchronize cuEventQuery cuEventElapsedTime
-cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction cuKernelSetAttribute cuLaunchKernelEx cuStreamBeginCapture
-cuStreamEndCapture cuGraphInstantiateWithParams cuGraphLaunch'''.split()
+cuCtxGetCurrent cuCtxGetLimit cuStreamWaitEvent cuEventCreate cuEventRecord cuEventSynchronize cuEventQuery
+cuEventElapsedTime cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction cuFuncLoad cuKernelSetAttribute
+cuLaunchKernelEx cuStreamBeginCapture cuStreamEndCapture cuGraphInstantiateWithParams cuGraphLaunch'''.split()
 for call in CALLS:
     for nth in range(1, 100):
         said, calls = attempt(call, nth, 999)
         if calls < nth:
             break
-        assert "failed: CUDA_ERROR_UNKNOWN" in said or "failed: Failed to create CUDA event" in said, (call, nth, said)
-        assert left() == [], (call, nth, left())
+        if call == "cuCtxSetCurrent" and nth % 2 == 0:  # what was current is gone, which is not this device's concern
+            assert said == "", (nth, said)
+        else:
+            known = "failed: CUDA_ERROR_UNKNOWN" in said or "failed: Failed to create CUDA event" in said
+            assert known, (call, nth, said)
+        lost = call in ("cuEventSynchronize", "cuEventQuery")  # what a lost device holds goes back with the process
+        assert ("the device is lost" in said) == lost, (call, nth, said)
+        if not lost and not call.startswith("cuCtx"):  # whose failure in `close` leaves what it was asked for
+            assert left() == [], (call, nth, left())
     print(call, nth - 1)
     assert said == ""
 """
     failed = dict(line.split() for line in said(folder, WORK + script))
     assert all(int(times) >= 1 for times in failed.values()), failed
-    assert len(failed) == 22
+    assert len(failed) == 24
 
 
 def test_what_the_driver_does_not_take_back_is_said_and_the_rest_given_back(folder: Path) -> None:
@@ -162,9 +170,9 @@ for call in ("cuMemFree", "cuMemFreeHost", "cuLibraryUnload"):
 """
     first, second, third = said(folder, WORK + script)
     assert first == "giving back the memory for turned failed: CUDA_ERROR_UNKNOWN: unknown error ['allocations: 1']"
-    assert second == "giving back the memory for answer failed: CUDA_ERROR_UNKNOWN: unknown error ['allocations: 1']"
+    assert second == "giving back the memory for answer failed: CUDA_ERROR_UNKNOWN: unknown error []"
     assert third.startswith("unloading contract.cuh failed: CUDA_ERROR_UNKNOWN: unknown error ")
-    assert third.endswith("['allocations: 1', 'libraries: 1']")
+    assert third.endswith("['libraries: 1']")
 
 
 def test_what_free_could_not_give_back_is_still_counted(folder: Path) -> None:
@@ -186,12 +194,14 @@ print(control.report())
 
 
 def test_memory_that_the_device_lacks(folder: Path) -> None:
-    """Within the budget, but not there: the error says which of the two, nothing has changed, and less can be had."""
+    """Within the budget, but not there, because another process has taken it: the error says so, nothing has changed,
+    and less can be had."""
     script = """
-with open_device(1 << 30) as device:
+with open_device(100 << 20) as device:
     kept = device.allocate(1 << 20, "kept")
+    control.take(200 << 20)
     try:
-        device.allocate(1 << 27, "experts")
+        device.allocate(1 << 26, "experts")
     except DeviceMemoryError as error:
         print(error, "|", (error.what, error.asked, error.used, error.budget))
     print(device.used, device.peak)
@@ -202,16 +212,15 @@ with open_device(1 << 30) as device:
     except DeviceMemoryError as error:
         print(error)
     print(device.pinned)
-with CudaDevice(kernels=KERNELS) as device:
-    print(device.budget)
 """
     assert said(folder, script) == [
-        "device memory for experts: the device does not have the 134217728 bytes asked for "
-        "(CUDA_ERROR_OUT_OF_MEMORY) | ('experts', 134217728, 1048576, 1073741824)",
-        "1048576 1048576",
-        "host memory for weights: the host does not have the 100 bytes asked for (CUDA_ERROR_OUT_OF_MEMORY)",
+        "device memory for experts: 67108864 bytes asked, but the device has only 56623104 bytes free, although "
+        "102760448 of the budget's 104857600 are left (CUDA_ERROR_OUT_OF_MEMORY); other programs use the device too: "
+        "end them, or give a smaller budget | ('experts', 67108864, 2097152, 104857600)",
+        "2097152 2097152",
+        "host memory for weights: 100 bytes asked, but the host cannot page-lock them "
+        "(CUDA_ERROR_OUT_OF_MEMORY); free host memory, or raise the memory limit of the container (cgroup)",
         "0",
-        "67108864",
     ]
 
 

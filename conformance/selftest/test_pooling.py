@@ -168,3 +168,14 @@ def test_mistakes_are_refused() -> None:
         KeyValueProjection("self", HEADS, layer().key, layer().value, normal(3))
     with pytest.raises(ArgumentError, match="columns of key"):
         KeyValueProjection("self", 5, layer().key, layer().value)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 8])
+def test_a_mean_of_negative_zeros_is_one(members: int) -> None:
+    """−0 + −0 is −0 and so is its quotient; one +0 among them makes the sum +0, wherever it stands."""
+    weights = np.full((2, members), -0.0, np.float32)
+    assert np.signbit(pool(weights, heads=members, groups=1)).all()
+    for place in range(members):
+        one = weights.copy()
+        one[:, place] = 0.0
+        assert not np.signbit(pool(one, heads=members, groups=1)).any()

@@ -8,7 +8,7 @@ import pytest
 from sim_programs import scale
 
 from lowbit.errors import ArgumentError
-from lowbit_cuda.port import DeviceError, DeviceMemoryError, Memory, Span
+from lowbit_cuda.port import DeviceError, DeviceLostError, DeviceMemoryError, Memory, Span
 from lowbit_cuda.sim import Failure, SimDevice
 from lowbit_cuda.sim.faults import CALLS, KINDS, Faults
 from lowbit_cuda.sim.schedule import SCHEDULES
@@ -36,6 +36,7 @@ def every_call(device: SimDevice) -> list[float]:
         taken(device, pinned=False, what="y") as y,
     ):
         copies, compute = device.stream("copies"), device.stream("compute")
+        device.load([scale])
         device.write(first.span(), NUMBERS)
         device.copy(x.span(), first.span(), copies)
         device.wait(compute, device.record(copies))
@@ -90,6 +91,25 @@ def test_a_failure_of_one_kind(of: str) -> None:
     device = SimDevice("t4", budget=4096, fail=Failure(times + 1, of=of))
     every_call(device)
     assert not device.failed
+
+
+@pytest.mark.parametrize("later", [1, 3, 1000])
+def test_a_lost_device_stays_lost(later: int) -> None:
+    """Each call loses the device in turn: the error says so, so does every later call, memory is counted off, and
+    closing is quiet."""
+    for at in range(1, counted()[0] + 1):
+        device = SimDevice("t4", budget=4096, fail=Failure(at, "lost", later=later))
+        try:
+            every_call(device)
+        except DeviceLostError as error:
+            assert "an earlier" in str(error)
+            for call, arguments in ((device.allocate, (1, "more")), (device.finish, ()), (device.load, ([scale],))):
+                with pytest.raises(DeviceLostError, match="lost since an earlier error: an earlier"):
+                    call(*arguments)
+        else:
+            assert not device.failed
+        assert (device.used, device.pinned) == (0, 0)
+        device.close()
 
 
 DONE_LATER = ("copy", "launch", "replay")
@@ -235,4 +255,4 @@ def test_odd_failures_are_refused(arguments: dict[str, object]) -> None:
     """With what is allowed."""
     with pytest.raises(ArgumentError):
         Failure(**arguments)  # type: ignore[arg-type]  # odd on purpose
-    assert KINDS == ("error", "interrupt", "late")
+    assert KINDS == ("error", "interrupt", "late", "lost")

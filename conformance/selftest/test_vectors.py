@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lowbit.contract import Promise
+from lowbit.errors import FormatError
 from lowbit.operations import OPERATIONS
 from lowbit.values import as_json, from_json
 from lowbit_conformance.marking import Settings
@@ -29,6 +30,11 @@ SMALL = ("packing.pack", "routing.weights", "hqq.dequantize", "gptq.factor", "kv
 def recorded() -> dict[str, Vectors]:
     """The vectors of a few operations: exact, bounded, with real zeros, a residual, two stateful ones."""
     return {operation: record(operation, Settings(range(1))) for operation in SMALL}
+
+
+def parsed(document: dict[str, Any]) -> files.Document:
+    """What a file that says this is read as."""
+    return files.parse("vectors.json", json.dumps(document).encode())
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +143,7 @@ def test_check_agrees_and_finds_changes(documents: dict[str, dict[str, Any]]) ->
     """This version answers as the files say; with one bit of an answer changed, a refusal claimed or denied, or an
     argument spoilt, that vector and no other is found."""
     for document in documents.values():
-        assert list(checking.disagreements(document)) == []
+        assert list(checking.disagreements(parsed(document))) == []
 
     def other(tree: dict[str, Any]) -> None:
         array = from_json(tree)
@@ -165,7 +171,7 @@ def test_check_agrees_and_finds_changes(documents: dict[str, dict[str, Any]]) ->
         document = json.loads(json.dumps(documents[operation]))
         vector = first(document, key)
         change(vector)
-        assert [id for id, _ in checking.disagreements(document)] == [vector["id"]], (operation, key)
+        assert [id for id, _ in checking.disagreements(parsed(document))] == [vector["id"]], (operation, key)
 
 
 def test_the_command_writes_and_checks(tmp_path: Path) -> None:
@@ -200,3 +206,65 @@ def test_the_command_writes_and_checks(tmp_path: Path) -> None:
     assert type(done.exception).__name__ == "ArgumentError"
     done = runner.invoke(app, ["export", str(tmp_path / "w"), "--op", "packing.puck"])
     assert type(done.exception).__name__ == "ArgumentError"
+
+
+def test_a_malformed_file_is_refused_by_name(documents: dict[str, dict[str, Any]]) -> None:
+    """The file, the vector and the field, what was given and what is allowed, before anything is computed."""
+    changes: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+        (lambda vector: vector.pop("id"), "v.json: vector 0: id is missing; allowed: a string"),
+        (lambda vector: vector.update(id=1), "v.json: vector 0: id is 1; allowed: a string"),
+        (lambda vector: vector.update(flags=[{}]), "v.json: vector 0: flags is [{}]; allowed: a list of texts"),
+        (lambda vector: vector.update(arguments=[]), "v.json: vector 0: arguments is []; allowed: an object"),
+        (lambda vector: vector.update(steps=[3]), "v.json: vector 0, step 0: step is 3; allowed: an object"),
+        (lambda vector: vector.update(notes="x" * MOST_TEXT), "v.json: vector 0: size is 65537 characters"),
+        (lambda vector: vector.update(notes=nested(40)), "v.json: vector 0: size is 65537 characters or nested"),
+    ]
+    for change, text in changes:
+        document = json.loads(json.dumps(documents["packing.pack"]))
+        change(document["vectors"][0])
+        with pytest.raises(FormatError) as caught:
+            files.parse("v.json", json.dumps(document).encode())
+        assert str(caught.value).startswith(text)
+    with pytest.raises(FormatError, match="number of values is 9000000; allowed: at most 8388608"):
+        files.parse("v.json", b"," * 9_000_000)
+    with pytest.raises(FormatError, match=r"operation is '.*x1b'; allowed"):
+        files.parse("v.json", json.dumps({"schema": files.SCHEMA, "operation": "\x1b", "vectors": []}).encode())
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists inside one another."""
+    tree: list[Any] = []
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+def test_an_argument_that_cannot_be_read_is_named(documents: dict[str, dict[str, Any]]) -> None:
+    """Each wrong value is reported with its place in the vector, and the vectors beside it are checked."""
+    codes = {"array": "|u1", "shape": [2**20, 2**20], "data": "AAAA"}
+    wrong: list[tuple[object, str]] = [
+        (codes, "shape of codes is a list of '1048576, 1048576'; allowed: at most 8 integers"),
+        (codes | {"shape": [2**31]}, "data of codes is 4 characters; allowed: 2863311532, for uint8"),
+        (codes | {"shape": [0, 2**39]}, "shape of codes is a list of '0, 549755813888'"),
+        (codes | {"shape": [3], "data": "A==="}, "data of codes is not base64"),
+        (codes | {"array": "|O"}, "dtype of codes is '|O'; allowed: a short name"),
+        (codes | {"array": "a\u202e"}, r"dtype of codes is 'a\u202e'"),
+        (nested(20), "codes" + "[0]" * 16 + " is nested more deeply; allowed: at most 16"),
+        ({"scalar": "|u1", "value": 300}, "codes is 300; allowed: a number that fits uint8"),
+        ({"scalar": "<f4", "value": "1"}, "codes is a str; allowed: a number that fits float32"),
+        (
+            {"type": "data.Resource", "fields": {}},
+            "type of codes is 'data.Resource'; allowed: a dataclass",
+        ),
+        ({"type": "bfp.Format", "fields": {"block": 0, "mantissa": 4, "exponent": 8}}, "codes: block is 0; allowed"),
+        ({"type": "bfp.Format", "fields": {"block": 2**64, "mantissa": 4, "exponent": 8}}, "codes.block is a larger"),
+        ({"list\n": []}, r"codes is an object with 'list\n'; allowed: one of the forms"),
+        (as_json(np.zeros((2**14 + 8, 1), np.uint8)), "arguments is arrays of 16392 bytes; allowed: at most 16384"),
+    ]
+    for tree, text in wrong:
+        document = json.loads(json.dumps(documents["packing.pack"]))
+        document["vectors"] = document["vectors"][:3]
+        document["vectors"][1]["arguments"]["codes"] = tree
+        ((id, message),) = checking.disagreements(parsed(document))
+        assert id == document["vectors"][1]["id"]
+        assert message.startswith(f"its arguments cannot be read: {text}")

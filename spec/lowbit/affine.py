@@ -34,6 +34,11 @@ order written, one rounding an operation, so the result is the same to the bit o
 are rounded to the dtype in which they are stored *before* the codes are computed: codes are best for the scale that
 will be used, not for the one that is thrown away.
 
+**Zeros** of a weight have no sign to keep. A difference of equal numbers is +0, and so is :math:`+0 + -0`: a code that
+stands for 0 comes back as +0 under both conventions, a minimum of −0 included, and −0 comes only from a negative weight
+that underflows. A minimum of a group that holds zeros of both signs and nothing below may be either zero: the
+expression does not say which, and no weight depends on it.
+
 **Groups** run down each column of :math:`W` (:math:`K \times N`): rows :math:`0 \dots g-1` of a column are its first
 group, and so on; the last may be short. ``group_size = K`` is the paper's column-wise quantisation.
 

@@ -42,6 +42,9 @@ from lowbit.errors import ArgumentError
 Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
 
+MOST_CHANNELS = 2**20
+"""Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
+
 
 def softmax(scores: Reals) -> Reals:
     """Exponentials that sum to 1 along the last axis; −∞ gets exactly 0.
@@ -120,7 +123,7 @@ def attend(
         position = np.arange(length - tokens, length)[:, np.newaxis]
         scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it
         if window is not None:
-            scores[..., np.arange(length) <= position - window] = -np.inf
+            scores[..., np.arange(length) <= position - min(window, length)] = -np.inf
     output = softmax(scores) @ values[:, np.newaxis]  # G × r × T × d_h
     return output.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim)
 
@@ -145,10 +148,9 @@ class KeyValueCache:
         """An empty cache with room for `capacity` tokens before it has to grow.
 
         Raises:
-            ArgumentError: an argument below 1.
+            ArgumentError: an argument below 1, or heads of more channels than `MOST_CHANNELS`.
         """
-        check_integer("kv_heads", kv_heads, least=1)
-        check_integer("head_dim", head_dim, least=1)
+        check_heads(kv_heads, head_dim)
         check_integer("capacity", capacity, least=1)
         self._keys = np.empty((kv_heads, capacity, head_dim), self.dtype)
         self._values = np.empty((kv_heads, capacity, head_dim), self.dtype)
@@ -199,6 +201,12 @@ class KeyValueCache:
         if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
             allowed = f"T x {kv_heads} x {head_dim}, both"
             raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), allowed)
+
+
+def check_heads(kv_heads: int, head_dim: int) -> None:
+    """Refuse numbers of heads and channels below 1, and more channels in all than a token of any model has."""
+    check_integer("kv_heads", kv_heads, 1, MOST_CHANNELS)
+    check_integer("head_dim", head_dim, 1, MOST_CHANNELS // kv_heads)
 
 
 def _grown(array: Reals, capacity: int) -> Reals:

@@ -43,7 +43,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,6 +53,7 @@ from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_paramete
 from lowbit.bounds import Arithmetic
 from lowbit.check import check_choice, check_integer, spoken
 from lowbit.contract import Parameters
+from lowbit.entries import entries, loaded
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
@@ -335,7 +337,7 @@ def _split(declaration: Declaration, parameters: Parameters) -> tuple[Declaratio
 
 def names() -> list[str]:
     """The names of all installed backends, sorted."""
-    return sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+    return sorted({entry.name for entry in entries(ENTRY_POINTS)})
 
 
 def find(name: str) -> Backend:
@@ -349,22 +351,29 @@ def find(name: str) -> Backend:
     """
     if not isinstance(name, str):
         raise ArgumentError("backend", repr(name), "a name")
-    found = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == name]
+    found = [entry for entry in entries(ENTRY_POINTS) if entry.name == name]
     if DIRECT.fullmatch(name):
         found = [EntryPoint(name, name, ENTRY_POINTS)]
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where the author of an unregistered backend stands
+        _find_in_current_folder(name.partition(":")[0].partition(".")[0])
     if not found:
         raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class")
-    try:
-        backend = found[0].load()()
-    except Exception as error:
-        reason = f"{found[0].value} fails with {type(error).__name__}: {error}"
-        raise UnavailableError(f"backend {name}", reason, "repair or reinstall its package") from error
+    if len(found) > 1:
+        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
+        raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
+    backend = loaded(found[0], f"backend {name}", lambda made: made())
     if not isinstance(backend, Backend):
         reason = f"{found[0].value} is not a lowbit.backend.Backend"
         raise UnavailableError(f"backend {name}", reason, "derive it from that class")
     return backend
+
+
+def _find_in_current_folder(module: str) -> None:
+    """Let an unregistered backend be imported from where its author stands, after all other places.
+
+    Nothing else is imported from there: a module of the standard library or of an installed package comes first.
+    """
+    if module not in sys.modules and find_spec(module) is None:
+        sys.path.append(os.getcwd())
 
 
 def load(name: str) -> Backend:

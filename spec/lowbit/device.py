@@ -91,7 +91,7 @@ class DeviceSettings:
     """How a model is to be run on a device.
 
     Attributes:
-        memory: bytes of the device's memory that may be used; None for all that is free.
+        memory: bytes of the device's memory that may be used; None for what is free, less what its driver needs.
         context: the most tokens of a sequence, whose keys and values have a place from the start; None for the model's
             own context, which may be long.
         buffers: b, staging buffers for experts.

@@ -2,7 +2,14 @@
 
 Every one of them is a `LowbitError`, fits on one line, and says three things: what was wrong by its name,
 what it was, and what is allowed. Anything else that escapes from lowbit is a defect in lowbit.
+
+Their parts often come from files and backends. So the sentence is made fit to be shown (`lowbit.text`), whatever is in
+the parts: it has no control characters and no line breaks.
 """
+
+from lowbit.text import one_line
+
+MOST_GIVEN = 120
 
 
 def on_one_line(given: object) -> str:
@@ -11,12 +18,19 @@ def on_one_line(given: object) -> str:
     >>> on_one_line("a\\nb")
     'a b'
     """
-    text = " ".join(str(given).split())
-    return text if len(text) <= 120 else text[:117] + "..."
+    text = one_line(" ".join(str(given).split()))
+    return text if len(text) <= MOST_GIVEN else text[: MOST_GIVEN - 3] + "..."
 
 
 class LowbitError(Exception):
     """The common ancestor: catch this to catch every error that lowbit raises on purpose."""
+
+    def __str__(self) -> str:
+        return one_line(self._sentence())
+
+    def _sentence(self) -> str:
+        """What was wrong, with its parts as they were given."""
+        return super().__str__()
 
 
 class ArgumentError(LowbitError, ValueError):
@@ -31,7 +45,7 @@ class ArgumentError(LowbitError, ValueError):
         super().__init__(argument, given, allowed)
         self.argument, self.given, self.allowed = argument, given, allowed
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
 
 
@@ -47,7 +61,7 @@ class FormatError(LowbitError, ValueError):
         super().__init__(file, field, given, allowed)
         self.file, self.field, self.given, self.allowed = file, field, given, allowed
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"{self.file}: {self.field} is {on_one_line(self.given)}; allowed: {self.allowed}"
 
 
@@ -63,7 +77,7 @@ class UnavailableError(LowbitError, RuntimeError):
         super().__init__(what, reason, remedy)
         self.what, self.reason, self.remedy = what, reason, remedy
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         return f"{self.what} is unavailable: {self.reason}; {self.remedy}"
 
 
@@ -79,6 +93,6 @@ class NotDeclaredError(LowbitError, NotImplementedError):
         super().__init__(backend, operation, detail)
         self.backend, self.operation, self.detail = backend, operation, detail
 
-    def __str__(self) -> str:
+    def _sentence(self) -> str:
         suffix = f" for {self.detail}" if self.detail else ""
         return f"backend {self.backend} does not declare {self.operation}{suffix}"

@@ -24,6 +24,9 @@ scales are rounded to what is stored before the solver runs, zeros after it, and
 strided as along axis 0, and all zeros of a tensor in one. For 2 bits and groups of 16 and 128 that makes 3.016 bits a
 weight, not the 2.6 of the paper (errata M6; see `hqq_sizes`).
 
+A code that equals its zero stands for +0, and so does a code of 0 whose zero is −0, since :math:`0 - (-0)` is +0 and
+scales are above 0.
+
 **Why a type of its own.** `affine.QuantizedMatrix` knows a real *minimum* and an integer *zero-point*. A real zero
 along axis 1 is a minimum, :math:`m = -s z`, so `as_minimum` makes an ordinary matrix of it and every kernel for
 equation 2 runs it. That product is rounded once to float32, which moves a result by at most

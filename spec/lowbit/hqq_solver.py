@@ -317,6 +317,9 @@ def check_step(weights: Floats, codes: Codes, scales: Floats, zeros: Floats, p: 
 
 def check_norm(p: float, beta: float) -> None:
     """Refuse a norm or a penalty for which the halves are not what the chapter says."""
+    for name, number in (("p", p), ("beta", beta)):
+        if not isinstance(number, int | float | np.floating):
+            raise ArgumentError(name, f"a {type(number).__name__}", "a number")
     if not 0 < p <= 1:
         raise ArgumentError("p", p, "above 0 and at most 1")
     if not (np.isfinite(beta) and beta > 0):

@@ -4,13 +4,17 @@
 ``ctypes.py`` lying there would run in place of the real module. Python's flag ``-P`` turns that off, and the
 environment variable ``PYTHONSAFEPATH`` does the same for the interpreters that the child starts. ``-I`` would also drop
 ``PYTHONPATH`` and the user's own site-packages, in which backends may be installed.
+
+The variable has a side effect: ``python program.py`` no longer finds the modules beside ``program.py``. So a program
+that the user names is started with `program_environment`, which takes the variable away again.
 """
 
 import os
 import sys
 from collections.abc import Mapping
 
-SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+SAFE_PATH = "PYTHONSAFEPATH"
+OWN_VALUE = "lowbit"  # Python accepts any value; this one tells lowbit's own setting from the user's
 
 
 def python_command(*words: str) -> list[str]:
@@ -23,5 +27,17 @@ def python_command(*words: str) -> list[str]:
 
 
 def python_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables for such a child: `base` (this process's own by default), and what keeps its children safe too."""
-    return dict(os.environ if base is None else base) | SAFE_PATH
+    """The variables for such a child: `base` (this process's own by default), and what keeps its children safe too.
+
+    >>> python_environment({"LANG": "C"})
+    {'PYTHONSAFEPATH': 'lowbit', 'LANG': 'C'}
+    """
+    own = dict(os.environ if base is None else base)
+    if not own.get(SAFE_PATH):
+        own.pop(SAFE_PATH, None)  # Python takes an empty value for an absent one
+    return {SAFE_PATH: OWN_VALUE} | own
+
+
+def program_environment() -> dict[str, str]:
+    """The variables for a program that the user names: this process's own, as the user set them."""
+    return {name: value for name, value in os.environ.items() if (name, value) != (SAFE_PATH, OWN_VALUE)}

@@ -73,13 +73,15 @@ import numpy.typing as npt
 from lowbit.check import check_array, check_choice, check_finite, check_integer
 from lowbit.contract import EXACT, operation
 from lowbit.errors import ArgumentError
-from lowbit.rope import Layout
+from lowbit.rope import Layout, check_layout
 
 Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
 Order = npt.NDArray[np.int64]
 
 SortKey = Literal["norm", "norm_and_bias", "rotated_norm"]
+MOST_HADAMARD = 2**12
+"""Channels of the largest Hadamard matrix, which takes 128 MiB."""
 SORT_KEYS: tuple[SortKey, ...] = ("norm", "norm_and_bias", "rotated_norm")
 
 
@@ -311,9 +313,9 @@ def hadamard(head_dim: int) -> Reals:
            [ 1., -1.]])
 
     Raises:
-        ArgumentError: `head_dim` is not a power of two.
+        ArgumentError: `head_dim` is not a power of two, or above `MOST_HADAMARD`.
     """
-    check_integer("head_dim", head_dim, least=1)
+    check_integer("head_dim", head_dim, 1, MOST_HADAMARD)
     if head_dim & (head_dim - 1):
         raise ArgumentError("head_dim", head_dim, "a power of two")
     matrix: Reals = np.ones((1, 1))
@@ -333,8 +335,7 @@ def check_permutation(sizes: Reals) -> None:
 
 def check_permuted_layout(layout: Layout, order: Order) -> None:
     """The checks of `permuted_layout`."""
-    if not isinstance(layout, Layout):
-        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.rope.Layout")
+    check_layout(layout)
     check_array("order", order, np.int64, (layout.head_dim,))
     if not np.array_equal(np.sort(order), np.arange(layout.head_dim)):
         raise ArgumentError("order", "not a permutation", f"each of 0 to {layout.head_dim - 1} once")

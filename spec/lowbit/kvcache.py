@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.attention import KeyValueCache, Reals
+from lowbit.attention import KeyValueCache, Reals, check_heads
 from lowbit.bfp import Blocks, Floats, Format, cast, decode, format_parameters
 from lowbit.bfp_storage import StoredBlocks, check_stored_format, load, row_bytes, store
 from lowbit.check import check_array, check_finite, check_integer
@@ -70,7 +70,8 @@ class BfpKeyValueCache(KeyValueCache):
     (68, 130)
 
     Raises:
-        ArgumentError: an argument below 1, or a format that cannot be stored.
+        ArgumentError: an argument below 1, more channels than `lowbit.attention.MOST_CHANNELS`, or a format that
+            cannot be stored.
     """
 
     def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
@@ -149,7 +150,8 @@ def cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format
         value_format: of the values, likewise.
 
     Raises:
-        ArgumentError: an argument below 1, or a format that cannot be stored.
+        ArgumentError: an argument below 1, more channels than `lowbit.attention.MOST_CHANNELS`, or a format that
+            cannot be stored.
 
     Source: K-sort §II.B; errata B9.
     """
@@ -173,8 +175,7 @@ def bytes_per_token(kv_heads: int, head_dim: int, format: Format) -> int:
 
 def check_cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
     """The checks of `cache`."""
-    check_integer("kv_heads", kv_heads, least=1)
-    check_integer("head_dim", head_dim, least=1)
+    check_heads(kv_heads, head_dim)
     check_stored_format(key_format)
     check_stored_format(value_format)
 

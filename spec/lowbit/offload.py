@@ -65,6 +65,10 @@ from lowbit.errors import ArgumentError
 Memory = Literal["mirror", "swap"]
 MEMORIES: tuple[Memory, ...] = ("mirror", "swap")
 
+MOST_PLACED = 2**18
+"""Experts of all layers together; the largest models have some 25,000."""
+MOST_BUFFERS = 2**16
+
 Kind = Literal["hit", "load", "evict", "stage", "promote", "drop"]
 
 
@@ -73,10 +77,10 @@ class Arrangement:
     """What there is to place, and where.
 
     Attributes:
-        layers: sparse layers of the model.
+        layers: sparse layers of the model; with E experts each they have at most `MOST_PLACED`.
         experts: E, experts of a layer.
         slots: k, experts of each layer that the device keeps; 1 to E.
-        buffers: b, staging buffers shared by all layers.
+        buffers: b, staging buffers shared by all layers; 1 to `MOST_BUFFERS`.
         memory: ``mirror`` or ``swap``.
 
     Raises:
@@ -90,10 +94,10 @@ class Arrangement:
     memory: Memory = "mirror"
 
     def __post_init__(self) -> None:
-        check_integer("layers", self.layers, least=1)
-        check_integer("experts", self.experts, least=1)
+        check_integer("layers", self.layers, 1, MOST_PLACED)
+        check_integer("experts", self.experts, 1, MOST_PLACED // self.layers)
         check_integer("slots", self.slots, 1, self.experts)
-        check_integer("buffers", self.buffers, least=1)
+        check_integer("buffers", self.buffers, 1, MOST_BUFFERS)
         check_choice("memory", self.memory, MEMORIES)
 
 
@@ -246,7 +250,8 @@ class Offload:
                 host = self._host[layer][victim.expert] = self._host[layer].pop(newcomer.expert)
             self._write("evict", layer, victim.expert, newcomer.cause, slot=slot, host=host)
         else:
-            slot = min(set(range(self.arrangement.slots)) - {resident.slot for resident in residents})
+            taken = {resident.slot for resident in residents}
+            slot = next(slot for slot in range(self.arrangement.slots) if slot not in taken)
         self.staged.remove(newcomer)
         self._write("promote", layer, newcomer.expert, newcomer.cause, slot=slot, buffer=newcomer.buffer)
         residents.append(Resident(newcomer.expert, slot))
@@ -279,8 +284,8 @@ class Offload:
         self._write("drop", guess.layer, guess.expert, cause, buffer=guess.buffer)
 
     def _free_buffer(self) -> int | None:
-        free = set(range(self.arrangement.buffers)) - {staged.buffer for staged in self.staged}
-        return min(free, default=None)
+        taken = {staged.buffer for staged in self.staged}
+        return next((buffer for buffer in range(self.arrangement.buffers) if buffer not in taken), None)
 
     def _find_staged(self, layer: int, expert: int) -> Staged | None:
         return next((s for s in self.staged if (s.layer, s.expert) == (layer, expert)), None)
@@ -347,6 +352,8 @@ def check_request(request: Request, arrangement: Arrangement, last: int) -> None
         )
         raise ArgumentError("layer", request.layer, turn)
     for name, experts in (("needed", request.needed), ("guesses", request.guesses)):
+        if not isinstance(experts, tuple | list):
+            raise ArgumentError(name, f"a {type(experts).__name__}", "a tuple of experts")
         for expert in experts:
             check_integer(f"an expert in {name}", expert, 0, arrangement.experts - 1)
     if len(set(request.needed)) < len(request.needed):
@@ -359,8 +366,9 @@ def check_trace(arrangement: Arrangement, requests: Sequence[Request]) -> None:
     """The checks of `trace`."""
     if not isinstance(arrangement, Arrangement):
         raise ArgumentError("arrangement", f"a {type(arrangement).__name__}", "an Arrangement")
-    if not requests:
-        raise ArgumentError("requests", "empty", "at least one")
+    if not isinstance(requests, Sequence) or not requests:
+        given = "empty" if isinstance(requests, Sequence) else f"a {type(requests).__name__}"
+        raise ArgumentError("requests", given, "a sequence of at least one")
     last = -1
     for request in requests:
         check_request(request, arrangement, last)

@@ -18,6 +18,10 @@ is exact to the bit and asks for no tolerance; and where all heads of a group ar
 since :math:`r w` needs few bits more than w. A sum in float32 does not: :math:`(w + w + \dots + w)/r` misses about
 every seventh w at r = 3 and every second at r = 8.
 
+**Zeros.** The sum begins with the first head and not with a zero: :math:`-0 + -0` is :math:`-0`, but :math:`0 + -0` is
+:math:`+0` (IEEE 754, §6.3). So a mean is −0 where all heads are −0, and +0 where their zeros have both signs or where
+they cancel.
+
 **What it commutes with.** The mean treats every channel alike and mixes none, so it may come before or after anything
 that does the same to every head of a group: a rotary embedding in either layout, for the rotation depends on position
 and channel only; a change from one layout to the other. It does not commute with a permutation of channels that differs
@@ -76,8 +80,8 @@ def pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> F
     if method == "first":
         first: Floats = members[:, :, 0].reshape(rows, -1).copy()  # where every group has one head, too
         return first
-    total = np.zeros((rows, groups, columns // heads))
-    for member in range(heads // groups):
+    total = members[:, :, 0].astype(np.float64)  # not zeros: 0 + −0 is +0
+    for member in range(1, heads // groups):
         total += members[:, :, member]
     mean: Floats = (total / (heads // groups)).astype(np.float32)
     return np.ascontiguousarray(mean.reshape(rows, -1))
@@ -210,7 +214,7 @@ POOL = operation(
     parameters=lambda weights, heads, groups, method="mean": {"method": method},
     clauses={
         "C1": "The mean is the float64 sum of the heads j·r to (j + 1)·r − 1 in this order, divided by r, rounded to "
-        "float32; channels keep their places.",
+        "float32; the sum begins with the first head, so heads of −0 have a mean of −0; channels keep their places.",
         "C2": "The first head of each group is copied.",
         "C3": "Where the heads of each group are equal, both methods give them back to the bit.",
         "C4": "Heads that do not divide the columns, groups that do not divide the heads, weights that are not finite, "

@@ -43,6 +43,8 @@ Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]
 
 MOST_CHANNELS = 2**16
+MOST_ANGLES = 2**28
+"""Of one `rotation`, positions times channels: two million positions of a head of 128 channels."""
 MOST_POSITIONS = 2**40
 """Far beyond any model; an angle of a later position would have lost its fraction."""
 
@@ -136,19 +138,18 @@ def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
         layout: which channels are pairs.
         base: the number whose powers are the frequencies, above 0; 10000 in the papers.
         start: the first position, at least 0.
-        count: T, at least 1.
+        count: T, at least 1, and at most `MOST_ANGLES` over the channels of a head.
 
     Raises:
         ArgumentError: wrong base, start or count.
 
     Source: RoFormer §3.2.2.
     """
-    if not isinstance(layout, Layout):
-        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.rope.Layout")
+    check_layout(layout)
     if not isinstance(base, int | float) or not (np.isfinite(base) and base > 0):
         raise ArgumentError("base", repr(base), "a finite number above 0")
     check_integer("start", start, 0, MOST_POSITIONS)
-    check_integer("count", count, 1, MOST_POSITIONS)
+    check_integer("count", count, 1, MOST_ANGLES // layout.head_dim)
     theta = base ** (-2 * layout.pair / layout.head_dim)
     angle = np.arange(start, start + count)[:, np.newaxis] * theta
     return Rotation(layout, np.cos(angle), layout.sign * np.sin(angle))
@@ -176,14 +177,39 @@ def rotate(x: Reals, turn: Rotation) -> Reals:
 
     Source: K-sort, equation 4; errata B5, B8.
     """
-    if not isinstance(turn, Rotation):
-        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.rope.Rotation")
+    check_rotation(turn)
     check_reals("x", x, 3)
     positions, head_dim = turn.cos.shape
     if x.ndim != 3 or x.shape[0] != positions or x.shape[2] != head_dim:
         raise ArgumentError("shape of x", x.shape, f"{positions} x heads x {head_dim}")
     cos, sin = turn.cos[:, np.newaxis, :], turn.sin[:, np.newaxis, :]
     return x * cos + x[..., turn.layout.partner] * sin
+
+
+# **Checks.** A layout and a rotation are arrays that somebody may have made or changed, so each use looks at them.
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuse what is no layout, and partners that are no channels of the head."""
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.rope.Layout")
+    check_array("partner of layout", layout.partner, np.int64, (None,))
+    check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
+    check_array("pair of layout", layout.pair, np.int64, layout.partner.shape)
+    least, most = int(layout.partner.min()), int(layout.partner.max())
+    if least < 0 or most >= layout.head_dim:
+        raise ArgumentError("partner of layout", f"from {least} to {most}", f"0 to {layout.head_dim - 1}")
+
+
+def check_rotation(turn: Rotation) -> None:
+    """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
+    if not isinstance(turn, Rotation):
+        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.rope.Rotation")
+    check_layout(turn.layout)
+    for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
+        check_reals(name, array, 2)
+        if array.shape != (len(turn.cos), turn.layout.head_dim):
+            raise ArgumentError(f"shape of {name}", array.shape, f"positions x {turn.layout.head_dim}, both")
 
 
 def _check_head_dim(head_dim: int) -> None:
@@ -198,8 +224,7 @@ def _check_head_dim(head_dim: int) -> None:
 
 def check_rotate(x: Floats, turn: Rotation) -> None:
     """The checks of `rope.rotate` on float32 heads."""
-    if not isinstance(turn, Rotation):
-        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.rope.Rotation")
+    check_rotation(turn)
     check_array("x", x, np.float32, (turn.cos.shape[0], None, turn.cos.shape[1]))
 
 

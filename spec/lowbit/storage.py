@@ -1,25 +1,32 @@
 """The files that lowbit keeps: where they are, how they are written, and which of them may be run.
 
 **Where.** Everything is kept in one folder, `cache_folder`: the user's cache folder for lowbit, or the one that the
-environment variable ``LOWBIT_CACHE`` names.
+environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its parents so that only this user can enter.
 
 **Writing.** `write_whole` and `written` create a file under a temporary name that nobody can guess, in the folder of
-the file, and rename it when all of it is on the disk. So a reader sees the old file or the new one, an interrupt leaves
+the file, and rename it when all of it is written. So a reader sees the old file or the new one, an interrupt leaves
 nothing, and a symbolic link that somebody placed under the name is replaced, not followed.
 
 **Running.** Data from the cache is checked before it is used. Code cannot be checked in that way: whoever may write the
 code may write its digest too. So compiled files are kept only where no other user can write. `code_folder` creates such
 a folder with mode 0700 and refuses any other: the folder and each folder above it must belong to this user or to root,
-and no other user may be able to replace any of them. `kept_code` keeps a digest beside each compiled file and compares
-it before every use, so that a damaged file is made again.
+and no other user may be able to replace any of them. A folder that others can write to is refused and not repaired,
+since they may have written to it already. `kept_code` keeps a digest beside each compiled file and compares it before
+every use, so that a damaged file is made again. Two processes that make the same file at the same time may leave the
+file of one and the digest of the other; then the next use makes it once more.
 """
 
+import errno
 import hashlib
 import os
 import secrets
+import shlex
+import shutil
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import IO
 
@@ -29,12 +36,35 @@ from lowbit.errors import UnavailableError
 
 CACHE_VARIABLE = "LOWBIT_CACHE"
 TEMPORARY_SUFFIX = ".part"
+CODE = "the cache of compiled code"
 SHARED = stat.S_IWGRP | stat.S_IWOTH  # the permission bits that let other users write
+STALE_SECONDS = 24 * 3600
+NO_HOME = Path("/nonexistent/lowbit")  # a user without a home folder keeps nothing, and is told so when writing fails
 
 
 def cache_folder() -> Path:
     """The folder in which lowbit keeps files; it may not exist yet."""
-    return Path(os.environ.get(CACHE_VARIABLE) or user_cache_dir("lowbit", appauthor=False)).absolute()
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).absolute()
+    try:
+        usual = Path(user_cache_dir("lowbit", appauthor=False))
+    except RuntimeError:  # of later versions; earlier ones answer with "~"
+        return NO_HOME
+    return NO_HOME if usual.parts[0] == "~" else usual.absolute()
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder of the cache, and those above it that are missing, with mode 0700 whatever the umask.
+
+    Raises:
+        OSError: it cannot be created, or a file is in its place.
+    """
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            with suppress(FileExistsError):  # another process was faster
+                place.mkdir(mode=0o700)
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 # **Writing.**
@@ -45,9 +75,11 @@ def written(path: Path) -> Iterator[IO[bytes]]:
     """A stream for the content of `path`, which replaces the file when the block ends without an exception.
 
     Raises:
-        OSError: the folder does not exist or cannot be written, or the disk is full.
+        OSError: the folder does not exist or cannot be written, the disk is full, or the path is a device or a pipe.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a folder is refused when the file is renamed
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o666)
     try:
@@ -76,38 +108,39 @@ def write_whole(path: Path, content: bytes) -> None:
 def code_folder(name: str) -> Path:
     """The folder `name` of the cache, for files that are run; created with mode 0700 if it does not exist.
 
+    Symbolic links are resolved, so that what is checked is what is used.
+
     Raises:
         UnavailableError: it cannot be created, or another user can write to it or replace it.
     """
     folder = cache_folder() / name
     remedy = f"name a folder that only you can write to in {CACHE_VARIABLE}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        reason = replaceable_by_others(folder)
+        make_folder(folder)
+        real = folder.resolve(strict=True)
+        for place in (real, *real.parents):
+            _check_ours(place, remedy, sticky_allowed=place != real)
     except OSError as error:
-        raise UnavailableError("the cache of compiled code", f"{folder}: {error.strerror}", remedy) from error
-    if reason:
-        raise UnavailableError("the cache of compiled code", reason, remedy)
-    return folder
+        raise UnavailableError(CODE, f"{error.filename or folder}: {error.strerror}", remedy) from error
+    return real
 
 
-def replaceable_by_others(path: Path) -> str:
-    """Why another user could replace `path` or what is in it; empty if nobody but this user and root can.
+def _check_ours(place: Path, remedy: str, *, sticky_allowed: bool) -> None:
+    """Make sure that no other user can replace what is in a folder.
 
-    A symbolic link anywhere in the path is resolved first, and the folders of its target are the ones that count.
-
-    Raises:
-        OSError: the path does not exist.
+    Args:
+        place: the folder.
+        remedy: what to do about a folder of somebody else.
+        sticky_allowed: whether others may add entries to it, if they cannot replace those of this user.
     """
-    real = path.resolve(strict=True)
-    for place in (real, *real.parents):
-        found = place.stat()
-        if found.st_uid not in (0, os.geteuid()):
-            return f"{place} belongs to user {found.st_uid}"
-        sticky = bool(found.st_mode & stat.S_ISVTX) and place != real  # others may add entries and not replace ours
-        if found.st_mode & SHARED and not sticky:
-            return f"other users can write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
-    return ""
+    found = place.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise UnavailableError(CODE, f"{place} belongs to user {found.st_uid}", remedy)
+    if found.st_mode & SHARED and not (sticky_allowed and found.st_mode & stat.S_ISVTX):
+        reason = f"other users can write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
+        if found.st_uid == os.geteuid():
+            remedy = f"remove what they may have put there and run `chmod go-w {shlex.quote(str(place))}`, or {remedy}"
+        raise UnavailableError(CODE, reason, remedy)
 
 
 def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
@@ -124,29 +157,44 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
     """
     path, record = folder / name, folder / f"{name}.sha256"
     if not _matches(path, record):
+        _sweep(folder)
         workplace = folder / f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
         workplace.mkdir(mode=0o700)
         try:
             made = workplace / name
             make(made)
-            digest = hashlib.sha256(made.read_bytes()).hexdigest()
+            made.chmod(0o700)  # a compiler leaves what the umask allows, which may be writeable for a group
+            noted = workplace / "digest"
+            noted.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
             os.replace(made, path)
-            write_whole(record, digest.encode())
+            os.replace(noted, record)
         finally:
-            for leftover in workplace.iterdir():
-                leftover.unlink()
-            workplace.rmdir()
+            shutil.rmtree(workplace, ignore_errors=True)
     return path
 
 
 def _matches(path: Path, record: Path) -> bool:
     """Whether a kept file is a plain file of this user with the digest that was noted when it was made."""
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path, flags), "rb") as stream, open(os.open(record, flags), "rb") as noted:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & SHARED:
-                return False
+        with _opened(path) as stream, _opened(record) as noted:
             return hashlib.file_digest(stream, "sha256").hexdigest().encode() == noted.read(100)
     except OSError:
         return False
+
+
+def _opened(path: Path) -> BufferedReader:
+    """A plain file of this user or of root, which has no other name; `OSError` for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+    return open(descriptor, "rb")
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the workplaces of processes that were killed a day ago or more."""
+    for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

@@ -2,7 +2,8 @@
 
 A string that comes from elsewhere may hold control characters that a terminal obeys, line breaks that forge a line of a
 report, marks that turn the direction of the text around them, and lone surrogates that no encoding accepts. `cleaned`
-spells these out and bounds the length. `quoted` does the same for a short name inside a sentence, in quotation marks.
+spells these out and bounds the length; `one_line` removes line breaks as well. `quoted` does the same for a short name
+inside a sentence, in quotation marks.
 """
 
 import re
@@ -16,13 +17,22 @@ UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066
 def cleaned(text: str, most: int = MOST_TEXT) -> str:
     """Text as every terminal and report can show it: of bounded length, with control characters spelt out.
 
-    Line feeds and tabs stay; `lowbit.errors.on_one_line` removes them where a text must be one line.
+    Line feeds and tabs stay; `one_line` removes them where a text must be one line.
 
     >>> cleaned("red \\x1b[31m")
     'red \\\\x1b[31m'
     """
     shown = UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text[:most])
     return shown if len(text) <= most else f"{shown} … ({len(text) - most} more characters)"
+
+
+def one_line(text: str, most: int = MOST_TEXT) -> str:
+    """The same in one line: a line break, with the white space around it, becomes a space.
+
+    >>> one_line("no compiler\\n  lowbit: passed\\x07")
+    'no compiler lowbit: passed\\\\x07'
+    """
+    return cleaned(" ".join(part for line in text.splitlines() if (part := line.replace("\t", " ").strip())), most)
 
 
 def quoted(text: str) -> str:

@@ -28,16 +28,24 @@ files adds ``"data"``, the elements in C order as base64.
 >>> from_json(as_json((1, float("inf"), np.float32(0.5))))
 (1, inf, np.float32(0.5))
 
-Reading trusts nobody: a tree can make nothing but these values, and a dataclass only through its own checks.
+Reading trusts nobody. A tree can make nothing but these values, and of the dataclasses only those that operations take
+or give (`KINDS`), each through its own checks. Every size is compared with a limit, and with the bytes that are there,
+before memory is taken. What is refused is named by its place in the tree:
 
-Source: lowbit's own.
+>>> from_json({"type": "bfp.Format", "fields": {"block": 32, "mantissa": 10**30, "exponent": 8}})
+Traceback (most recent call last):
+lowbit.errors.ArgumentError: value.mantissa is a larger one; allowed: an integer of at most 64 bits
+>>> from_json([{"array": "<f4", "shape": [2**30], "data": ""}])
+Traceback (most recent call last):
+lowbit.errors.ArgumentError: data of value[0] is 0 characters; allowed: 5726623064, for float32 (1073741824,)
 """
 
 import base64
 import binascii
 import dataclasses
+import importlib
 import math
-import sys
+import re
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -46,6 +54,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import ArgumentError
+from lowbit.text import quoted
 
 Tree = Any
 """What JSON can say: None, bool, int, float, str, a list of trees, or a dictionary from strings to trees."""
@@ -57,6 +66,19 @@ Get = Callable[[np.dtype[Any], tuple[int, ...], dict[str, Tree]], Array]
 
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
+KINDS = (
+    *("affine.QuantizedMatrix", "bfp.Blocks", "bfp.Format", "bfp_dot.BlockSums", "bfp_storage.StoredBlocks"),
+    *("hqq.HqqMatrix", "hqq_numbers.EightBit", "layouts.ColumnPanels", "layouts.ZCurve"),
+    *("offload.Arrangement", "offload.Event", "offload.Request", "rope.Layout", "rope.Rotation"),
+)
+"""The dataclasses that have a tree, by module and name."""
+MOST_DEPTH = 16
+"""Of lists and objects inside one another; a result of the specification has five."""
+MOST_DIMENSIONS = 8
+MOST_ELEMENTS = 2**32
+"""Of an array, a size of 0 counted as 1."""
+DTYPE = re.compile(r"[|<>][biufc]\d{1,2}")
+
 
 def encode(value: object, put: Put) -> Tree:
     """The tree of a value, whose arrays go to `put`.
@@ -67,7 +89,7 @@ def encode(value: object, put: Put) -> Tree:
     match value:
         case None | bool() | str():
             return value
-        case np.generic():
+        case np.generic() if not isinstance(value.item(), np.generic):  # a long double remains one
             return {"scalar": _dtype_name(value.dtype), "value": encode(value.item(), put)}
         case int():
             return int(value)
@@ -79,43 +101,79 @@ def encode(value: object, put: Put) -> Tree:
             return {"array": _dtype_name(value.dtype), "shape": list(value.shape)} | put(value)
     own: Any = type(value)
     if name := _type_name(own):
-        fields = _field_names(_type(name))
+        fields = _field_names(_known(name))
         return {"type": name, "fields": {field: encode(getattr(value, field), put) for field in fields}}
     raise ArgumentError("value", f"a {type(value).__name__}", "numbers, text, arrays, sequences, dataclasses of lowbit")
 
 
-def decode(tree: Tree, get: Get) -> Any:
+def decode(tree: Tree, get: Get, name: str = "value") -> Any:
     """The value of a tree, whose arrays come from `get`.
 
+    Args:
+        tree: what `encode` answered with, or what somebody claims to be that.
+        get: the carrier; it raises an `ArgumentError` where it has no such array.
+        name: what the tree is, for messages.
+
     Raises:
-        ArgumentError: the tree is malformed, or a dataclass refuses its fields.
+        ArgumentError: the tree is malformed or larger than the limits of this chapter, or a dataclass refuses its
+            fields. The message names the place.
     """
+    return _decode(tree, get, name, MOST_DEPTH)
+
+
+def _decode(tree: Tree, get: Get, name: str, depth: int) -> Any:
     match tree:
-        case None | bool() | int() | float() | str():
+        case None | bool() | str():
             return tree
+        case int():
+            if not -(2**63) <= tree < 2**64:
+                raise ArgumentError(name, "a larger one", "an integer of at most 64 bits")
+            return tree
+        case float():
+            if not math.isfinite(tree):  # 1e999, which a reader of JSON takes for infinity
+                raise ArgumentError(name, tree, "a finite number, or an object that says which it is")
+            return tree
+    if depth == 0:
+        raise ArgumentError(name, "nested more deeply", f"at most {MOST_DEPTH} lists and objects inside one another")
+    match tree:
         case list():
-            return tuple(decode(part, get) for part in tree)
-        case {"float": str(name)} if name in NOT_FINITE:
-            return NOT_FINITE[name]
-        case {"scalar": str(name), "value": value}:
-            return _scalar(_dtype(name), decode(value, get))
-        case {"array": str(name), "shape": list(shape)}:
-            return get(_dtype(name), _shape(shape), tree)
-        case {"type": str(name), "fields": dict(fields)}:
-            return _build(_type(name), {str(field): decode(part, get) for field, part in fields.items()})
-    raise ArgumentError("tree", repr(tree)[:60], "one of the forms of the chapter `values`")
+            return tuple(_decode(part, get, f"{name}[{index}]", depth - 1) for index, part in enumerate(tree))
+        case {"float": str(number), **more} if number in NOT_FINITE and not more:
+            return NOT_FINITE[number]
+        case {"scalar": str(dtype), "value": value, **more} if not more:
+            return _scalar(name, _dtype(name, dtype), _decode(value, get, name, depth - 1))
+        case {"array": str(dtype), "shape": list(shape)}:
+            kind, sizes = _dtype(name, dtype), _shape(name, shape)
+            try:
+                return get(kind, sizes, tree)
+            except ArgumentError as error:
+                raise ArgumentError(f"{error.argument} of {name}", error.given, error.allowed) from None
+        case {"type": str(kind), "fields": dict(fields), **more} if not more:
+            return _build(name, kind, fields, get, depth)
+    raise ArgumentError(name, _shown(tree), "one of the forms of the chapter `values`")
 
 
-def _build(kind: type, fields: dict[str, Any]) -> Any:
-    known = _field_names(kind)
+def _build(name: str, kind: str, fields: dict[str, Tree], get: Get, depth: int) -> Any:
+    """A dataclass, through its own checks."""
+    own = _type(name, kind)
+    known = _field_names(own)
     if fields.keys() != set(known):
-        raise ArgumentError(f"fields of {kind.__name__}", sorted(fields), f"{sorted(known)}")
+        raise ArgumentError(f"fields of {name}", _shown(sorted(fields)), f"{sorted(known)}")
+    values = {field: _decode(part, get, f"{name}.{field}", depth - 1) for field, part in fields.items()}
     try:
-        return kind(**fields)
-    except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(f"fields of {kind.__name__}", f"refused with {error}", "what its page says") from error
+        return own(**values)
+    except ArgumentError as error:
+        raise ArgumentError(f"{name}: {error.argument}", error.given, error.allowed) from None
+
+
+def _shown(tree: Tree) -> str:
+    """A malformed tree in a few characters; its inner parts are not looked at, since there may be very many."""
+    match tree:
+        case dict():
+            return f"an object with {quoted(', '.join(list(tree)[:8]))}"
+        case list():
+            return f"a list of {quoted(', '.join(str(part)[:40] for part in tree[:8]))}"
+    return f"a {type(tree).__name__}"
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
@@ -124,52 +182,72 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.str
 
 
-def _dtype(name: str) -> np.dtype[Any]:
+def _dtype(name: str, given: str) -> np.dtype[Any]:
     try:
-        dtype = np.dtype(name)
+        dtype = np.dtype(given) if DTYPE.fullmatch(given) else None
     except TypeError:
-        dtype = np.dtype(object)
-    if dtype.kind not in "biufc" or dtype.str != name:
-        raise ArgumentError("dtype", repr(name[:20]), "a short name of numpy such as '<f4'")
+        dtype = None
+    if dtype is None or dtype.str != given:
+        raise ArgumentError(f"dtype of {name}", quoted(given), "a short name of numpy such as '<f4'")
     return dtype
 
 
-def _shape(shape: list[Tree]) -> tuple[int, ...]:
-    if len(shape) > 8 or not all(type(size) is int and 0 <= size < 2**40 for size in shape):
-        raise ArgumentError("shape", shape, "at most 8 integers from 0")
+def _shape(name: str, shape: list[Tree]) -> tuple[int, ...]:
+    sizes = len(shape) <= MOST_DIMENSIONS and all(type(size) is int and 0 <= size <= MOST_ELEMENTS for size in shape)
+    if not sizes or math.prod(max(size, 1) for size in shape) > MOST_ELEMENTS:
+        allowed = f"at most {MOST_DIMENSIONS} integers from 0, for at most {MOST_ELEMENTS} elements"
+        raise ArgumentError(f"shape of {name}", _shown(shape), allowed)
     return tuple(shape)
 
 
-def _scalar(dtype: np.dtype[Any], value: object) -> Any:
-    try:
-        return dtype.type(value)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ArgumentError("scalar", repr(value)[:40], f"a number that fits {dtype}") from error
+def _scalar(name: str, dtype: np.dtype[Any], value: object) -> Any:
+    """The scalar of this dtype that is just this number."""
+    kinds: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (float, int)}
+    number = None
+    if type(value) in kinds.get(dtype.kind, ()):
+        try:
+            with np.errstate(over="ignore"):
+                number = dtype.type(value)
+        except OverflowError:
+            number = None
+    if number is None or (number.item() != value and not (number != number and value != value)):
+        raise ArgumentError(name, _scalar_shown(value), f"a number that fits {dtype}")
+    return number
+
+
+def _scalar_shown(value: object) -> str:
+    return str(value) if type(value) in (bool, int, float) else f"a {type(value).__name__}"
 
 
 # **Dataclasses** are named by their module inside lowbit; a subclass elsewhere counts as what it derives from.
 
 
 @cache
-def _type_name(kind: Any) -> str:
-    bases: tuple[type, ...] = kind.__mro__
-    for base in bases:
-        if base.__module__.startswith("lowbit.") and dataclasses.is_dataclass(base):
-            return f"{base.__module__.removeprefix('lowbit.')}.{base.__qualname__}"
+def _type_name(kind: type) -> str:
+    for base in kind.__mro__:
+        package, _, module = base.__module__.partition(".")
+        if package == "lowbit" and (name := f"{module}.{base.__qualname__}") in KINDS:
+            return name
     return ""
 
 
 @cache
-def _field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
+def _type(name: str, given: str) -> type:
+    if given not in KINDS:
+        raise ArgumentError(
+            f"type of {name}", quoted(given), "a dataclass of a chapter, such as affine.QuantizedMatrix"
+        )
+    return _known(given)
+
+
 @cache
-def _type(name: str) -> type:
+def _known(name: str) -> type:
     module, _, attribute = name.rpartition(".")
-    kind = getattr(sys.modules.get(f"lowbit.{module}"), attribute, None)
-    if not (isinstance(kind, type) and _type_name(kind) == name):
-        raise ArgumentError("type", repr(name[:60]), "a dataclass of a chapter, such as affine.QuantizedMatrix")
+    kind: type = getattr(importlib.import_module(f"lowbit.{module}"), attribute)
     return kind
 
 
@@ -185,21 +263,30 @@ def as_json(value: object) -> Tree:
     return encode(value, lambda array: {"data": base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()})
 
 
-def from_json(tree: Tree) -> Any:
+def from_json(tree: Tree, name: str = "value") -> Any:
     """The value of such a tree; its arrays are new and may be written to.
+
+    Args:
+        tree: from `as_json`.
+        name: what it is, for messages.
 
     Raises:
         ArgumentError: see `decode`; or the bytes of an array are not as many as its shape says.
     """
-    return decode(tree, _from_base64)
+    return decode(tree, _from_base64, name)
 
 
 def _from_base64(dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> Array:
+    """The array, whose text must have the length that its shape asks for before it is made into bytes."""
     wanted = math.prod(shape) * dtype.itemsize
+    length, data = 4 * -(-wanted // 3), tree.get("data")
+    if not isinstance(data, str) or len(data) != length:
+        given = f"{len(data)} characters" if isinstance(data, str) else f"a {type(data).__name__}"
+        raise ArgumentError("data", given, f"{length}, for {dtype} {shape}")
     try:
-        data = base64.b64decode(tree.get("data", ""), validate=True)
-    except (binascii.Error, TypeError, ValueError):
-        data = b"\0" * (wanted + 1)
-    if len(data) != wanted:
+        content = bytearray(base64.b64decode(data, validate=True))
+    except (binascii.Error, ValueError):
+        content = bytearray()
+    if len(content) != wanted:
         raise ArgumentError("data", "not base64, or of another length", f"{wanted} bytes for {dtype} {shape}")
-    return np.frombuffer(bytearray(data), dtype).reshape(shape)
+    return np.frombuffer(content, dtype).reshape(shape)

@@ -1,7 +1,9 @@
 """The port on an NVIDIA GPU.
 
-`device` keeps what `lowbit_cuda.port` promises; `memory` counts, `driver` puts into words what NVIDIA's driver answers,
-`compiler` turns kernels into machine code, once, and `availability` says what is missing where this cannot run.
+`device` keeps what `lowbit_cuda.port` promises; `memory` counts, `reserve` says what allocations must leave and `host`
+what can be page-locked, `context` shares the device with other libraries, `driver` puts into words what NVIDIA's driver
+answers, `compiler` turns kernels into machine code, once, and `availability` says what is missing where this cannot
+run.
 
 Everything here can be imported without NVIDIA's packages; they are imported when a device is opened or a kernel is
 compiled. Where cuda.core has an object for something, a device, a stream, an event, a graph, a kernel, that is used.

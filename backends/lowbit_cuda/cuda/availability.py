@@ -9,6 +9,7 @@ Source: lowbit's own; the names of errors are those of the CUDA driver API.
 """
 
 import os
+from typing import Any
 
 from lowbit.backend import Availability
 from lowbit_cuda.cuda.driver import DriverError, call, installed, spoken_version
@@ -32,6 +33,8 @@ _REASONS = {
     ),
     "CUDA_ERROR_STUB_LIBRARY": ("the driver found is the toolkit's stub, which only links", INSTALL_DRIVER),
 }
+PROHIBITED = 2
+"""CU_COMPUTEMODE_PROHIBITED."""
 
 
 def availability(ordinal: int = 0) -> Availability:
@@ -84,6 +87,10 @@ def _of_device(ordinal: int) -> Availability | None:
             else "use a device of the generation Ampere or later"
         )
         return _no(f"{reason}; the kernels need {spoken(OLDEST)}", remedy)
+    mode = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
+    if attribute(ordinal, mode, "asking for the compute mode") == PROHIBITED:
+        reason = f"device {ordinal} is in the compute mode Prohibited, in which no process may use it"
+        return _no(reason, "nvidia-smi --compute-mode=DEFAULT, or use another device")
     return None
 
 
@@ -134,12 +141,18 @@ def compute_capability(ordinal: int) -> tuple[int, int]:
     """Of a device, without a context."""
     from cuda.bindings import driver
 
-    device = call("finding the device", driver.cuDeviceGet, ordinal)
-    names = driver.CUdevice_attribute
+    names, ask = driver.CUdevice_attribute, "asking for the compute capability"
     major = names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
     minor = names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
-    ask = "asking for the compute capability"
-    return call(ask, driver.cuDeviceGetAttribute, major, device), call(ask, driver.cuDeviceGetAttribute, minor, device)
+    return attribute(ordinal, major, ask), attribute(ordinal, minor, ask)
+
+
+def attribute(ordinal: int, name: Any, asking: str) -> int:
+    """An attribute of a device, without a context."""
+    from cuda.bindings import driver
+
+    device = call("finding the device", driver.cuDeviceGet, ordinal)
+    return int(call(asking, driver.cuDeviceGetAttribute, name, device))
 
 
 def spoken(numbers: tuple[int, int]) -> str:

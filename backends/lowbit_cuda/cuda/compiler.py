@@ -30,7 +30,7 @@ from typing import Any
 
 from lowbit.check import check_choice
 from lowbit.errors import LowbitError, UnavailableError
-from lowbit.storage import cache_folder, write_whole
+from lowbit.storage import code_folder, write_whole
 from lowbit_cuda.cuda.driver import installed
 
 FORMAT, VERSION = "lowbit-cubin", 1
@@ -42,6 +42,7 @@ OPTIONS: Mapping[str, Any] = {
     "prec_sqrt": True,
     "use_fast_math": False,
     "lineinfo": True,
+    "no_source_include": True,  # which would be the current folder, before that of the kernels
     "ptxas_options": ["-v"],
 }
 SUFFIXES = (".cuh", ".cu", ".h")
@@ -127,12 +128,13 @@ def compile_source(source: str, arch: str, *, folder: Path | None = None, keep: 
     check_choice("arch", arch, architectures())
     nvrtc = ".".join(map(str, compiler_version()))
     key = digest(source, arch, nvrtc, sources)
-    path = cache_folder() / "cubins" / f"{Path(source).stem}-{arch}-{key[:24]}.cubin"
-    if keep and (found := _read(path, key)) is not None:
+    cubins = _cubins() if keep else None
+    path = cubins and cubins / f"{Path(source).stem}-{arch}-{key[:24]}.cubin"
+    if path and (found := _read(path, key)) is not None:
         return found
     code, log = _compile(source, arch, sources[source].decode(), folder)
     made = Cubin(source, arch, nvrtc, code, log)
-    if keep:
+    if path:
         _write(path, key, made)
     return made
 
@@ -233,12 +235,19 @@ def digest(source: str, arch: str, nvrtc: str, sources: Mapping[str, bytes]) -> 
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
+def _cubins() -> Path | None:
+    """The folder of the cache; None where another user could write to it, since cubins are code."""
+    try:
+        return code_folder("cubins")
+    except UnavailableError:
+        return None
+
+
 def _write(path: Path, key: str, made: Cubin) -> None:
     """Keep it; where nothing can be kept, it is compiled again the next time."""
     header = {"format": FORMAT, "version": VERSION, "key": key, "source": made.source, "arch": made.arch}
     header |= {"nvrtc": made.nvrtc, "log": made.log, "sha256": hashlib.sha256(made.code).hexdigest()}
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(header).encode() + b"\n" + made.code)
 
 

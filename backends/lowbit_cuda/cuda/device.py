@@ -7,20 +7,29 @@ memory that goes back only when no work with it is left, and errors in words.
 **Streams** do not wait for the default stream, so no order arises that the port does not promise. The simulation
 (`lowbit_cuda.sim`) is stricter than a GPU; what passes there has no need of an order that happens to hold here.
 
-**Threads.** A device may be used from any thread, by one at a time; the context is made current in each. A process that
-was forked from the one that opened it cannot use it, which is NVIDIA's rule, and is told so.
+**Waiting.** Every event is made with ``CU_EVENT_BLOCKING_SYNC``, and the host waits for events alone, for a stream by
+an event at its end. A thread that waits then sleeps and leaves its processor to experts that the host computes. Without
+the flag it would spin. Whether ``cuStreamSynchronize`` spins depends on flags of the context, which other libraries
+share, so it is not called.
 
-**What stays.** The device's *primary context* is shared with everything else in the process that uses the GPU, as
+**Threads.** A device may be used from any thread, by one at a time. Each call asks which context is current, uses the
+device's and restores the other (`lowbit_cuda.cuda.context`). A process that was forked from the one that opened it
+cannot use it, which is NVIDIA's rule, and is told so.
+
+**A lost device.** When work of the device has failed, the context is broken (`lowbit_cuda.cuda.driver`). The call that
+learns of it raises a `DeviceLostError`, and so does every later one, at once and without asking the driver. `free`
+counts off, and `close` lets go of everything without a call.
+
+**What stays.** The device's primary context is shared with everything else in the process that uses the GPU, as
 PyTorch does, and lives as long as the process. What was made in it by this device is given back by `close`.
 
 Source: lowbit's own; the terms are those of the CUDA driver API reference and of cuda.core's documentation.
 """
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -31,13 +40,25 @@ import numpy.typing as npt
 
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError, UnavailableError
-from lowbit_cuda.cuda import compiler
+from lowbit_cuda.cuda import compiler, context
 from lowbit_cuda.cuda.availability import availability, compute_capability, driver_version, spoken
-from lowbit_cuda.cuda.driver import DriverError, call, package_version
+from lowbit_cuda.cuda.driver import DriverError, LostError, call, package_version
 from lowbit_cuda.cuda.handles import Capture, CudaEvent, CudaGraph, CudaStream, graph_of
 from lowbit_cuda.cuda.launches import Program, values
 from lowbit_cuda.cuda.memory import Heap
-from lowbit_cuda.port import DeviceError, DevicePort, Event, Graph, Kernel, Memory, Number, Span, Stream
+from lowbit_cuda.cuda.reserve import reserve_of
+from lowbit_cuda.port import (
+    DeviceError,
+    DeviceLostError,
+    DevicePort,
+    Event,
+    Graph,
+    Kernel,
+    Memory,
+    Number,
+    Span,
+    Stream,
+)
 
 Own = TypeVar("Own", CudaStream, CudaEvent, CudaGraph)
 
@@ -46,12 +67,13 @@ class CudaDevice:
     """A GPU; keeps `lowbit_cuda.port.DevicePort`, where its methods are described.
 
     Args:
-        budget: bytes of device memory that may be in use; by default what is free now.
+        budget: bytes of device memory that may be in use; by default what is free now less a reserve for what the
+            driver takes beside allocations (`lowbit_cuda.cuda.reserve`).
         ordinal: the number of the device, as the driver counts those that it sees.
         kernels: the folder of the kernels' sources, by default `lowbit_cuda.kernels`.
 
     Raises:
-        ArgumentError: the budget is no positive number, or the ordinal is negative.
+        ArgumentError: the budget is no positive number, or more than the device has; the ordinal is negative.
         UnavailableError: there is no such device, or something that it needs; says what to do.
         DeviceError: the driver cannot open it.
     """
@@ -66,12 +88,24 @@ class CudaDevice:
         from cuda.bindings import driver
         from cuda.core import Device
 
-        self._closed, self._lost, self._pid, self._current = False, "", os.getpid(), threading.local()
+        self._closed, self._lost, self._pid = False, "", os.getpid()
         self._ordinal, self._kernels, self._capability = ordinal, kernels, compute_capability(ordinal)
+        found = context.current()
         self._core = self._call("opening the device", Device, ordinal)
-        self._enter()
-        free = self._call("asking for free memory", driver.cuMemGetInfo)[0]
-        self._heap = Heap(int(free) if budget is None else budget, self._call)
+        try:
+            self._call("making the context current", self._core.set_current)
+        except DriverError as error:
+            if error.code == "CUDA_ERROR_DEVICE_UNAVAILABLE":
+                reason = f"device {ordinal} is used by another process alone (compute mode Exclusive Process)"
+                raise UnavailableError("the CUDA device", reason, "wait for it, or use another device") from error
+            raise
+        self._context = context.Context(context.current(), self._call)
+        try:
+            free = self._call("asking for free memory", driver.cuMemGetInfo)[0]
+            self._reserve = reserve_of(ordinal, self._call)
+        finally:
+            self._context.restore(found)
+        self._heap = Heap(self._reserve.budget(int(free), budget), self._call)
         self._streams: list[CudaStream] = []
         self._graphs: WeakSet[CudaGraph] = WeakSet()
         self._programs: dict[str, Program] = {}
@@ -98,14 +132,16 @@ class CudaDevice:
 
     def describe(self) -> Mapping[str, str]:
         """The device and the versions of what runs it."""
-        self._enter()
         from cuda.bindings import driver
 
-        total = self._call("asking for the memory", driver.cuMemGetInfo)[1]
+        with self._enter():
+            total = self._call("asking for the memory", driver.cuMemGetInfo)[1]
+            name = str(self._call("asking for the name", getattr, self._core, "name"))
         return {
-            "device": str(self._call("asking for the name", getattr, self._core, "name")),
+            "device": name,
             "compute capability": spoken(self._capability),
             "memory": f"{total} bytes",
+            "reserve": f"{self._reserve.total} bytes",
             "driver": f"CUDA {spoken(driver_version())}",
             "NVRTC": spoken(compiler.compiler_version()),
             "cuda.core": package_version("cuda-core"),
@@ -116,33 +152,33 @@ class CudaDevice:
 
     def allocate(self, nbytes: int, what: str) -> Memory:
         """Memory on the device."""
-        self._enter()
-        return self._heap.allocate(nbytes, what)
+        with self._enter():
+            return self._heap.allocate(nbytes, what)
 
     def pin(self, nbytes: int, what: str) -> Memory:
         """Page-locked memory on the host."""
-        self._enter()
-        return self._heap.pin(nbytes, what)
+        with self._enter():
+            return self._heap.pin(nbytes, what)
 
     def free(self, memory: Memory) -> None:
         """Give memory back, after waiting for the streams that were given work with it."""
         if memory.handle is None:
             return
-        self._enter(even_if_lost=True)
-        if any(stream.capture and memory in stream.capture.memories for stream in self._streams):
-            raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
-        self._heap.free(memory, self._wait_for, lost=bool(self._lost))
+        with self._enter(even_if_lost=True):
+            if any(stream.capture and memory in stream.capture.memories for stream in self._streams):
+                raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
+            self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
     def write(self, span: Span, data: npt.NDArray[Any]) -> None:
         """The host writes pinned memory."""
-        self._enter()
+        self._check()
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
             raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
         self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
         """The host reads pinned memory."""
-        self._enter()
+        self._check()
         for size in shape:
             check_integer("shape", size, 0)
         answer: npt.NDArray[Any] = np.empty(tuple(shape), dtype)
@@ -153,17 +189,23 @@ class CudaDevice:
 
     def stream(self, name: str) -> CudaStream:
         """A new stream, which waits for no other."""
-        self._enter()
         from cuda.core import StreamOptions
 
         make = partial(self._core.create_stream, options=StreamOptions(nonblocking=True))
-        stream = CudaStream(name, self._call(f"making the stream {name}", make), self)
+        with self._enter():
+            stream = CudaStream(name, self._call(f"making the stream {name}", make), self)
         self._streams.append(stream)
         return stream
 
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """Compile kernels, or take them from the cache, and bring their code to the device."""
+        with self._enter():
+            for kernel in kernels:
+                self._program(kernel.source).load(kernel.name)
+
     def copy(self, target: Span, source: Span, stream: Stream) -> None:
         """Copy between spans."""
-        self._enter()
+        self._check()
         from cuda.bindings import driver
 
         to, of, given = self._address(target), self._address(source), self._own("stream", stream, CudaStream)
@@ -176,16 +218,18 @@ class CudaDevice:
         if target.nbytes:
             handle = given.core.handle
             step = partial(self._call, f"a copy in {given.name}", driver.cuMemcpyAsync, to, of, target.nbytes, handle)
-            given.give(step, (target.memory, source.memory))
+            with self._enter():
+                given.give(step, (target.memory, source.memory))
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
         """Run a kernel."""
-        self._enter()
+        self._check()
         spans, numbers = kernel.checked(arguments)
         packed = values(kernel, {name: self._address(span) for name, span in spans.items()}, numbers)
         given = self._own("stream", stream, CudaStream)
-        step = self._program(kernel.source).launch(kernel, numbers, packed, given.core)
-        given.give(step, [span.memory for span in spans.values()])
+        with self._enter():
+            step = self._program(kernel.source).launch(kernel, numbers, packed, given.core)
+            given.give(step, [span.memory for span in spans.values()])
 
     def _program(self, source: str) -> Program:
         if source not in self._programs:
@@ -195,7 +239,7 @@ class CudaDevice:
                 self._programs[source] = Program(cubin, self._ordinal, self._call)
             except DriverError as error:
                 made, here = compiler.compiler_version(), driver_version()
-                if made <= here or error.sticky:
+                if made <= here or isinstance(error, DeviceLostError):
                     raise
                 package = "nvidia-cuda-nvrtc" + "-cu12" * (made[0] == 12)
                 older = f"the driver is for CUDA {spoken(here)}, and NVRTC is {spoken(made)}"
@@ -205,22 +249,25 @@ class CudaDevice:
 
     def record(self, stream: Stream) -> CudaEvent:
         """Mark a place in a stream."""
-        self._enter()
+        with self._enter():
+            return CudaEvent(self._mark(self._idle(stream)), self)
+
+    def _mark(self, stream: CudaStream) -> Any:
         from cuda.core import EventOptions
 
-        mark = partial(self._idle(stream).core.record, options=EventOptions(timing_enabled=True))
-        return CudaEvent(self._call(f"marking {stream.name}", mark), self)
+        options = EventOptions(timing_enabled=True, blocking_sync=True)
+        return self._call(f"marking {stream.name}", partial(stream.core.record, options=options))
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let a stream wait for a mark."""
-        self._enter()
-        mark = self._own("event", event, CudaEvent)
-        self._call(f"letting {stream.name} wait", self._idle(stream).core.wait, mark.core)
+        with self._enter():
+            mark = self._own("event", event, CudaEvent)
+            self._call(f"letting {stream.name} wait", self._idle(stream).core.wait, mark.core)
 
     @contextmanager
     def capture(self, stream: Stream) -> Iterator[Callable[[], CudaGraph]]:
         """Keep what the stream is given."""
-        self._enter()
+        self._check()
         given = self._idle(stream)
         made: list[CudaGraph] = []
         given.capture = capture = Capture()
@@ -228,7 +275,8 @@ class CudaDevice:
             yield lambda: graph_of(made)
         finally:
             given.capture = None
-        made.append(self._graph(given, capture))
+        with self._enter():
+            made.append(self._graph(given, capture))
         self._graphs.add(made[0])
 
     def _graph(self, stream: CudaStream, capture: Capture) -> CudaGraph:
@@ -249,40 +297,42 @@ class CudaDevice:
 
     def replay(self, graph: Graph, stream: Stream) -> None:
         """Run a graph."""
-        self._enter()
+        self._check()
         kept, given = self._own("graph", graph, CudaGraph), self._idle(stream)
         for memory in kept.memories:
             self._heap.of(memory)
-        given.give(
-            partial(self._call, f"running a graph in {stream.name}", kept.core.launch, given.core), kept.memories
-        )
+        step = partial(self._call, f"running a graph in {stream.name}", kept.core.launch, given.core)
+        with self._enter():
+            given.give(step, kept.memories)
 
     # What the host waits for, and when it is.
 
     def synchronize(self, event: Event) -> None:
         """Wait until the event is reached."""
-        self._enter()
-        self._call("waiting for an event", self._own("event", event, CudaEvent).core.sync)
+        with self._enter():
+            self._call("waiting for an event", self._own("event", event, CudaEvent).core.sync, waits=True)
 
     def finish(self) -> None:
         """Wait until every stream is done."""
-        self._enter()
-        for given in self._streams:
-            self._idle(given)
-        for given in self._streams:
-            self._wait_for(given)
+        with self._enter():
+            for given in self._streams:
+                self._idle(given)
+            for given in self._streams:
+                self._wait_for(given)
 
     def reached(self, event: Event) -> bool:
         """Whether the event is reached."""
-        self._enter()
-        return bool(self._call("asking for an event", getattr, self._own("event", event, CudaEvent).core, "is_done"))
+        with self._enter():
+            mark = self._own("event", event, CudaEvent).core
+            return bool(self._call("asking for an event", getattr, mark, "is_done", waits=True))
 
     def seconds(self, first: Event, second: Event) -> float:
         """Between two events, on the device's clock, whose resolution is about half a microsecond."""
         if not (self.reached(first) and self.reached(second)):
             raise ArgumentError("events", "not both reached", "events that are")
         start, end = self._own("event", first, CudaEvent).core, self._own("event", second, CudaEvent).core
-        return float(self._call("measuring between events", lambda: end - start)) / 1000
+        with self._enter():
+            return float(self._call("measuring between events", lambda: end - start)) / 1000
 
     def now(self) -> float:
         """The host's clock."""
@@ -290,7 +340,7 @@ class CudaDevice:
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
         """Call a function with what it reads, in place."""
-        self._enter()
+        self._check()
         arrays = [self._heap.bytes_of(span, span.nbytes) for span in reads]
         for array in arrays:
             array.flags.writeable = False
@@ -302,32 +352,38 @@ class CudaDevice:
         """Wait, and give back everything: graphs, kernels, memory, streams. An error of one step stops no other.
 
         Raises:
-            DeviceError: the first of them, at the end; none if the device is lost, which has nothing to give back.
+            DeviceError: the first of them, at the end. None if the device was known to be lost, which was told then, or
+                if the driver has shut down before Python did.
         """
         if self._closed or os.getpid() != self._pid:
             return
-        self._enter(even_if_lost=True)
-        errors: list[DeviceError] = []
+        errors, told = list[DeviceError](), bool(self._lost)
         for step in self._last_steps():
             try:
-                step()
+                with self._enter(even_if_lost=True):
+                    step()
             except DeviceError as error:
                 errors.append(error)
         self._closed = True
-        if errors and not self._lost:
+        if errors and not told and getattr(errors[0], "code", "") != "CUDA_ERROR_DEINITIALIZED":
             raise errors[0]
 
     def _last_steps(self) -> Iterator[Callable[[], object]]:
+        """Where the device is lost, or lost on the way, only what asks nothing of the driver."""
         for stream in self._streams:
-            yield partial(self._wait_for, stream)
+            if not self._lost:
+                yield partial(self._wait_for, stream)
         for graph in list(self._graphs):
-            yield partial(self._call, "giving back a graph", graph.close)
+            if not self._lost:
+                yield partial(self._call, "giving back a graph", graph.close)
         for program in self._programs.values():
-            yield program.close
+            if not self._lost:
+                yield program.close
         for memory in list(self._heap.held.values()):
             yield partial(self._heap.free, memory, lambda stream: None, lost=bool(self._lost))  # all have ended
         for stream in self._streams:
-            yield partial(self._call, f"giving back {stream.name}", stream.core.close)
+            if not self._lost:
+                yield partial(self._call, f"giving back {stream.name}", stream.core.close)
 
     def __enter__(self) -> Self:
         return self
@@ -337,29 +393,47 @@ class CudaDevice:
 
     # What every method does first, and last.
 
-    def _enter(self, *, even_if_lost: bool = False) -> None:
-        """Refuse what cannot go well, and make the context this thread's."""
+    def _enter(self, *, even_if_lost: bool = False) -> context.Visit:
+        """Refuse what cannot go well; the block that follows has the device's context, or none if it is lost."""
+        self._check(even_if_lost=even_if_lost)
+        return nullcontext() if self._lost else self._context.visit()
+
+    def _check(self, *, even_if_lost: bool = False) -> None:
         if self._closed:
             raise DeviceError("the device is closed")
         if os.getpid() != self._pid:
             raise DeviceError("the device was opened by the process that this one was forked from; open it after spawn")
         if self._lost and not even_if_lost:
-            raise DeviceError(f"the device is lost since an earlier error: {self._lost}")
-        if not getattr(self._current, "made", False):
-            self._call("making the context current", self._core.set_current)
-            self._current.made = True
+            raise DeviceLostError(f"the device is lost since an earlier error: {self._lost}")
 
-    def _call(self, operation: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, operation: str, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Any:
         """`call`, which remembers when the device was lost."""
         try:
-            return call(operation, function, *arguments)
-        except DriverError as error:
-            if error.sticky and not self._lost:
-                self._lost = str(error)
+            try:
+                return call(operation, function, *arguments, waits=waits)
+            except DriverError as error:
+                if not error.code:
+                    self._ask_why(operation, error)
+                raise
+        except DeviceLostError as error:
+            self._lost = self._lost or str(error)
             raise
 
+    def _ask_why(self, operation: str, error: DriverError) -> None:
+        """cuda.core hides the code of some errors. If the device's work has failed, a stream tells."""
+        from cuda.bindings import driver
+
+        for stream in self._streams[:1]:
+            try:
+                call(operation, driver.cuStreamQuery, stream.core.handle, waits=True)
+            except LostError:
+                raise
+            except DriverError:
+                raise error from None
+
     def _wait_for(self, stream: CudaStream) -> None:
-        self._call(f"waiting for {stream.name}", stream.core.sync)
+        """By an event, which blocks."""
+        self._call(f"waiting for {stream.name}", self._mark(stream).sync, waits=True)
 
     def _address(self, span: Span) -> int:
         if not isinstance(span, Span):

@@ -5,7 +5,9 @@ number in the type that `Parameter.kind` names, so that a count is never read as
 its type cannot hold was refused before, by `lowbit_cuda.port.Kernel.checked`.
 
 Machine code is loaded by the driver's own call and not by cuda.core, which keeps what it once loaded until the process
-ends.
+ends. The driver is lazy: by default it brings a kernel to the device at its first launch, which then allocates memory
+and may wait for everything that runs, and which a stream in capture does not allow. So a kernel is loaded in full when
+it is found (``cuFuncLoad``; before CUDA 12.4, finding the function does it).
 
 Source: lowbit's own; the calls are those of the CUDA driver API and of cuda.core.
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit_cuda.cuda.availability import driver_version
 from lowbit_cuda.cuda.compiler import Cubin
 from lowbit_cuda.port import LIMITS, DeviceError, Kernel, Number, Numbers
 
@@ -23,6 +26,8 @@ ALWAYS_SHARED = 48 << 10
 """Bytes of shared memory that a block may have without asking."""
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
+LOADS = (12, 4)
+"""The first CUDA whose driver has ``cuFuncLoad``."""
 TYPES: Mapping[str, Any] = {kind: np.dtype(kind).type for kind in (*LIMITS, "float32")}
 """By the names that `Parameter.kind` has."""
 
@@ -63,15 +68,28 @@ class Program:
         self._configs[grid, block, shared] = config
         return partial(self._call, f"launching {kernel.name}", launch, stream, config, loaded, *packed)
 
-    def _loaded(self, name: str, shared: int) -> Any:
-        """cuda.core's kernel, allowed as much shared memory as it is about to be given."""
+    def load(self, name: str) -> None:
+        """Bring a kernel to the device, once.
+
+        Raises:
+            DeviceError: it cannot be loaded.
+        """
+        if name in self._kernels:
+            return
         from cuda.bindings import driver
         from cuda.core import Kernel as CoreKernel
 
-        if name not in self._kernels:
-            handle = self._call(f"finding {name}", driver.cuLibraryGetKernel, self._library, name.encode())
-            self._call(f"loading {name}", driver.cuKernelGetFunction, handle)  # which a launch would do, in a capture
-            self._kernels[name] = handle, self._call(f"finding {name}", CoreKernel.from_handle, int(handle))
+        handle = self._call(f"finding {name}", driver.cuLibraryGetKernel, self._library, name.encode())
+        function = self._call(f"loading {name}", driver.cuKernelGetFunction, handle)
+        if driver_version() >= LOADS:
+            self._call(f"loading {name}", driver.cuFuncLoad, function)
+        self._kernels[name] = handle, self._call(f"finding {name}", CoreKernel.from_handle, int(handle))
+
+    def _loaded(self, name: str, shared: int) -> Any:
+        """cuda.core's kernel, allowed as much shared memory as it is about to be given."""
+        from cuda.bindings import driver
+
+        self.load(name)
         handle, loaded = self._kernels[name]
         if shared > self._shared.get(name, ALWAYS_SHARED):
             most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

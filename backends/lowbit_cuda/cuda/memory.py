@@ -1,12 +1,15 @@
-"""Memory on a GPU and pinned memory on its host, counted to the byte.
+"""Memory on a GPU and pinned memory on its host, counted as the driver takes it.
 
 Every allocation is one of the driver's own (``cuMemAlloc``, ``cuMemHostAlloc``), so what is given back is given back at
-once, and what is counted here is what was asked for, rounded up to `ALIGNMENT` on the device and on the host. (The
-driver itself takes memory from the device in pieces of two MiB, so a device that others use too should be given a
-budget a little below what it has free.)
+once. The driver takes memory from a device in pieces of two MiB: a large allocation is counted in whole pieces, small
+ones share them (`lowbit_cuda.port.charge`). Pinned memory is counted in multiples of `ALIGNMENT`.
 
 A *block* is one allocation. It remembers the streams that were given work with it, because memory must not go back
-while such work may still come: `Heap.free` waits for those streams, and for no others.
+while such work may still come: `Heap.free` waits for those streams, and the driver may then wait for the others. So
+memory is given back where the device is idle, not in the middle of a run.
+
+On a device that is lost, memory is only counted off. The driver answers every call with the error that is known
+already, and it takes both kinds of memory back when the process ends.
 
 Source: lowbit's own; the calls are those of the CUDA driver API.
 """
@@ -22,8 +25,19 @@ import numpy.typing as npt
 
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
+from lowbit_cuda.cuda import host
 from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError
-from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, Place, Span
+from lowbit_cuda.port import (
+    ALIGNMENT,
+    PIECE,
+    DeviceError,
+    DeviceLostError,
+    DeviceMemoryError,
+    Memory,
+    Place,
+    Span,
+    charge,
+)
 
 PINNED = 1 | 2
 """CU_MEMHOSTALLOC_PORTABLE, pinned for every context of the process, and DEVICEMAP: kernels reach it. Under unified
@@ -33,10 +47,15 @@ addressing, which every device has that the kernels are for, its address is the 
 class ExhaustedError(DeviceMemoryError):
     """The driver has no more memory, although the budget has; nothing has changed."""
 
-    def __init__(self, place: Place, what: str, asked: int, used: int, budget: int, text: str) -> None:
+    def __init__(self, place: Place, what: str, asked: int, used: int, budget: int, text: str, free: int) -> None:
         super().__init__(what, asked, used, budget)
-        where = "the device" if place == "device" else "the host"
-        self.args = (f"{place} memory for {what}: {where} does not have the {asked} bytes asked for ({text})",)
+        if place == "device":
+            where = f"the device has only {free} bytes free, although {budget - used} of the budget's {budget} are left"
+            advice = "other programs use the device too: end them, or give a smaller budget"
+        else:
+            where = "the host cannot page-lock them"
+            advice = "free host memory, or raise the memory limit of the container (cgroup)"
+        self.args = (f"{place} memory for {what}: {asked} bytes asked, but {where} ({text}); {advice}",)
 
 
 @dataclass(eq=False)
@@ -85,7 +104,7 @@ class Heap:
         from cuda.bindings import driver
 
         check_integer("nbytes", nbytes, 1)
-        charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        charged = charge(nbytes)
         with self._lock:
             if charged > self.budget - self.used:
                 raise DeviceMemoryError(what, nbytes, self.used, self.budget)
@@ -100,6 +119,8 @@ class Heap:
 
         check_integer("nbytes", nbytes, 1)
         charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
+        if charged >= PIECE and (free := host.available()) is not None and charged > free:
+            raise ExhaustedError("host", what, nbytes, self.used, self.budget, f"{free} bytes are available", free)
         with self._lock:
             pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
@@ -107,12 +128,15 @@ class Heap:
             return self._keep(Memory(what, nbytes, "host", Block(self, "host", pointer, charged, view=view)))
 
     def _asked(self, place: Place, nbytes: int, what: str, function: Callable[..., Any], *arguments: int) -> Any:
+        from cuda.bindings import driver
+
         try:
             return self._call(f"allocating {nbytes} bytes for {what}", function, *arguments)
         except DriverError as error:
             if error.code != OUT_OF_MEMORY:
                 raise
-            raise ExhaustedError(place, what, nbytes, self.used, self.budget, error.code) from error
+            free = self._call("asking for free memory", driver.cuMemGetInfo)[0] if place == "device" else 0
+            raise ExhaustedError(place, what, nbytes, self.used, self.budget, error.code, int(free)) from error
 
     def _keep(self, memory: Memory) -> Memory:
         self.held[id(memory)] = memory
@@ -128,6 +152,7 @@ class Heap:
 
         Raises:
             DeviceError: it is another device's.
+            DeviceLostError: the device is, which was not known; it is counted off.
             DriverError: it was not given back, and is still counted.
         """
         from cuda.bindings import driver
@@ -136,17 +161,24 @@ class Heap:
             if memory.handle is None:
                 return
             block = self.of(memory)
-            if not lost:
-                for stream in block.users:
-                    wait(stream)
-                function = driver.cuMemFree if block.place == "device" else driver.cuMemFreeHost
-                self._call(f"giving back the memory for {memory.what}", function, block.pointer)
-            del self.held[id(memory)]
-            memory.handle = None
-            if block.place == "device":
-                self.used -= block.charged
-            else:
-                self.pinned -= block.charged
+            try:
+                if not lost:
+                    for stream in block.users:
+                        wait(stream)
+                    function = driver.cuMemFree if block.place == "device" else driver.cuMemFreeHost
+                    self._call(f"giving back the memory for {memory.what}", function, block.pointer)
+            except DeviceLostError:  # there is nothing to give back
+                self._count_off(memory, block)
+                raise
+            self._count_off(memory, block)
+
+    def _count_off(self, memory: Memory, block: Block) -> None:
+        del self.held[id(memory)]
+        memory.handle = block.view = None
+        if block.place == "device":
+            self.used -= block.charged
+        else:
+            self.pinned -= block.charged
 
     # What lies where.
 

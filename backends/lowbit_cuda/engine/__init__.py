@@ -5,7 +5,7 @@ decided. `speculation` finds out whether guesses pay, `cost` what the host shoul
 for when something fails. `hooks` lets the suite look at the decisions.
 """
 
-from lowbit_cuda.engine.account import Account, EngineError
+from lowbit_cuda.engine.account import Account, EngineError, EngineLostError
 from lowbit_cuda.engine.blobs import device_bytes, slots_within, stride
 from lowbit_cuda.engine.cost import Choice, Job, Rates, choose, measured
 from lowbit_cuda.engine.engine import Engine
@@ -17,6 +17,7 @@ __all__ = [
     "Choice",
     "Engine",
     "EngineError",
+    "EngineLostError",
     "Job",
     "Measurement",
     "Placement",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from lowbit.offload import Event
 from lowbit_cuda.engine.speculation import Measurement
-from lowbit_cuda.port import DeviceError
+from lowbit_cuda.port import DeviceError, DeviceLostError
 
 
 @dataclass
@@ -73,3 +73,7 @@ class EngineError(DeviceError):
         whom = "" if expert is None else f" expert {expert} of layer {layer}"
         super().__init__(f"{doing}{whom}: {reason}")
         self.doing, self.layer, self.expert = doing, layer, expert
+
+
+class EngineLostError(EngineError, DeviceLostError):
+    """The device is lost, and the engine with it: its experts must be filled into a new engine in a new process."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from lowbit.check import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement
-from lowbit_cuda.port import ALIGNMENT, DevicePort, Event, Memory, Span, Stream
+from lowbit_cuda.port import ALIGNMENT, DevicePort, Event, Memory, Span, Stream, charge, largest
 
 if TYPE_CHECKING:
     from lowbit_cuda.engine.journal import Move
@@ -42,7 +42,7 @@ def stride(blob_bytes: int) -> int:
 
 
 def device_bytes(arrangement: Arrangement, blob_bytes: int) -> int:
-    """What the engine takes of the device's budget, to the byte.
+    """Bytes of all blocks, which the engine asks for as one allocation; the budget counts their `charge`.
 
     >>> device_bytes(Arrangement(layers=32, experts=8, slots=2), blob_bytes=1000)
     69632
@@ -71,9 +71,9 @@ def slots_within(budget_bytes: int, blob_bytes: int, layers: int, experts: int, 
     for name, value in (("blob_bytes", blob_bytes), ("layers", layers), ("experts", experts), ("buffers", buffers)):
         check_integer(name, value, least=1)
     check_integer("budget_bytes", budget_bytes, least=0)
-    slots = (budget_bytes // stride(blob_bytes) - buffers) // layers
+    slots = (largest(budget_bytes) // stride(blob_bytes) - buffers) // layers
     if slots < 1:
-        least = (layers + buffers) * stride(blob_bytes)
+        least = charge((layers + buffers) * stride(blob_bytes))
         raise ArgumentError(
             "budget_bytes", budget_bytes, f"at least {least}: a slot for each of {layers} layers and {buffers} buffers"
         )

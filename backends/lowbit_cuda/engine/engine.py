@@ -24,9 +24,13 @@ it is to compute itself while that is still being copied back.
 elsewhere, an interrupt for example. The engine then knows that its decisions and the device may have parted. It holds
 what it held, leaks nothing, and begins again with the next `run`, which must be for layer 0, or with `reset`: it waits
 for the device, forgets what is cached, under swap brings every expert back to where it began
-(`lowbit_cuda.engine.journal`, `lowbit_cuda.engine.recovery`), and the trace and `requests` begin anew. A device that
-fails for good, as a GPU does after a fault of a kernel, makes that fail too. An error that the device tells elsewhere,
-when the caller waits for its own work for example, may be of the engine's copies: then `reset` is the caller's to call.
+(`lowbit_cuda.engine.journal`, `lowbit_cuda.engine.recovery`), and the trace and `requests` begin anew. An error that
+the device tells elsewhere, when the caller waits for its own work for example, may be of the engine's copies: then
+`reset` is the caller's to call.
+
+**When the device is lost**, as a GPU is whose work has failed, nothing can begin again. The call that learns of it
+raises an `EngineLostError`, and so does every later one, at once, with the first error in its text. `close` still gives
+back what it can.
 
 Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 """
@@ -40,7 +44,7 @@ import numpy.typing as npt
 from lowbit.check import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.offload import Arrangement, Event, Request, Trace, check_request
-from lowbit_cuda.engine.account import Account, EngineError
+from lowbit_cuda.engine.account import Account, EngineError, EngineLostError
 from lowbit_cuda.engine.blobs import Blocks, Home, HostMemory
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.filling import Filling
@@ -51,7 +55,7 @@ from lowbit_cuda.engine.placement import Placement
 from lowbit_cuda.engine.recovery import Inventory, Recovery, inventories, missing
 from lowbit_cuda.engine.speculation import Plan
 from lowbit_cuda.engine.traffic import Traffic, Work
-from lowbit_cuda.port import DeviceError, DevicePort, Stream
+from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Stream
 
 Prefetch = Literal["auto", "on", "off"]
 
@@ -116,6 +120,7 @@ class Engine:
         self._recovery = Recovery(self._traffic, self._blocks.all) if journal else None
         self._filling = Filling(port, arrangement, self._host, self._blocks, self._traffic)
         self._on_host = OnHost(port, rates, blob_bytes)
+        self._lost: EngineLostError | None = None
         self._whole = False  # whether the placement is where the device is
         self._doing: tuple[str, int | None, int | None] = ("beginning", None, None)
         self._placement, self._layer = Placement(arrangement), -1
@@ -308,6 +313,8 @@ class Engine:
         """Wait until nothing is on its way, and learn where it ended."""
         try:
             self._port.finish()
+        except DeviceLostError:
+            raise
         except DeviceError:  # perhaps only the news of what has failed before
             self._port.finish()
         if self._journal:
@@ -341,10 +348,15 @@ class Engine:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """What the device says, with what was being done."""
+        """What the device says, with what was being done; on a device that is lost, nothing is begun."""
+        if self._lost is not None:
+            raise EngineLostError("using the engine", None, None, f"it is lost with its device: {self._lost}")
         try:
             yield
         except EngineError:
             raise
+        except DeviceLostError as error:
+            self._lost = EngineLostError(*self._doing, error)
+            raise self._lost from error
         except DeviceError as error:
             raise EngineError(*self._doing, error) from error

@@ -16,11 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.attention import attend as attend_in_float64
 from lowbit.bfp import bfp12, cast
 from lowbit.bfp_storage import store
-from lowbit.blocks import rms_norm as rms_norm_in_float64
-from lowbit.routing import silu
 from lowbit_cuda.kernels.layouts import from_panels, up
 
 Array = npt.NDArray[Any]
@@ -123,13 +120,15 @@ def rms_norm(y: Floats, x: Floats, gain: Floats, tokens: int, columns: int, epsi
     """`lowbit.blocks.rms_norm` of each token; ε is float32 in the kernel."""
     wide = x.reshape(tokens, columns).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        y[:] = rms_norm_in_float64(wide, gain.astype(np.float64), float(np.float32(epsilon))).ravel()
+        mean_square = np.mean(wide * wide, axis=1, keepdims=True)
+        y[:] = (gain.astype(np.float64) * (wide / np.sqrt(mean_square + float(np.float32(epsilon))))).ravel()
 
 
 def swiglu(y: Floats, gate: Floats, up: Floats, count: int) -> None:
     """Y = silu(gate) ⊗ up."""
     with np.errstate(invalid="ignore", over="ignore"):
-        y[:] = silu(gate.astype(np.float64)) * up
+        wide = gate.astype(np.float64)
+        y[:] = wide / (1.0 + np.exp(-wide)) * up
 
 
 def add(y: Floats, x: Floats, count: int) -> None:
@@ -219,9 +218,17 @@ def attend(y: Floats, queries: Floats, keys: Array, values: Array, position: Arr
     k, v = (part.reshape(kv_heads, capacity, head_dim)[:, : first + count] for part in (keys, values))
     with np.errstate(invalid="ignore", over="ignore"):
         for t in range(count):  # one by one, so that a token does not depend on how many come with it
-            seen = slice(0, first + t + 1)
-            parts = q[t : t + 1], k[:, seen].astype(np.float64), v[:, seen].astype(np.float64)
-            y.reshape(q.shape)[t] = attend_in_float64(*parts, window)[0]
+            seen = slice(max(0, first + t + 1 - window) if window else 0, first + t + 1)
+            y.reshape(q.shape)[t] = _attended(q[t], k[:, seen].astype(np.float64), v[:, seen].astype(np.float64))
+
+
+def _attended(query: Doubles, keys: Doubles, values: Doubles) -> Doubles:
+    """One token (heads × d_h) over the keys and values that it sees (G × S × d_h); neighbouring heads share them."""
+    grouped = query.reshape(len(keys), -1, query.shape[1])
+    scores = grouped @ keys.swapaxes(1, 2) / np.sqrt(query.shape[1])
+    powers = np.exp(scores - scores.max(axis=2, keepdims=True))
+    result: Doubles = (powers / powers.sum(axis=2, keepdims=True)) @ values
+    return result.reshape(query.shape)
 
 
 def attend_bfp12(

@@ -43,6 +43,7 @@ class DenseFeedForward:
 
     def __init__(self, lane: Lane, weights: GatedWeights, what: str) -> None:
         self._lane, self._layout = lane, ExpertLayout.of(weights)
+        lane.load(*self._layout.kernels())
         self._blob = lane.store(self._layout.apply(weights), what)
 
     def enqueue(self, work: Workspace, tokens: int) -> None:
@@ -57,8 +58,13 @@ class Block:
     """The weights of one block that stay on the device, and what is launched for them."""
 
     def __init__(self, lane: Lane, config: LlamaConfig, number: int, layer: LayerWeights, keys: Keys) -> None:
-        """Bring its weights to the device."""
+        """Bring its weights to the device, and its kernels."""
         self._lane, self._config, self._number = lane, config, number
+        self._plain = "float32" if keys == "float32" else "float16"
+        self._appends = {"keys": kernel("append", keys=keys), "values": kernel("append", keys=self._plain)}
+        self._attends = kernel("attend", keys=keys, values=self._plain)
+        lane.load(*self._appends.values(), self._attends)
+        lane.load(kernel("rms_norm"), kernel("rope"), kernel("add"), kernel("dense", weights="float32"))
         self._attention_norm = lane.store(layer.attention_norm, f"norm of layer {number}")
         self._feed_forward_norm = lane.store(layer.feed_forward_norm, f"norm of layer {number}")
         self._query, self._key, self._value, self._output = (
@@ -113,7 +119,6 @@ class Block:
     def _attend(self, work: Workspace, tokens: int) -> None:
         """Add keys and values to the cache, and read it."""
         config, cache, launch = self._config, work.caches[self._number], self._lane.launch
-        plain = "float32" if self._keys == "float32" else "float16"
         sized: dict[str, Span | Number] = {
             "position": work["position"],
             "tokens": tokens,
@@ -124,10 +129,10 @@ class Block:
         exponents: dict[str, Span | Number] = {}
         if self._keys == "bfp12":
             exponents["exponents"] = cache["exponents"]
-        launch(kernel("append", keys=self._keys), cache=cache["keys"], x=work["keys"], **exponents, **sized)
-        launch(kernel("append", keys=plain), cache=cache["values"], x=work["values"], **sized)
+        launch(self._appends["keys"], cache=cache["keys"], x=work["keys"], **exponents, **sized)
+        launch(self._appends["values"], cache=cache["values"], x=work["values"], **sized)
         launch(
-            kernel("attend", keys=self._keys, values=plain),
+            self._attends,
             y=work["mixed"],
             queries=work["queries"],
             keys=cache["keys"],

@@ -6,6 +6,8 @@ workspace, b buffers for experts. What is left becomes slots, the same number fo
 .. math:: k = \left\lfloor \frac{\text{budget} - \text{what stays} - b \cdot \text{expert}}
    {\text{layers} \cdot \text{expert}} \right\rfloor, \qquad k \le E.
 
+All of it is counted as the device takes it, larger allocations in pieces of two MiB (`lowbit_cuda.port.charge`).
+
 It is reckoned from the first layer, before the others are read, taking them to be like it. Should a later one be larger
 after all, the device refuses it when it comes.
 
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError
 from lowbit_cuda.engine.blobs import slots_within, stride
+from lowbit_cuda.port import charge
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,13 @@ class Need:
     @property
     def least(self) -> int:
         """Bytes with which it runs, with one slot for each layer."""
-        return self.stays + (self.layers + self.buffers) * stride(self.expert) if self.layers else self.stays
+        return self.stays + charge((self.layers + self.buffers) * stride(self.expert)) if self.layers else self.stays
 
     @property
     def most(self) -> int:
         """Bytes of which it can make use, with every expert in a slot."""
         blocks = self.layers * self.experts + self.buffers
-        return self.stays + blocks * stride(self.expert) if self.layers else self.stays
+        return self.stays + charge(blocks * stride(self.expert)) if self.layers else self.stays
 
     def slots(self, budget: int) -> int:
         """k within a budget; 0 for a dense model.

@@ -63,6 +63,7 @@ def measure(lane: Lane, work: Workspace, cold: ColdExperts, blob: Blob) -> Rates
     port, counts = lane.port, sorted({1, work.sizes.chunk})
     zeros = np.zeros((work.sizes.chunk, work.sizes.config.hidden), np.float32)
     lane.upload(work["normed"], zeros)
+    lane.load(*cold.layout.kernels())
     ready = cold.made(blob)
     passage = port.pin(blob.size, "an expert to measure with")
     try:

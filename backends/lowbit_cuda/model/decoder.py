@@ -41,7 +41,7 @@ from lowbit_cuda.model.block import norm
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.model.loading import Loader
 from lowbit_cuda.model.workspace import LOGIT_ROWS
-from lowbit_cuda.port import DeviceError, DevicePort, Graph
+from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Graph
 
 
 @dataclass(eq=False)
@@ -134,6 +134,7 @@ class Decoder:
         Raises:
             ArgumentError: no tokens, a token outside the vocabulary, more tokens than the context; a state that is not
                 the latest or that an error has spoilt; weights that overflow.
+            DeviceLostError: the device failed for good; every later call raises this too.
             DeviceError: the device failed; a new state can be begun.
         """
         if state is not self._state or not state.sound:
@@ -247,11 +248,13 @@ class Decoder:
         """
         if self._calm:
             return
-        self._graphs.clear()
         try:
             self._port.finish()
+        except DeviceLostError:
+            raise
         except DeviceError:  # perhaps only the news of what has failed before
             self._port.finish()
+        self._graphs.clear()  # only now, when none of them can be running
         if self._model.engine is not None:
             self._model.engine.reset()
         self._calm = True

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from lowbit_cuda.port import ALIGNMENT, DeviceError, DevicePort, Kernel, Memory, Number, Span, Stream
+from lowbit_cuda.port import DeviceError, DevicePort, Kernel, Memory, Number, Span, Stream, charge
 
 UPLOAD = 1 << 24
 """Bytes of pinned memory through which weights go to the device."""
@@ -21,7 +21,7 @@ def charged(sizes: Iterable[int]) -> int:
     >>> charged([1, 256, 257])
     1024
     """
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return sum(map(charge, sizes))
 
 
 class Lane:
@@ -92,6 +92,10 @@ class Lane:
             raise failures[0]
 
     # What the stream does.
+
+    def load(self, *kernels: Kernel) -> None:
+        """Bring kernels to the device that will be launched."""
+        self.port.load(kernels)
 
     def launch(self, kernel: Kernel, **arguments: Span | Number) -> None:
         """Run a kernel."""

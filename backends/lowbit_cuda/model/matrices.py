@@ -19,7 +19,7 @@ from lowbit.weights import Floats, GatedWeights, Matrix
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.lane import Lane
-from lowbit_cuda.port import Span
+from lowbit_cuda.port import Kernel, Span
 
 Layout = MatrixLayout | DenseLayout
 Blob = npt.NDArray[np.uint8]
@@ -63,14 +63,25 @@ def blob_of(layout: Layout, matrix: Matrix) -> Blob:
     return layout.apply(matrix)
 
 
+def product(layout: Layout, tokens: int) -> Kernel:
+    """The kernel that multiplies so many tokens by a matrix of this layout."""
+    if isinstance(layout, DenseLayout):
+        return kernel("dense", weights=layout.dtype)
+    return kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1 if tokens == 1 else MANY)
+
+
+def products(layout: Layout) -> tuple[Kernel, ...]:
+    """The kernels that multiply by it, whatever the number of tokens."""
+    return tuple(dict.fromkeys((product(layout, 1), product(layout, MANY))))
+
+
 def multiply(lane: Lane, layout: Layout, blob: Span, y: Span, x: Span, tokens: int) -> None:
     """Y (T × N) = X (T × K) W."""
+    made = product(layout, tokens)
     if isinstance(layout, DenseLayout):
-        dense = kernel("dense", weights=layout.dtype)
-        lane.launch(dense, y=y, x=x, weights=blob, tokens=tokens, rows=layout.rows, columns=layout.columns)
+        lane.launch(made, y=y, x=x, weights=blob, tokens=tokens, rows=layout.rows, columns=layout.columns)
         return
-    gemm = kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1 if tokens == 1 else MANY)
-    lane.launch(gemm, y=y, x=x, **layout.spans(blob), tokens=tokens, **layout.numbers)
+    lane.launch(made, y=y, x=x, **layout.spans(blob), tokens=tokens, **layout.numbers)
 
 
 class Resident:
@@ -78,6 +89,7 @@ class Resident:
 
     def __init__(self, lane: Lane, matrix: Matrix, what: str) -> None:
         self._lane, self.layout = lane, layout_of(matrix)
+        lane.load(*products(self.layout))
         self._blob = lane.store(blob_of(self.layout, matrix), what)
 
     def __call__(self, y: Span, x: Span, tokens: int) -> None:
@@ -116,6 +128,18 @@ class ExpertLayout:
         """Whether one kernel computes the first half: both matrices are quantised alike."""
         return isinstance(self.gate, MatrixLayout) and self.gate == self.up
 
+    def kernels(self) -> tuple[Kernel, ...]:
+        """What `run` launches, whatever the number of tokens."""
+        if self.fused:
+            return (*(self._half(tokens) for tokens in (1, MANY)), *products(self.down))
+        return (*products(self.gate), *products(self.up), kernel("swiglu"), *products(self.down))
+
+    def _half(self, tokens: int) -> Kernel:
+        """The kernel of the first half, of a fused layout."""
+        assert isinstance(self.gate, MatrixLayout)
+        bits, scales = self.gate.bits, self.gate.scale_dtype
+        return kernel("expert_in", bits=bits, scales=scales, tokens=1 if tokens == 1 else MANY)
+
     def apply(self, expert: GatedWeights) -> Blob:
         """The bytes of an expert.
 
@@ -148,11 +172,8 @@ class ExpertLayout:
         """
         gate, up, down = self._spans(blob)
         if isinstance(self.gate, MatrixLayout) and self.fused:
-            expert_in = kernel(
-                "expert_in", bits=self.gate.bits, scales=self.gate.scale_dtype, tokens=1 if tokens == 1 else MANY
-            )
             matrices = self.gate.spans(gate, "gate_") | self.gate.spans(up, "up_")
-            lane.launch(expert_in, y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
+            lane.launch(self._half(tokens), y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
         else:
             assert spare is not None
             count = tokens * self.inner

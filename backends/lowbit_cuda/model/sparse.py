@@ -96,6 +96,7 @@ class Sparse:
         assert config.routing is not None
         self._lane, self._config, self._routing = lane, config, config.routing
         self._layout, self._engine, self._cold = layout, engine, cold
+        lane.load(*layout.kernels(), kernel("combine"), kernel("gather", table="float32"), kernel("scatter"))
 
     def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> Trace:
         """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers.

@@ -6,7 +6,7 @@ There are three flavors. *Watched* is a shared library in which every access of 
 
 All are compiled with one rounding for each operation (``-ffp-contract=off``) and with warnings as errors. An object's
 name in the cache is the digest of its preprocessed text, its options and the compiler, so a change of any file that it
-includes makes another; files are written under a temporary name and renamed.
+includes makes another; `lowbit.storage.kept_code` keeps them, and makes a damaged one again.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 from lowbit.errors import UnavailableError
-from lowbit.storage import cache_folder
+from lowbit.storage import code_folder, kept_code
 
 HERE = Path(__file__).parent
 KERNELS = HERE.parent / "kernels"
@@ -122,7 +121,7 @@ def _kernel_object(source: Path, flavor: Flavor) -> Path:
     options = (*COMMON, *flavor.kernels)
     names = kernel_names(source)
     lines = (f'static const lowbit_shim::Known known_{n}(lowbit_shim::kernel<{n}>("{n}"));' for n in names)
-    text = "\n".join(['#include "launch.h"', _including(source), *lines, ""])
+    text = "\n".join([_including(HERE / "launch.h"), _including(source), *lines, ""])
     return _compiled(text, source.stem, options)
 
 
@@ -131,7 +130,8 @@ def _object(source: Path, options: tuple[str, ...]) -> Path:
 
 
 def _including(source: Path) -> str:
-    return f'#include "{source.absolute()}"\n'  # so that messages and lines are those of the file
+    """An absolute name: messages are those of the file, and no file of the current folder is taken for it."""
+    return f'#include "{source.absolute()}"\n'
 
 
 def _compiled(text: str, name: str, options: tuple[str, ...]) -> Path:
@@ -154,20 +154,13 @@ def _digest(*parts: str) -> str:
 
 
 def _made(name: str, make: Callable[[Path], object]) -> Path:
-    """A file of the cache, made under a temporary name if it is not there; of two that make it, either is right."""
-    folder = cache_folder() / "shim"
-    target = folder / name
-    if not target.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder) as temporary:
-                made = Path(temporary) / name
-                make(made)
-                made.replace(target)
-        except OSError as error:
-            reason = f"the cache {folder} cannot be written: {error.strerror}"
-            raise UnavailableError("the kernels' C++", reason, "make it writeable, or set LOWBIT_CACHE") from None
-    return target
+    """A file of the cache, made if it is not there."""
+    folder = code_folder("shim")
+    try:
+        return kept_code(folder, name, make)
+    except OSError as error:
+        reason = f"the cache {folder} cannot be written: {error.strerror}"
+        raise UnavailableError("the kernels' C++", reason, "make it writeable, or set LOWBIT_CACHE") from None
 
 
 def _run(command: Sequence[str], text: str = "") -> str:

@@ -31,7 +31,7 @@ in copies after #2 (it waits for nothing of copies)
 Not for several threads at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -173,6 +173,12 @@ class SimDevice(Reported):
         self._call("stream", name)
         return self._streams.add(name, self)
 
+    def load(self, kernels: Iterable[Kernel]) -> None:
+        """See `DevicePort.load`; here there is nothing to bring, and what was asked for is remembered."""
+        names = [kernel.name for kernel in kernels]
+        self._call("load", ", ".join(names), host=True)
+        self._loaded.update(names)
+
     def copy(self, target: Span, source: Span, stream: port.Stream) -> None:
         """See `DevicePort.copy`."""
         for span in (target, source):
@@ -187,6 +193,9 @@ class SimDevice(Reported):
         for touch in operation.touches:
             block_of(self, touch.span, self._device, self._host)
         own, failed = self._own(stream), self._call("launch", kernel.name)
+        if kernel.name not in self._loaded:
+            self._loaded.add(kernel.name)
+            self._loaded_late.append(kernel.name)
         self._give(own, [operation], failed)
 
     def record(self, stream: port.Stream) -> SimEvent:

@@ -15,8 +15,11 @@ The kinds of failure:
     written is undefined; `lowbit_cuda.port` says what follows from that. The device tells by a `DeviceError` of the
     call so many calls later, if there is one, or of an earlier one that waits for what was not done or would make a
     graph of it. The call that tells changes nothing itself, and what is given from then on is done again.
+``lost``
+    as ``late``, but the device is lost then, as a GPU is: the error is a `DeviceLostError`, and every later call that
+    is counted raises it again.
 
-A failure happens once. `free` and `close` do not fail: they are how a program gets out.
+Each of the others happens once. `free` and `close` do not fail: they are how a program gets out.
 """
 
 from collections import Counter
@@ -24,13 +27,13 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from lowbit.check import check_choice, check_integer
-from lowbit_cuda.port import DeviceError, DeviceMemoryError
+from lowbit_cuda.port import DeviceError, DeviceLostError, DeviceMemoryError
 
-KINDS = ("error", "interrupt", "late")
+KINDS = ("error", "interrupt", "late", "lost")
 MEMORY_CALLS = ("allocate", "pin")
 CALLS = (
-    *MEMORY_CALLS, "stream", "copy", "launch", "record", "wait", "capture", "end capture", "replay", "synchronize",
-    "finish", "reached", "write", "read", "on_host",
+    *MEMORY_CALLS, "stream", "load", "copy", "launch", "record", "wait", "capture", "end capture", "replay",
+    "synchronize", "finish", "reached", "write", "read", "on_host",
 )  # fmt: skip
 """The calls that are counted. ``end capture`` is the end of the block of `capture`, where a graph is made."""
 
@@ -43,7 +46,7 @@ class Failure:
         at: the number of the call, from 1.
         kind: ``error``, ``interrupt`` or ``late``.
         of: count only these calls, one of `CALLS`; None for all.
-        later: for ``late``, by how many calls later (of any kind) the device tells at the latest.
+        later: for ``late`` and ``lost``, by how many calls later (of any kind) the device tells at the latest.
     """
 
     at: int
@@ -64,12 +67,13 @@ class Faults:
     Attributes:
         calls: how many there were, of each kind.
         happened: whether the failure has happened; a late one, whether it has been told.
+        lost: why the device is lost; empty while it is not.
     """
 
     def __init__(self, failure: Failure | None) -> None:
         self.calls: Counter[str] = Counter()
         self.happened = False
-        self._failure, self._told_at, self._lost = failure, 0, ""
+        self._failure, self._told_at, self._undone, self.lost = failure, 0, "", ""
 
     def call(self, kind: str, what: str, memory: tuple[int, int, int] = (0, 0, 0)) -> bool:
         """Count a call; `memory` is bytes asked, in use and in all. Returns whether it shall not be done.
@@ -79,6 +83,8 @@ class Faults:
             KeyboardInterrupt: it is interrupted.
         """
         self.calls[kind] += 1
+        if self.lost:
+            raise DeviceLostError(f"{kind} of {what}: the device is lost since an earlier error: {self.lost}")
         failure = self._failure
         if failure is None or self.happened:
             return False
@@ -88,8 +94,8 @@ class Faults:
             return False
         if self._count() != failure.at:
             return False
-        if failure.kind == "late":
-            self._told_at, self._lost = self.calls.total() + failure.later, f"{kind} of {what}"
+        if failure.kind in ("late", "lost"):
+            self._told_at, self._undone = self.calls.total() + failure.later, f"{kind} of {what}"
             return True
         self.happened = True
         if failure.kind == "interrupt":
@@ -106,7 +112,11 @@ class Faults:
         """Say that an earlier call has failed.
 
         Raises:
-            DeviceError: always.
+            DeviceError: always; a `DeviceLostError` where the device is lost with it.
         """
         self.happened = True
-        raise DeviceError(f"an earlier {self._lost} has failed: found late, as asked for")
+        told = f"an earlier {self._undone} has failed: found late, as asked for"
+        if self._failure is not None and self._failure.kind == "lost":
+            self.lost = told
+            raise DeviceLostError(f"{told}; the device is lost to this process")
+        raise DeviceError(told)

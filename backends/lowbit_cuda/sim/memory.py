@@ -1,4 +1,4 @@
-"""Memory of the simulated device: numpy bytes, what was ever written of them, and a budget counted to the byte.
+"""Memory of the simulated device: numpy bytes, what was ever written of them, and a budget.
 
 **Bytes that nobody wrote** are 0xFF: as float16 and as float32 that is NaN, as a signed integer −1, so that a kernel
 that computes with them shows it. What was written is also remembered (`Ranges`), so that reading the rest is noticed
@@ -9,8 +9,8 @@ even where the result hides it.
 read of it is zero, which is a valid number, index and code. A kernel that is given such a span is not run; what it
 writes elsewhere becomes zero too. Memory of at most `SMALL` bytes, where control data is, keeps its bytes.
 
-**Budget.** An allocation counts as its size rounded up to `ALIGNMENT`, in the device's budget or, pinned, in the
-host's.
+**Budget.** An allocation counts as on every port (`lowbit_cuda.port.charge`) in the device's budget. Pinned memory
+counts as its size rounded up to `ALIGNMENT` in the host's.
 """
 
 from bisect import bisect_left
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import ArgumentError
-from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, Span
+from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, Span, charge
 from lowbit_cuda.sim.order import Access
 
 Bytes = npt.NDArray[np.uint8]
@@ -97,7 +97,7 @@ class Pool:
 
     def allocate(self, nbytes: int, what: str) -> Memory:
         """Memory whose bytes are all `UNWRITTEN`; see `lowbit_cuda.port.DevicePort.allocate` for what is refused."""
-        charged = charge(nbytes)
+        charged = self._charge(nbytes)
         if self.used + charged > self.budget:
             raise DeviceMemoryError(what, nbytes, self.used, self.budget)
         backed = self._backed_up_to is None or nbytes <= self._backed_up_to
@@ -111,25 +111,23 @@ class Pool:
     def free(self, block: Block) -> None:
         """Take it back; its bytes are gone."""
         del self.blocks[id(block)]
-        self.used -= charge(block.memory.nbytes)
+        self.used -= self._charge(block.memory.nbytes)
         block.data, block.accesses = None, []
+
+    def _charge(self, nbytes: int) -> int:
+        return charge(nbytes) if self._place == "device" else -(-nbytes // ALIGNMENT) * ALIGNMENT
 
     def holds(self, block: Block) -> bool:
         """Whether it was given out here and is still in use."""
         return id(block) in self.blocks
 
 
-def charge(nbytes: int) -> int:
-    """What an allocation counts as.
-
-    >>> charge(1), charge(256), charge(257)
-    (256, 256, 512)
-    """
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
 def aligned(nbytes: int) -> Bytes:
-    """Bytes that begin at a multiple of `ALIGNMENT`, all `UNWRITTEN`."""
+    """Bytes that begin at a multiple of `ALIGNMENT`, all `UNWRITTEN`.
+
+    >>> aligned(2)
+    array([255, 255], dtype=uint8)
+    """
     room = np.full(nbytes + ALIGNMENT, UNWRITTEN, np.uint8)
     begin = -room.ctypes.data % ALIGNMENT
     return room[begin : begin + nbytes]

@@ -23,6 +23,7 @@ class Reported:
         self.machine, self._streams, self._faults, self._how = machine, streams, faults, how
         self._device, self._host = pools
         self._closed = False
+        self._loaded, self._loaded_late = set[str](), list[str]()
         self._leaks: tuple[str, ...] = ()
 
     @property
@@ -32,7 +33,7 @@ class Reported:
 
     @property
     def used(self) -> int:
-        """Bytes of device memory in use, each allocation rounded up to `ALIGNMENT`."""
+        """Bytes of device memory in use, counted as `lowbit_cuda.port.charge` says."""
         return self._device.used
 
     @property
@@ -42,7 +43,7 @@ class Reported:
 
     @property
     def pinned(self) -> int:
-        """Bytes of pinned host memory in use, rounded like those of the device."""
+        """Bytes of pinned host memory in use, each allocation rounded up to `ALIGNMENT`."""
         return self._host.used
 
     @property
@@ -69,6 +70,11 @@ class Reported:
     def races(self) -> tuple[RaceError, ...]:
         """Those found, where ``on_race="list"``."""
         return tuple(self._streams.races)
+
+    @property
+    def loaded_late(self) -> tuple[str, ...]:
+        """Kernels whose first launch had to load them, because `load` was not asked to."""
+        return tuple(self._loaded_late)
 
     @property
     def unwritten(self) -> Mapping[str, int]:

@@ -22,6 +22,7 @@ from lowbit_conformance.bank import (
     block_sums,
     blocks,
     codes,
+    depth,
     engines,
     experts,
     groups,
@@ -30,6 +31,8 @@ from lowbit_conformance.bank import (
     habits_ends,
     habits_everywhere,
     habits_memory,
+    habits_sizes,
+    habits_stale,
     habits_state,
     heads,
     integers,
@@ -45,8 +48,17 @@ from lowbit_conformance.bank.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, orders)
-HABITUAL = (habits_memory, habits_addresses, habits_calls, habits_state, habits_ends, habits_everywhere)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders)
+HABITUAL = (
+    habits_memory,
+    habits_addresses,
+    habits_stale,
+    habits_sizes,
+    habits_calls,
+    habits_state,
+    habits_ends,
+    habits_everywhere,
+)
 
 
 def _gathered() -> dict[str, Defect]:

@@ -106,7 +106,7 @@ def run_child() -> None:
 
 
 def run_program() -> None:
-    subprocess.run([sys.executable, "-S", "-c", ""], check=False)
+    subprocess.run([sys.executable, "-I", "-S", "-c", ""], check=False)
 
 
 STATE = "H6", "STATE_CHANGED"

@@ -81,11 +81,11 @@ def members(weights: Floats, heads: int, groups: int) -> Array:
     return weights.reshape(rows, groups, heads // groups, columns // heads)
 
 
-def pooled(cells: Array, method: str = "mean", first: int = 0) -> Floats:
+def pooled(cells: Array, method: str = "mean", first: int = 0, *, from_zero: bool = False) -> Floats:
     if method == "first":
         return np.ascontiguousarray(cells[:, :, first].reshape(len(cells), -1))
-    total = np.zeros((cells.shape[0], cells.shape[1], cells.shape[3]))
-    for member in range(cells.shape[2]):
+    total = cells[:, :, 0].astype(np.float64) if not from_zero else np.zeros(cells[:, :, 0].shape)
+    for member in range(not from_zero, cells.shape[2]):
         total += cells[:, :, member]
     return np.ascontiguousarray((total / cells.shape[2]).astype(np.float32).reshape(len(cells), -1))
 
@@ -120,6 +120,29 @@ def summed(weights: Floats, heads: int, groups: int, method: str = "mean") -> Fl
 def channels_first(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
     rows, columns = weights.shape
     cells = weights.reshape(rows, columns // heads, groups, heads // groups).transpose(0, 2, 3, 1)
+    return pooled(cells, method)
+
+
+def from_zero(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+    return pooled(members(weights, heads, groups), method, from_zero=True)
+
+
+def pairwise(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+    """Neighbours first, then neighbours of these sums."""
+    cells = members(weights, heads, groups)
+    if method == "first":
+        return pooled(cells, method)
+    sums = [cells[:, :, member].astype(np.float64) for member in range(cells.shape[2])]
+    while len(sums) > 1:
+        sums = [sums[i] + sums[i + 1] if i + 1 < len(sums) else sums[i] for i in range(0, len(sums), 2)]
+    return np.ascontiguousarray((sums[0] / cells.shape[2]).astype(np.float32).reshape(len(cells), -1))
+
+
+def ends_exchanged(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+    """The two last heads of a group change places in the sum."""
+    cells = members(weights, heads, groups)
+    if method == "mean" and cells.shape[2] > 2:
+        cells = cells[:, :, [*range(cells.shape[2] - 2), -1, -2]]
     return pooled(cells, method)
 
 
@@ -234,6 +257,21 @@ POOLS = (
     ),
     of("pooling.pool", "mean-in-float32", "Heads are added in float32.", "C1 C3", in_float32),
     of("pooling.pool", "mean-backwards", "The last head of a group is added first.", "C1", backwards),
+    of(
+        "pooling.pool",
+        "mean-from-zero",
+        "The sum begins with +0, so heads of -0 have a mean of +0.",
+        "C1 C3",
+        from_zero,
+    ),
+    of("pooling.pool", "mean-pairwise", "Neighbouring heads are added first, and then their sums.", "C1", pairwise),
+    of(
+        "pooling.pool",
+        "mean-ends-exchanged",
+        "The last head of a group is added before its neighbour.",
+        "C1",
+        ends_exchanged,
+    ),
     of("pooling.pool", "sum-for-mean", "The sum of the heads is not divided.", "C1 C3", summed),
     of(
         "pooling.pool",

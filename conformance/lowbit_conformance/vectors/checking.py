@@ -1,77 +1,99 @@
 """Checking files of vectors against this version of the specification: whether its answers are still the same."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
-from lowbit.contract import OPERATIONS, Operation
-from lowbit.errors import ArgumentError
+from lowbit.contract import Operation
+from lowbit.errors import ArgumentError, on_one_line
 from lowbit.session import Session
+from lowbit.text import cleaned, quoted
 from lowbit.values import Tree, as_json, from_json
+from lowbit_conformance.vectors.files import Document, Step, Vector
 from lowbit_conformance.vectors.judging import right_answer
+from lowbit_conformance.vectors.record import MOST_BYTES, array_bytes
 
 LIBRARY = 2.0**-10
 """By which part of the bound the exact results of two hosts may differ: their exponentials are not the same ones."""
 FINE = 2.0**-40  # of the largest element, where there is no bound
 
 
-def disagreements(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def disagreements(document: Document) -> Iterator[tuple[str, str]]:
     """The id of each vector that this version answers otherwise, or cannot read, and how."""
-    specified = OPERATIONS[document["operation"]]
-    for vector in document["vectors"]:
-        if text := _disagreement(specified, vector):
-            yield vector["id"], text
+    for vector in document.vectors:
+        if text := _disagreement(document.operation, vector):
+            yield cleaned(on_one_line(vector.id)), cleaned(text)
 
 
-def _disagreement(specified: Operation, vector: dict[str, Tree]) -> str:
+def _disagreement(specified: Operation, vector: Vector) -> str:
     try:
-        arguments = {name: from_json(tree) for name, tree in vector["arguments"].items()}
+        arguments = _values(specified.check, vector.arguments)
     except ArgumentError as error:
         return f"its arguments cannot be read: {error}"
     try:
         with np.errstate(all="ignore"):
             answer = specified.reference(**arguments)
-    except (ArgumentError, TypeError) as error:
-        return "" if "must-refuse" in vector["flags"] else f"its arguments are refused: {error}"
-    if "must-refuse" in vector["flags"]:
+    except ArgumentError as error:
+        return "" if "must-refuse" in vector.flags else f"its arguments are refused: {error}"
+    if "must-refuse" in vector.flags:
         return "its arguments are allowed"
     if specified.stateful:
-        return _of_steps(specified, answer, arguments, vector.get("steps", []))
+        return _of_steps(specified, answer, arguments, vector.steps)
     right = right_answer(specified.id, arguments, answer)
-    return next((text for key in ("result", "exact", "bound") if (text := _differs(key, right, vector))), "")
+    return next((text for key in ("result", "exact", "bound") if (text := _differs(key, right, vector.answer))), "")
 
 
-def _of_steps(specified: Operation, opened: Any, arguments: dict[str, Any], steps: list[dict[str, Tree]]) -> str:
+def _values(check: Callable[..., Any], trees: dict[str, Tree]) -> dict[str, Any]:
+    """The arguments of a call, by the names that its check has; as small as those that are recorded.
+
+    Raises:
+        ArgumentError: other names, values that cannot be read, or arrays of too many bytes.
+    """
+    wanted = inspect.signature(check).parameters
+    if set(trees) != set(wanted):
+        raise ArgumentError("arguments", quoted(", ".join(sorted(trees))), ", ".join(wanted))
+    values = {name: from_json(trees[name], name) for name in wanted}
+    if (size := array_bytes(*values.values())) > MOST_BYTES:
+        raise ArgumentError("arguments", f"arrays of {size} bytes", f"at most {MOST_BYTES}")
+    return values
+
+
+def _of_steps(specified: Operation, opened: Any, arguments: dict[str, Any], steps: Iterable[Step]) -> str:
     assert specified.check_step is not None
-    session = Session(specified.id, opened, specified.check_step(**arguments))
+    check = specified.check_step(**arguments)
+    session = Session(specified.id, opened, check)
     for number, step in enumerate(steps):
         try:
-            given = [from_json(tree) for tree in step["arguments"].values()]
-            result = as_json(session.step(*given))
-        except (ArgumentError, TypeError) as error:
-            if not step.get("refused"):
+            given = _values(check, step.arguments)
+        except ArgumentError as error:
+            return f"the arguments of step {number} cannot be read: {error}"
+        try:
+            result = as_json(session.step(*given.values()))
+        except ArgumentError as error:
+            if not step.refused:
                 return f"step {number} is refused: {error}"
             continue
-        if step.get("refused"):
+        if step.refused:
             return f"step {number} is allowed"
-        if result != step.get("result"):
+        if result != step.result:
             return f"step {number} answers otherwise"
     return ""
 
 
-def _differs(key: str, answer: dict[str, Any], vector: dict[str, Tree]) -> str:
+def _differs(key: str, answer: dict[str, Any], given: dict[str, Tree]) -> str:
     """How the file's value differs from ours; empty if it does not."""
-    if (key in answer) != (key in vector):
+    if (key in answer) != (key in given):
         return f"{key} is {'missing' if key in answer else 'there, and should not be'}"
-    if key not in answer or answer[key] == vector[key]:
+    if key not in answer or answer[key] == given[key]:
         return ""
     if key == "result":
         return "the result is another"
     try:
-        mine, theirs = from_json(answer[key]), from_json(vector[key])
+        mine, theirs = from_json(answer[key]), from_json(given[key], key)
     except ArgumentError as error:
-        return f"{key} cannot be read: {error}"
+        return f"its answer cannot be read: {error}"
     if not isinstance(theirs, np.ndarray) or theirs.dtype != np.float64 or theirs.shape != mine.shape:
         return f"{key} is not float64 {mine.shape}"
     if not np.array_equal(np.isfinite(mine), np.isfinite(theirs)):

@@ -62,8 +62,10 @@ def check(
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for path in progress.track(paths, description="vectors"):
             document = files.read(path)
-            checked += len(document["vectors"])
-            found += [{"file": path.name, "id": id, "message": text} for id, text in checking.disagreements(document)]
+            checked += len(document.vectors)
+            found += [
+                {"file": document.file, "id": id, "message": text} for id, text in checking.disagreements(document)
+            ]
     if as_json:
         print(json.dumps({"checked": checked, "disagreements": found}))
     else:

@@ -6,22 +6,24 @@ the same bytes, on every host.
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from lowbit.bounds import Arithmetic
-from lowbit.contract import OPERATIONS
+from lowbit.contract import OPERATIONS, Operation
 from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint_json import Fields, described, parsed, read_bytes
 from lowbit.storage import write_whole
-from lowbit.values import Tree
+from lowbit.text import quoted
+from lowbit.values import MOST_DEPTH, Tree
 from lowbit_conformance.marking import Settings
 from lowbit_conformance.vectors.judging import STATED
-from lowbit_conformance.vectors.record import Vectors, record
+from lowbit_conformance.vectors.record import MOST_TEXT, Vectors, record
 
 SCHEMA = "lowbit-vectors/1"
 SCHEMA_FILE = "vectors.schema.json"
-MOST_FILE = 1 << 28
+MOST_FILE = 1 << 27
 """Bytes of a file that is read."""
 
 
@@ -72,38 +74,128 @@ def _stated(arithmetic: Arithmetic | None) -> dict[str, str] | None:
     return {"form": arithmetic.form, "accumulator": arithmetic.accumulator, "roundings": arithmetic.roundings.__name__}
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The contents of one file, of which only the outer form has been looked at.
+# **Reading** trusts nobody. The outer form is checked here: kinds of fields, sizes, depth. The values inside are left
+# as trees, which `lowbit.values` checks when they are made.
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a stateful operation.
+
+    Attributes:
+        arguments: by name, as trees.
+        result: the tree of the answer; None for a refused step.
+        refused: whether the step is one that must be refused.
+    """
+
+    arguments: dict[str, Tree]
+    result: Tree
+    refused: bool
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One vector.
+
+    Attributes:
+        id: of the suite's case.
+        flags: what is special about it.
+        arguments: by name, as trees.
+        answer: the trees of ``result``, ``exact`` and ``bound``, those that are there.
+        steps: of a stateful operation.
+    """
+
+    id: str
+    flags: frozenset[str]
+    arguments: dict[str, Tree]
+    answer: dict[str, Tree]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file.
+
+    Attributes:
+        file: its name.
+        operation: whose vectors they are.
+        vectors: in the order of the file.
+    """
+
+    file: str
+    operation: Operation
+    vectors: tuple[Vector, ...]
+
+
+def read(path: Path) -> Document:
+    """The contents of one file.
 
     Raises:
-        FormatError: no file of vectors of this version, or of an operation that does not exist.
+        FormatError: see `parse`; or the file is too large.
+        ArgumentError: it cannot be read.
     """
-    name = path.name
-    try:
-        size = path.stat().st_size
-        if size > MOST_FILE:
-            raise FormatError(name, "size", size, f"at most {MOST_FILE} bytes")
-        document = json.loads(path.read_bytes().decode())
-    except OSError as error:
-        raise FormatError(name, "file", error.strerror, "one that can be read") from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(name, "text", error, "JSON") from None
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise FormatError(name, "schema", document.get("schema") if isinstance(document, dict) else "none", SCHEMA)
-    if document.get("operation") not in OPERATIONS:
-        raise FormatError(name, "operation", document.get("operation"), "an operation of the specification")
-    vectors = document.get("vectors")
-    if not isinstance(vectors, list) or not all(_whole(vector) for vector in vectors):
-        raise FormatError(name, "vectors", "a list with something else in it", "a list of vectors, see the schema")
-    return document
+    return parse(path.name, read_bytes(path, MOST_FILE, "folder"))
 
 
-def _whole(vector: Tree) -> bool:
-    return (
-        isinstance(vector, dict)
-        and isinstance(vector.get("id"), str)
-        and isinstance(vector.get("arguments"), dict)
-        and isinstance(vector.get("flags"), list)
-        and isinstance(vector.get("steps", []), list)
-        and all(isinstance(step, dict) and isinstance(step.get("arguments"), dict) for step in vector.get("steps", []))
+def parse(file: str, data: bytes) -> Document:
+    """The contents of one file, given its bytes.
+
+    Raises:
+        FormatError: no file of vectors of this version, one of an operation that does not exist, or a field of a
+            vector that is missing, of another kind or too large.
+    """
+    name = quoted(file)[1:-1]
+    fields = parsed(name, data)
+    if (schema := fields.value("schema", str)) != SCHEMA:
+        raise FormatError(name, "schema", quoted(schema), SCHEMA)
+    if (operation := fields.value("operation", str)) not in OPERATIONS:
+        raise FormatError(name, "operation", quoted(operation), "an operation of the specification")
+    vectors = enumerate(fields.value("vectors", list))
+    return Document(name, OPERATIONS[operation], tuple(_vector(f"{name}: vector {at}", each) for at, each in vectors))
+
+
+def _vector(where: str, tree: Tree) -> Vector:
+    fields = _object(where, "vector", tree)
+    if (size := _size(tree)) > MOST_TEXT:
+        raise FormatError(where, "size", f"{size} characters or nested too deeply", f"at most {MOST_TEXT} characters")
+    flags = fields.value("flags", list)
+    if not all(isinstance(flag, str) for flag in flags):
+        raise FormatError(where, "flags", described(flags), "a list of texts")
+    steps = enumerate(fields.value("steps", list, []))
+    return Vector(
+        fields.value("id", str),
+        frozenset(flags),
+        fields.value("arguments", dict),
+        {key: fields.values[key] for key in ("result", "exact", "bound") if key in fields.values},
+        tuple(_step(f"{where}, step {at}", each) for at, each in steps),
     )
+
+
+def _step(where: str, tree: Tree) -> Step:
+    fields = _object(where, "step", tree)
+    refused = fields.value("refused", bool, False)
+    return Step(fields.value("arguments", dict), fields.values.get("result"), refused)
+
+
+def _object(where: str, field: str, tree: Tree) -> Fields:
+    if not isinstance(tree, dict):
+        raise FormatError(where, field, described(tree), "an object")
+    return Fields(where, tree)
+
+
+def _size(tree: Tree) -> int:
+    """About as many characters as a tree has in its file; more than any may have, where it is nested too deeply."""
+    waiting, size = [(tree, 0)], 0
+    while waiting:
+        part, depth = waiting.pop()
+        if depth > 2 * MOST_DEPTH or size > MOST_TEXT:  # a value of `lowbit.values` in one of some fields
+            return MOST_TEXT + 1
+        size += 1
+        if isinstance(part, str):
+            size += len(part)
+        elif isinstance(part, list):
+            waiting += [(inner, depth + 1) for inner in part]
+        elif isinstance(part, dict):
+            size += sum(map(len, part))
+            waiting += [(inner, depth + 1) for inner in part.values()]
+    return size

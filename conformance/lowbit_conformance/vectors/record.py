@@ -64,7 +64,7 @@ def record(operation: str, settings: Settings) -> Vectors:
             if case.variant == CONCURRENT:
                 recorded.left_out["called from several threads"] += 1
                 continue
-            for vector in _vectors_of(case, mark, recorded.left_out):
+            for vector in vectors_of(case, mark, recorded.left_out):
                 said = json.dumps([vector["arguments"], vector.get("steps")])
                 if len(json.dumps(vector)) > MOST_TEXT:
                     recorded.left_out[TOO_LARGE] += 1
@@ -85,7 +85,7 @@ def marks_of(operation: str) -> list[Mark]:
     return sorted(marks, key=lambda mark: (mark.test.__module__, mark.test.__code__.co_firstlineno))
 
 
-def _vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[str, Tree]]:
+def vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[str, Tree]]:
     """The calls of one case as vectors; the first has the case's id, the others a number behind it."""
     recorder = Recorder(case.operation)
     given = {"backend": recorder, "case": case, "record_property": lambda name, value: None, "model_matrices": {}}
@@ -284,6 +284,12 @@ def check_size(*values: Any) -> None:
     Raises:
         TooLargeError: they are.
     """
+    if array_bytes(*values) > MOST_BYTES:
+        raise TooLargeError
+
+
+def array_bytes(*values: Any) -> int:
+    """Bytes of all arrays in some values."""
     sizes: list[int] = []
 
     def put(array: npt.NDArray[Any]) -> dict[str, Tree]:
@@ -293,8 +299,7 @@ def check_size(*values: Any) -> None:
     for value in values:
         with suppress(ArgumentError):  # no value of the specification; it will be refused in a moment
             encode(value, put)
-    if sum(sizes) > MOST_BYTES:
-        raise TooLargeError
+    return sum(sizes)
 
 
 def named(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 static int cuInit(unsigned) {
     std::lock_guard<std::recursive_mutex> held(world.lock);
     if (!world.pid) world.pid = getpid();
-    if (int code = world.call("cuInit")) return code;
+    if (int code = world.call("cuInit", false)) return code;
     return number("STAND_IN_DEVICES", 1) ? int(number("STAND_IN_INIT", 0)) : int(NO_DEVICE);
 }
 static int cuDriverGetVersion(int* version) {
@@ -28,28 +28,41 @@ static int cuDeviceGetName(char* name, int length, int) {
     snprintf(name, length, "stand-in, not a GPU");
     return SUCCESS;
 }
+constexpr size_t PROCESSORS = 4, THREADS = 2048, STACK = 1024;
 static int cuDeviceGetAttribute(int* value, int attribute, int) {
     ENTER;
     long capability = number("STAND_IN_CAPABILITY", 90);
-    *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : 0;
+    switch (attribute) {
+        case 16: *value = PROCESSORS; break;
+        case 20: *value = number("STAND_IN_MODE", 0); break;  // the compute mode
+        case 39: *value = THREADS; break;
+        case 75: *value = capability / 10; break;
+        case 76: *value = capability % 10; break;
+        default: *value = 0;
+    }
     return SUCCESS;
 }
 static int cuDevicePrimaryCtxRetain(void** context, int) {
     ENTER;
-    *context = &the_context;
+    *context = &the_primary;
     return SUCCESS;
 }
 static int cuDevicePrimaryCtxRelease(int) {
     ENTER;
     return SUCCESS;
 }
-static int cuCtxSetCurrent(void* context) {
-    ENTER;
+static int cuCtxSetCurrent(char* context) {
+    LOOK;
     current = context;
     return SUCCESS;
 }
+static int cuCtxGetLimit(size_t* value, int limit) {
+    CONTEXT;
+    *value = STACK;
+    return limit ? int(INVALID_VALUE) : int(SUCCESS);  // 0 is the stack
+}
 static int cuCtxGetCurrent(void** context) {
-    ENTER;
+    LOOK;
     *context = current;
     return SUCCESS;
 }
@@ -69,10 +82,17 @@ static const std::map<int, std::pair<const char*, const char*>> TEXTS = {
     {OUT_OF_MEMORY, {"CUDA_ERROR_OUT_OF_MEMORY", "out of memory"}},
     {INVALID_CONTEXT, {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}},
     {NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
+    {DEINITIALIZED, {"CUDA_ERROR_DEINITIALIZED", "driver shutting down"}},
+    {DEVICE_UNAVAILABLE, {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable"}},
     {ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
     {LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
 };
+static std::map<int, std::string> names;  // of every code, as the packages have them
 static int cuGetErrorName(int code, const char** text) {
+    if (auto known = names.find(code); known != names.end()) {
+        *text = known->second.c_str();
+        return SUCCESS;
+    }
     auto found = TEXTS.find(code);
     *text = found == TEXTS.end() ? "CUDA_ERROR_UNKNOWN" : found->second.first;
     return SUCCESS;
@@ -85,35 +105,42 @@ static int cuGetErrorString(int code, const char** text) {
 
 // Memory.
 
-static size_t capacity() { return number("STAND_IN_MEMORY", 1 << 26); }
+static size_t capacity() { return number("STAND_IN_MEMORY", 1 << 28); }
 static int cuMemGetInfo(size_t* free_bytes, size_t* total) {
     CONTEXT;
-    *total = capacity(), *free_bytes = capacity() - world.device_used;
+    *total = capacity(), *free_bytes = capacity() - std::min(capacity(), world.footprint());
     return SUCCESS;
 }
 static int cuMemAlloc(uint64_t* address, size_t bytes) {
     CONTEXT;
     if (!bytes) return INVALID_VALUE;
-    if (bytes > capacity() - world.device_used) return OUT_OF_MEMORY;
+    world.implicit("allocating on the device");
+    if (current != &the_primary) world.wrong("memory in a context of another");
     *address = world.allocate(bytes, true);
-    return SUCCESS;
+    if (world.footprint() <= capacity()) return SUCCESS;
+    world.release(*address, true);
+    return OUT_OF_MEMORY;
 }
 static int cuMemFree(uint64_t address) {
     CONTEXT;
+    world.implicit("freeing on the device");
     return world.release(address, true);
 }
 static int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
     CONTEXT;
     if (!bytes) return INVALID_VALUE;
+    world.implicit("pinning");
     *pointer = reinterpret_cast<void*>(world.allocate(bytes, false));
     return SUCCESS;
 }
 static int cuMemFreeHost(void* pointer) {
     CONTEXT;
+    world.implicit("freeing on the host");
     return world.release(reinterpret_cast<uint64_t>(pointer), false);
 }
 static int cuMemcpyAsync(uint64_t to, uint64_t of, size_t bytes, Stream* stream) {
     CONTEXT;
+    if (world.streams.count(stream) && stream->context != current) return INVALID_HANDLE;
     if (!world.place(to, bytes) || !world.place(of, bytes)) return INVALID_VALUE;
     auto run = [=] {
         auto *target = world.place(to, bytes), *source = world.place(of, bytes);
@@ -129,23 +156,29 @@ static int cuMemcpyAsync(uint64_t to, uint64_t of, size_t bytes, Stream* stream)
 static int cuStreamCreateWithPriority(Stream** stream, unsigned flags, int) {
     CONTEXT;
     if (flags != 1) world.wrong("a stream that waits for the default stream");
-    world.streams.insert(*stream = new Stream);
+    world.streams.insert(*stream = new Stream{current, {}, {}});
     return SUCCESS;
 }
 static int cuStreamDestroy(Stream* stream) {
-    ENTER;
+    LOOK;
     if (!world.streams.erase(stream)) return INVALID_HANDLE;
-    if (!stream->queue.empty()) world.wrong("a stream was destroyed with work in it");
+    if (!stream->queue.empty() && !world.lost) world.wrong("a stream was destroyed with work in it");
     delete stream;
     return SUCCESS;
 }
+static int cuStreamQuery(Stream* stream) {
+    ENTER;
+    if (!world.streams.count(stream)) return INVALID_HANDLE;
+    return stream->queue.empty() ? SUCCESS : NOT_READY;
+}
 static int cuStreamSynchronize(Stream* stream) {
     ENTER;
+    world.wrong("a wait for a stream, which spins");
     return world.drain(stream);
 }
 static int cuStreamGetCtx(Stream*, void** context) {
     ENTER;
-    *context = &the_context;
+    *context = &the_primary;
     return SUCCESS;
 }
 static int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
@@ -154,13 +187,13 @@ static int cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     auto mark = event->mark;
     return world.give(stream, {"a wait", [mark] { return world.reach(mark); }, {}});
 }
-static int cuEventCreate(Event** event, unsigned) {
+static int cuEventCreate(Event** event, unsigned flags) {
     CONTEXT;
-    world.events.insert(*event = new Event);
+    world.events.insert(*event = new Event{current, (flags & 1) != 0, nullptr});
     return SUCCESS;
 }
 static int cuEventDestroy(Event* event) {
-    ENTER;
+    LOOK;
     if (!world.events.erase(event)) return INVALID_HANDLE;
     delete event;
     return SUCCESS;
@@ -168,6 +201,7 @@ static int cuEventDestroy(Event* event) {
 static int cuEventRecord(Event* event, Stream* stream) {
     ENTER;
     if (!world.events.count(event)) return INVALID_HANDLE;
+    if (world.streams.count(stream) && stream->context != event->context) return INVALID_HANDLE;
     if (world.streams.count(stream) && stream->capture) return CAPTURE_UNSUPPORTED;
     auto mark = event->mark = std::make_shared<Mark>();
     mark->stream = stream;
@@ -180,7 +214,9 @@ static int cuEventRecord(Event* event, Stream* stream) {
 }
 static int cuEventSynchronize(Event* event) {
     ENTER;
-    return world.events.count(event) ? world.reach(event->mark) : INVALID_HANDLE;
+    if (!world.events.count(event)) return INVALID_HANDLE;
+    if (!event->blocking) world.wrong("a wait for an event, which spins");
+    return world.reach(event->mark);
 }
 static int cuEventQuery(Event* event) {  // asking often enough brings things forward
     ENTER;

@@ -6,12 +6,16 @@
 #include "world.h"
 
 static World world;
-static thread_local void* current = nullptr;
-static char the_context;
+static thread_local char* current = nullptr;  // of this thread
+static char the_primary, anothers;            // contexts: the device's own, and one that another library has made
 
+// Most calls answer with the error that has broken the context, once it has. Those that only look do not.
+#define LOOK                                                 \
+    std::lock_guard<std::recursive_mutex> held(world.lock); \
+    if (int code = world.call(__func__, true)) return code
 #define ENTER                                                \
     std::lock_guard<std::recursive_mutex> held(world.lock); \
-    if (int code = world.call(__func__)) return code
+    if (int code = world.call(__func__, false)) return code
 #define CONTEXT \
     ENTER;      \
     if (!current) return INVALID_CONTEXT
@@ -32,6 +36,7 @@ static const std::map<std::string, void*> ENTRIES = {
     ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet), ENTRY(cuDeviceGetName),
     ENTRY(cuDeviceGetAttribute), ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuDevicePrimaryCtxRelease),
     ENTRY(cuCtxSetCurrent), ENTRY(cuCtxGetCurrent), ENTRY(cuCtxGetDevice), ENTRY(cuCtxGetStreamPriorityRange),
+    ENTRY(cuCtxGetLimit), ENTRY(cuFuncLoad), ENTRY(cuStreamQuery),
     ENTRY(cuGetErrorName), ENTRY(cuGetErrorString), ENTRY(cuMemGetInfo), ENTRY(cuMemAlloc), ENTRY(cuMemFree),
     ENTRY(cuMemHostAlloc), ENTRY(cuMemFreeHost), ENTRY(cuMemcpyAsync), ENTRY(cuStreamCreateWithPriority),
     ENTRY(cuStreamDestroy), ENTRY(cuStreamSynchronize), ENTRY(cuStreamGetCtx), ENTRY(cuStreamWaitEvent),
@@ -47,6 +52,7 @@ static const std::map<std::string, void*> ENTRIES = {
 
 extern "C" int cuGetProcAddress_v2(const char* name, void** found, int, uint64_t, int* status) {
     auto entry = ENTRIES.find(name);
+    if (!strcmp(name, "cuFuncLoad") && !has_func_load()) entry = ENTRIES.end();
     *found = entry == ENTRIES.end() ? nullptr : entry->second;
     if (status) *status = *found ? 0 : 1;
     if (!*found && getenv("STAND_IN_VERBOSE")) fprintf(stderr, "stand-in: no %s\n", name);
@@ -65,13 +71,35 @@ extern "C" void standInKernel(const char* name, Meaning meaning) { meanings[name
 extern "C" long standInCalls(const char* name) { return world.calls[name]; }
 extern "C" void* standInPlace(uint64_t address, size_t bytes) { return world.place(address, bytes); }
 
+// Another library makes a context of its own current in this thread, or none; and which is: 0 none, 1 the device's, 2 its.
+extern "C" void standInSwitch(int which) { current = which == 2 ? &anothers : which == 1 ? &the_primary : nullptr; }
+extern "C" int standInCurrent() { return current == &anothers ? 2 : current == &the_primary ? 1 : 0; }
+extern "C" void standInName(int code, const char* name) { names[code] = name; }
+// Work of the device fails, and nobody has been told.
+extern "C" void standInLose(int code) { world.lost = code; }
+// Another process takes so much of the device's memory.
+extern "C" void standInTake(size_t bytes) { world.taken = bytes; }
+// The calls, one to a line, that made a device wait which was at work; and those of a context that was broken.
+static const char* listed(const std::vector<std::string>& lines) {
+    answer.clear();
+    for (auto& line : lines) answer += line + "\n";
+    return answer.c_str();
+}
+extern "C" const char* standInWaits() { return listed(world.waits); }
+extern "C" const char* standInAfterwards() { return listed(world.afterwards); }
+
 // The device after a restart of the process: whatever was lost or left behind is forgotten.
 extern "C" void standInForget() {
     world.lost = 0;
+    world.taken = 0;
+    world.waits.clear();
+    world.afterwards.clear();
     world.failures.clear();
     world.calls.clear();
     world.wrongs.clear();
     for (auto* stream : world.streams) stream->queue.clear();
+    world.memory.clear();
+    world.libraries.clear();
 }
 
 // All that is not given back, and all that was done wrong, one to a line.

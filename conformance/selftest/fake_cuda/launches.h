@@ -9,6 +9,15 @@ struct Kernel {
     int shared = 48 << 10;
     bool loaded = false;  // otherwise the first launch does it, as the driver is lazy
 };
+static bool has_func_load() { return !getenv("STAND_IN_NO_FUNC_LOAD"); }  // drivers before CUDA 12.4 have none
+// A kernel comes to the device: that takes memory, waits for what runs, and must not happen while a stream is in capture.
+static void bring(Kernel* kernel) {
+    if (kernel->loaded) return;
+    for (auto* stream : world.streams)
+        if (stream->capture) world.wrong("a kernel was loaded while a stream was in capture");
+    world.implicit("loading " + kernel->name);
+    kernel->loaded = true;
+}
 struct Library {
     std::map<std::string, std::unique_ptr<Kernel>> kernels;
 };
@@ -21,6 +30,8 @@ static int cuLibraryLoadData(Library** library, const void* code, void*, void*, 
     ENTER;
     auto found = kernels_of(code);
     if (found.empty()) return INVALID_IMAGE;
+    world.implicit("loading a library");
+    if (world.footprint() + PIECE > capacity()) return OUT_OF_MEMORY;
     *library = new Library;
     for (auto& [name, arguments] : found) (*library)->kernels[name].reset(new Kernel{name, arguments});
     world.libraries.insert(*library);
@@ -28,6 +39,7 @@ static int cuLibraryLoadData(Library** library, const void* code, void*, void*, 
 }
 static int cuLibraryUnload(Library* library) {
     ENTER;
+    world.implicit("unloading a library");
     if (!world.libraries.erase(library)) return INVALID_HANDLE;
     delete library;
     return SUCCESS;
@@ -41,10 +53,13 @@ static int cuLibraryGetKernel(Kernel** kernel, Library* library, const char* nam
 }
 static int cuKernelGetFunction(Kernel** function, Kernel* kernel) {
     CONTEXT;
-    for (auto* stream : world.streams)
-        if (stream->capture) world.wrong("a kernel was loaded while a stream was in capture");
     *function = kernel;
-    kernel->loaded = true;
+    if (!has_func_load()) bring(kernel);
+    return SUCCESS;
+}
+static int cuFuncLoad(Kernel* function) {
+    CONTEXT;
+    bring(function);
     return SUCCESS;
 }
 static int cuKernelSetAttribute(int attribute, int value, Kernel* kernel, int) {
@@ -65,8 +80,12 @@ static int cuLaunchKernelEx(const LaunchConfig* config, Kernel* kernel, void** g
     for (int i = 0; i < 3; i++)
         if (!it.grid[i] || !it.block[i]) return INVALID_VALUE;
     if (it.block[0] * it.block[1] * it.block[2] > 1024 || int(it.shared) > kernel->shared) return INVALID_VALUE;
-    if (!kernel->loaded && it.stream->capture) world.wrong("a kernel was loaded while a stream was in capture");
-    kernel->loaded = true;
+    if (!world.streams.count(it.stream) || it.stream->context != current) return INVALID_HANDLE;
+    bring(kernel);
+    if (size_t local = PROCESSORS * THREADS * STACK; world.local < local) {
+        if (world.footprint() + local > capacity()) return OUT_OF_MEMORY;
+        world.local = local;
+    }
     std::vector<uint8_t> packed;
     std::vector<uint64_t> addresses;
     for (size_t i = 0; i < kernel->arguments.size(); i++) {
@@ -91,8 +110,9 @@ static int cuLaunchKernel(Kernel* kernel, uint32_t gx, uint32_t gy, uint32_t gz,
 
 // Graphs.
 
-static int cuStreamBeginCapture(Stream* stream, int) {
+static int cuStreamBeginCapture(Stream* stream, int mode) {
     ENTER;
+    if (mode != 2) world.wrong("a capture that calls of other threads break");
     if (!world.streams.count(stream)) return INVALID_HANDLE;
     stream->capture.reset(new Graph);
     return SUCCESS;
@@ -125,6 +145,7 @@ static int cuGraphInstantiateWithParams(Graph** executable, Graph* graph, Instan
     ENTER;
     if (!world.graphs.count(graph)) return INVALID_HANDLE;
     how->result = 0;
+    if (world.footprint() + graph->operations.size() * NODE > capacity()) return OUT_OF_MEMORY;
     world.executables.insert(*executable = new Graph(*graph));
     return SUCCESS;
 }
@@ -140,13 +161,13 @@ static int cuGraphLaunch(Graph* executable, Stream* stream) {
     return SUCCESS;
 }
 static int cuGraphDestroy(Graph* graph) {
-    ENTER;
+    LOOK;
     if (!world.graphs.erase(graph)) return INVALID_HANDLE;
     delete graph;
     return SUCCESS;
 }
 static int cuGraphExecDestroy(Graph* executable) {
-    ENTER;
+    LOOK;
     if (!world.executables.erase(executable)) return INVALID_HANDLE;
     delete executable;
     return SUCCESS;

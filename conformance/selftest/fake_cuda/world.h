@@ -5,6 +5,13 @@
 //
 // Streams are as late as they may be: an operation runs when somebody waits for it, or asks whether it is done, and with
 // it only what it had to wait for. So a wait that is missing shows as old data.
+//
+// Memory is taken from the device in pieces of two MiB: an allocation of a MiB or more has pieces of its own, smaller ones
+// share. The code of a library, the nodes of graphs and the local memory of threads take their part beside allocations.
+// A context that an error has broken answers every call with that error, cuMemFree among them, and keeps what it has.
+//
+// What a driver does without saying is written down: calls that make the device wait for everything (`waits`), and calls
+// that make the host spin (`wrongs`).
 #pragma once
 #include <unistd.h>
 
@@ -27,6 +34,8 @@ enum Code {
     INVALID_VALUE = 1,
     OUT_OF_MEMORY = 2,
     NOT_INITIALIZED = 3,
+    DEINITIALIZED = 4,
+    DEVICE_UNAVAILABLE = 46,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
@@ -42,6 +51,8 @@ enum Code {
 
 constexpr size_t GUARD = 128;
 constexpr uint8_t GUARD_BYTE = 0xA5, UNWRITTEN = 0xFF;
+
+constexpr size_t PIECE = 2 << 20, SHARED = 1 << 20, NODE = 64 << 10;
 
 struct Allocation {
     size_t bytes = 0;
@@ -76,11 +87,14 @@ struct Graph {
 };
 
 struct Stream {
+    const char* context;
     std::deque<Operation> queue;
     std::unique_ptr<Graph> capture;
 };
 
 struct Event {
+    const char* context;
+    bool blocking;
     std::shared_ptr<Mark> mark;
 };
 
@@ -94,7 +108,8 @@ struct World {
     double milliseconds = 0;
     std::map<uint64_t, Allocation> memory;
     uint64_t next = uint64_t(1) << 36;
-    size_t device_used = 0, pinned_used = 0;
+    size_t device_used = 0, pinned_used = 0, taken = 0, local = 0;
+    std::vector<std::string> waits, afterwards;
     std::set<Stream*> streams;
     std::set<Event*> events;
     std::set<Graph*> graphs, executables;
@@ -107,11 +122,36 @@ struct World {
     void wrong(const std::string& what) { wrongs.push_back(what); }
 
     // Of the call of this name: whether it is to fail, or everything does.
-    int call(const char* name) {
+    int call(const char* name, bool looks) {
         calls[name]++;
         if (pid != getpid()) return NOT_INITIALIZED;
-        if (lost) return lost;
+        if (lost && !looks) {
+            afterwards.push_back(name);
+            return lost;
+        }
         return planned(name);
+    }
+
+    // What a call of this name does while the device is at work: it waits for all of that, first.
+    void implicit(const std::string& what) {
+        for (auto* stream : streams)
+            if (!stream->queue.empty()) {
+                waits.push_back(what);
+                return;
+            }
+    }
+
+    // Bytes of the device that are taken, in pieces.
+    static size_t pieces(size_t bytes) { return (bytes + PIECE - 1) / PIECE * PIECE; }
+    size_t footprint() const {
+        size_t small = 0, large = 0, nodes = 0;
+        for (auto& [address, it] : memory)
+            if (it.device && it.bytes < SHARED)
+                small += (it.bytes + 255) / 256 * 256;
+            else if (it.device)
+                large += pieces(it.bytes);
+        for (auto* graph : executables) nodes += graph->operations.size();
+        return pieces(small) + large + pieces(nodes * NODE) + libraries.size() * PIECE + pieces(local) + taken;
     }
 
     int planned(const std::string& name) {

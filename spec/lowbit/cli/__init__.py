@@ -1,48 +1,61 @@
 """The command line ``lowbit``.
 
 Each command that answers something takes ``--json`` and then prints one JSON object on standard output; progress goes
-to standard error. Exit status: 0 done, 1 a check failed, 2 a wrong argument or something unavailable, 130 interrupted.
+to standard error. Exit status: 0 done, 1 a check failed, 2 a wrong argument, something unavailable or too little
+memory, 130 interrupted.
 
 Other packages add commands by an entry point in the group ``lowbit.commands``, a function or a `typer.Typer` with
 commands of its own; the conformance suite comes in that way, since the specification knows nothing of the suite.
+A command is imported when it is asked for (`lowbit.cli.commands`), so a package that is broken breaks no other command.
 """
 
+import io
 import sys
-from importlib.metadata import entry_points
 
 import typer
 
-from lowbit.cli import backends, demo, model, new_weights, profiles
+from lowbit.cli.commands import Commands
 from lowbit.errors import LowbitError
+from lowbit.text import one_line
 
-COMMANDS = "lowbit.commands"
 USAGE_ERROR, INTERRUPTED = 2, 130
+NO_THREAD = "can't start new thread"  # Python's words, in an error that has no class of its own
 
 app = typer.Typer(
-    help="The executable specification of low-bit LLM inference.",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (backends.backends, profiles.profiles, demo.demo, model.generate, model.logits, model.perplexity):
-    app.command()(command)
-app.command()(new_weights.new_weights)
-for entry in sorted(entry_points(group=COMMANDS), key=lambda found: found.name):
-    loaded = entry.load()
-    if isinstance(loaded, typer.Typer):
-        app.add_typer(loaded, name=entry.name)
-    else:
-        app.command(entry.name)(loaded)
+
+
+@app.callback()
+def lowbit() -> None:
+    """The executable specification of low-bit LLM inference."""
 
 
 def main() -> None:
     """Run the command line and leave with a status that means something."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks is escaped, not an error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app()
     except (LowbitError, OSError) as error:  # such as a full disk
-        print(f"lowbit: {error}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
+        _fail(str(error))
+    except MemoryError as error:
+        _fail(f"out of memory: {str(error) or 'an allocation failed'}; free some, or ask for less")
+    except RecursionError:
+        _fail("the input is nested too deeply")
+    except RuntimeError as error:
+        if str(error) != NO_THREAD:
+            raise
+        _fail("out of memory or of threads: no thread could be started; raise the limits that `ulimit -a` shows")
     except SystemExit as end:  # typer ends every command so, an interrupted one with a status of its own
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)
         raise
+
+
+def _fail(sentence: str) -> None:
+    print(f"lowbit: {one_line(sentence)}", file=sys.stderr)
+    sys.exit(USAGE_ERROR)

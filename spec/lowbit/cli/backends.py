@@ -9,8 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from lowbit import backend as registry
+from lowbit.backend import Backend
 from lowbit.check import spoken
 from lowbit.errors import UnavailableError
+from lowbit.text import one_line
 
 
 def backends(
@@ -24,28 +26,43 @@ def backends(
     table = Table("backend", "usable", "declares")
     for name, description in found.items():
         if description["usable"]:
-            declares = "\n".join(f"{op}: {said(limits)}" for op, limits in description["operations"].items())
-            table.add_row(name, "[green]yes[/]", declares)
+            lines = [one_line(f"{op}: {said(limits)}") for op, limits in description["operations"].items()]
+            table.add_row(escape(one_line(name)), "[green]yes[/]", escape("\n".join(lines)))
         else:
-            table.add_row(name, "[red]no[/]", escape(f"{description['reason']}; {description['remedy']}"))
+            why = one_line(f"{description['reason']}; {description['remedy']}")
+            table.add_row(escape(one_line(name)), "[red]no[/]", escape(why))
     Console().print(table)
 
 
 def describe(name: str) -> dict[str, Any]:
-    """One backend as the JSON answer has it: usable or not and why, and the limits of each operation."""
+    """One backend as the JSON answer has it: usable or not and why, and the limits of each operation.
+
+    One that fails when it is asked is not usable, and the others are listed all the same.
+    """
     try:
-        backend = registry.find(name)
-        state = backend.availability()
-        if not state.usable:
-            return {"usable": False, "reason": state.reason, "remedy": state.remedy}
-        capabilities = backend.capabilities()
+        return _asked(registry.find(name))
     except UnavailableError as error:
         return {"usable": False, "reason": error.reason, "remedy": error.remedy}
+    except (KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        reason = f"it fails with {type(error).__name__}: {error}"
+        return {"usable": False, "reason": reason, "remedy": "repair or reinstall its package"}
+
+
+def _asked(backend: Backend) -> dict[str, Any]:
+    """What a backend says of itself, in types that JSON has."""
+    state = backend.availability()
+    if not state.usable:
+        return {"usable": False, "reason": str(state.reason), "remedy": str(state.remedy)}
+    capabilities = backend.capabilities()
     operations = {
         operation: {name: list(allowed) for name, allowed in declared.limits.items()}
         for operation, declared in capabilities.operations.items()
     }
-    return {"usable": True, "operations": operations, "details": dict(capabilities.details or {})}
+    answer = {"usable": True, "operations": operations, "details": dict(capabilities.details or {})}
+    json.dumps(answer)
+    return answer
 
 
 def said(limits: dict[str, list[object]]) -> str:

@@ -8,7 +8,6 @@ bytes and in perplexity. Nothing is compared that has not been certified in the 
 import json
 import math
 import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from rich.bar import Bar
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from lowbit import backend as registry
 from lowbit import data
@@ -30,8 +30,10 @@ from lowbit.cli.loading import LoadedModel, file_of, load_model, progress_bar
 from lowbit.decoder import Decoder, Difference, Step, first_difference, generate
 from lowbit.engine import build
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.interpreters import python_command, python_environment
 from lowbit.linear import qgemv
 from lowbit.perplexity import perplexity
+from lowbit.text import cleaned, one_line, quoted
 from lowbit.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
 
 PROMPT = "Alice was beginning to get very tired of"
@@ -84,7 +86,7 @@ def demo(
         raise ArgumentError("--model", path.name, "a GGUF file")
     passage = data.read_text(file_of(text, data.DEFAULT_TEXT))
     loaded = load_model(path)
-    console.print(f"\n[bold]{path.name}[/]: {_shape(loaded)}\n")
+    console.print(f"\n[bold]{escape(one_line(path.name))}[/]: {_shape(loaded)}\n")
 
     verdicts = [certify(name, path) for name in usable_backends(console, loaded.weights)]
     show_verdicts(console, verdicts)
@@ -134,10 +136,10 @@ def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
 
 def certify(name: str, model: Path) -> dict[str, Any]:
     """The verdict of ``lowbit conformance NAME --model FILE`` as its JSON says it."""
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--seeds", "1"]
+    command = python_command("-m", "lowbit.cli", "conformance", name, "--seeds", "1")
     command += [argument for operation in CERTIFIED for argument in ("--op", operation)]
     command += ["--model", str(model), "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         reason = f"it ended with status {done.returncode}"
         raise UnavailableError("the conformance suite", reason, "run `lowbit conformance` to see why")
@@ -157,12 +159,13 @@ def show_verdicts(console: Console, verdicts: list[dict[str, Any]]) -> None:
             if not row["declared"]:
                 continue
             counts = (str(row[key]) for key in ("passed", "declared", "specified"))
-            table.add_row(f"[{style}]{verdict['backend']}[/]", row["operation"], *counts, share)
+            table.add_row(Text(one_line(verdict["backend"]), style), row["operation"], *counts, share)
         table.add_section()
     console.print(table)
     for verdict in verdicts:
         if verdict["verdict"] != "passed":
-            console.print(f"[red]{verdict['backend']}: {verdict['verdict']}[/], so it is not compared below")
+            name = escape(one_line(verdict["backend"]))
+            console.print(f"[red]{name}: {verdict['verdict']}[/], so it is not compared below")
 
 
 # **Generation.** Every certified backend continues the same prompt, and its tokens are compared with the baseline's.
@@ -233,7 +236,8 @@ def compare(
     words = [loaded.tokenizer.decode([token]) for token in difference.tokens]
     (_, _), (other, own) = difference.logits
     return (
-        f"token {difference.position + 1} is {words[1]!r}, {name} says {words[0]!r}: logits {own:.5f} and {other:.5f}; "
+        f"token {difference.position + 1} is {quoted(words[1])}, {name} says {quoted(words[0])}: "
+        f"logits {own:.5f} and {other:.5f}; "
         f"{_head_bound(difference, read, decoder, backend, weights)}"
     )
 
@@ -262,10 +266,11 @@ def show_continuations(console: Console, variant: Variant, prompt: str, said: li
     table.add_column("compared with the specification")
     for each in said:
         speed, read = f"{each.tokens_per_second:.1f}", f"{each.read_bytes / 1e6:.1f}"
-        table.add_row(each.backend, speed, read, each.agreement)
+        table.add_row(Text(one_line(each.backend)), speed, read, Text(one_line(each.agreement)))
     console.print(table)
     if said:
-        console.print(f"[dim]{prompt}[/][bold]{said[-1].text}[/]\n", highlight=False)
+        text = Text.assemble((cleaned(prompt), "dim"), (cleaned(said[-1].text), "bold"), "\n")
+        console.print(text, highlight=False)
 
 
 # **Perplexity** of each width, on the same tokens, by the numpy backend.

@@ -8,6 +8,7 @@ model into memory.
 """
 
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from lowbit.formats.checkpoint import Checkpoint, open_checkpoint
 from lowbit.formats.checkpoint_cache import quantized
 from lowbit.formats.gguf import check_architecture, open_gguf, read_llama
 from lowbit.formats.tokenizer import Tokenizer
+from lowbit.host_memory import check_memory
 from lowbit.packing import BITS
 from lowbit.plan import METHODS, Plan, Quantization, planned
 from lowbit.weights import LayeredWeights, LlamaWeights, in_memory, weight_bytes
@@ -174,10 +176,16 @@ def weights_of(model: LoadedModel, plan: Plan | None) -> LayeredWeights:
     """
     if plan is None:
         return model.layered
-    with progress_bar(f"quantising {said_plan(plan)}") as progress:
-        if isinstance(model.layered, Checkpoint):
-            return quantized(model.layered, plan, progress=progress)
-        return planned(model.weights, plan, progress)
+    if not isinstance(model.layered, Checkpoint):
+        with progress_bar(f"quantising {said_plan(plan)}") as progress:
+            return planned(model.weights, plan, progress)
+    with changing_bar() as report:
+        return quantized(
+            model.layered,
+            plan,
+            progress=lambda done, total: report(f"quantising {said_plan(plan)}", done, total),
+            checking=lambda done, total: report(f"checking {model.file}", done, total),
+        )
 
 
 # **On a backend.**
@@ -256,7 +264,10 @@ def on_backend(
             declare the contract.
     """
     backend_linear(backend, contract)  # refuses what is not declared before anything is quantised
+    backend.warm_up("linear.qgemv")  # before progress bars: some backends start only while there is one thread
     layered = weights_of(model, plan)
+    if isinstance(layered, Checkpoint):
+        check_memory(f"model {model.file}", sum(4 * prod(place.shape) for place in layered.table.values()))
     with progress_bar(f"reading {model.file}") as progress:
         weights = in_memory(layered, progress)
     with progress_bar(f"preparing {backend.name}") as progress:

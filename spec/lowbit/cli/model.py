@@ -41,6 +41,7 @@ from lowbit.formats.gguf_architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.perplexity import perplexity as measure
 from lowbit.plan import METHODS
+from lowbit.text import cleaned, one_line, quoted
 
 ModelOption = Annotated[
     Path | None,
@@ -190,7 +191,9 @@ def logits(
         return
     table = Table("token", "text", "logit", "probability")
     for row in rows:
-        table.add_row(str(row["token"]), Text(repr(row["text"])), f"{row['logit']:.5f}", f"{row['probability']:.5f}")
+        table.add_row(
+            str(row["token"]), Text(quoted(str(row["text"]))), f"{row['logit']:.5f}", f"{row['probability']:.5f}"
+        )
     Console().print(table)
     _note(account)
 
@@ -280,8 +283,9 @@ def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) 
             answer.append(step.token)
             yield step.token
 
+    shown = cleaned if sys.stdout.isatty() else str  # a terminal obeys control characters; a file keeps them
     for piece in tokenizer.stream(tokens()):
-        print(piece, end="", flush=True)
+        print(shown(piece), end="", flush=True)
     print()
     return answer
 
@@ -289,4 +293,5 @@ def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) 
 def _note(sentence: str) -> None:
     """Something about the answer, where it cannot be mistaken for the answer; on a terminal in lines of its width."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 2**30
-    print(textwrap.fill(f"lowbit: {sentence}", width, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)
+    sentence = f"lowbit: {one_line(sentence)}"
+    print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)

@@ -12,6 +12,7 @@ from lowbit.cli.progress import progress_bar
 from lowbit.config import LlamaConfig, Routing
 from lowbit.device import spoken_bytes
 from lowbit.formats.checkpoint_random import SHAPES, total_bytes, write_random
+from lowbit.text import one_line
 
 Number = Annotated[int | None, typer.Option(help="Instead of the shape's own.")]
 
@@ -43,7 +44,8 @@ def new_weights(
     with progress_bar(f"writing {directory.absolute().name}") as progress:
         write_random(directory, config, seed, progress=progress)
     answer = {"directory": str(directory), "seed": seed, "bytes": total_bytes(config), "config": asdict(config)}
-    print(json.dumps(answer) if as_json else f"{directory}: {spoken_bytes(total_bytes(config))} of random weights")
+    told = one_line(f"{directory}: {spoken_bytes(total_bytes(config))} of random weights")
+    print(json.dumps(answer) if as_json else told)
 
 
 def changed(config: LlamaConfig, numbers: dict[str, int | None], experts: int | None, top_k: int | None) -> LlamaConfig:

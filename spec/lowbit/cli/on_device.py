@@ -24,7 +24,8 @@ DeviceMemoryOption = Annotated[
     typer.Option(
         "--device-memory",
         help="For a backend that runs models whole, such as cuda: the most of the device's memory that is used, such "
-        "as 12GiB. Experts that do not fit are brought when they are needed. Without it all that is free.",
+        "as 12GiB. Experts that do not fit are brought when they are needed. Without it "
+        "what is free, less what its driver needs.",
     ),
 ]
 BuffersOption = Annotated[

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from lowbit.text import one_line
+
 LABEL_WIDTH = 40
 
 
@@ -35,6 +37,7 @@ def changing_bar() -> Iterator[Callable[[str, int, int], None]]:
         task = progress.add_task("", total=None)
 
         def report(what: str, done: int, total: int) -> None:
+            what = one_line(what)
             if progress.tasks[0].description != what:
                 progress.reset(task, description=what)
             progress.update(task, completed=done, total=total)
@@ -48,6 +51,6 @@ def _lines() -> Callable[[str, int, int], None]:
     def report(what: str, done: int, total: int) -> None:
         if said[-1:] != [what]:
             said.append(what)
-            print(f"lowbit: {what}", file=sys.stderr, flush=True)
+            print(f"lowbit: {one_line(what)}", file=sys.stderr, flush=True)
 
     return report

@@ -5,10 +5,11 @@ written to a file of its own; the next run finds the files and maps them. The ma
 several at a time, one on each processor (`threads`), but no more than fit in `MOST_BYTES`: four of Mixtral's. So that,
 and one block quantised, is all that is in memory at any time. What is written does not depend on how many they were.
 
-**What is kept under which name.** The folder is named by a sum of all that its content follows from: names, sizes and
-times of the shards, the configuration, the index, the plan, and `VERSION`, which changes when the method does. Another
-plan, or another checkpoint under the same path, has another folder. Nothing in it is believed that does not carry the
-same sum and hold together (`quantized_file`); a file that does not is made again.
+**What is kept under which name.** The folder is named by a digest of all that its content follows from: every tensor of
+the checkpoint (`tensor_digests`), the configuration, the index, the plan, and `VERSION`, which changes when the method
+does. Another plan, or another checkpoint under the same path, has another folder; names and times of files do not
+count. A tensor that is read later must still have the digest. Nothing in the folder is believed that does not carry the
+same digest and hold together (`quantized_file`); a file that does not is made again.
 
 **Interrupted, and twice at once.** A file appears whole under its name or not at all, so an interrupt loses one block.
 Two processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
@@ -16,32 +17,34 @@ replaces a file by its like.
 
 Old folders are never removed: each holds a whole model, and only its user knows whether it is still wanted. They lie in
 ``quantized`` in the cache folder of `lowbit.data`, and can be deleted at any time.
-
-Source: lowbit's own.
 """
 
 import hashlib
 import json
 import shutil
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from lowbit.affine import QuantizedMatrix
 from lowbit.config import LlamaConfig
-from lowbit.data import sweep
 from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import Checkpoint, assembled
 from lowbit.formats.checkpoint_names import VECTORS
 from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, write_quantized
+from lowbit.formats.tensor_digests import with_digests
+from lowbit.host_memory import check_memory
 from lowbit.plan import HEAD, Plan
 from lowbit.storage import CACHE_VARIABLE, cache_folder
 from lowbit.text import quoted
 from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
+from lowbit.workplaces import sweep
 
 VERSION = 1
 FOLDER = "quantized"
@@ -170,7 +173,11 @@ class QuantizedCheckpoint:
 
 
 def quantized(
-    source: Checkpoint, plan: Plan, folder: Path | None = None, progress: Progress | None = None
+    source: Checkpoint,
+    plan: Plan,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    checking: Progress | None = None,
 ) -> QuantizedCheckpoint:
     """A checkpoint quantised as a plan says, every part in a file of its own; what is there already is not made again.
 
@@ -179,6 +186,7 @@ def quantized(
         plan: what becomes of its matrices.
         folder: where the folder of this model goes; ``quantized`` in the cache folder by default.
         progress: called after each part.
+        checking: called while the digests of the tensors are computed, with bytes done and bytes in all.
 
     Raises:
         ArgumentError: weights that cannot be quantised so.
@@ -186,16 +194,20 @@ def quantized(
         UnavailableError: no room, or a folder that cannot be written.
     """
     plan.check(source.config)
+    check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
+    parent = cache_folder() / FOLDER if folder is None else folder
+    with _in_words(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=parent):  # a folder that cannot be written is refused before anything is read
+            pass
+    source = replace(source, table=with_digests(source.table, checking))
     digest = digest_of(source, plan)
-    place = (cache_folder() / FOLDER if folder is None else folder) / digest
+    place = parent / digest
     result = QuantizedCheckpoint(source, plan, place, digest)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
+    with _in_words(place):
+        place.mkdir(exist_ok=True)
         sweep(place)
         free = shutil.disk_usage(place).free
-    except OSError as error:
-        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
-        raise UnavailableError("the cache of quantised weights", f"{place}: {error.strerror}", remedy) from error
     if (needed := result.missing_bytes()) > free:
         reason = f"{spoken_bytes(needed)} are needed and {place.parent} has {spoken_bytes(free)}"
         remedy = f"make room or give another folder in {CACHE_VARIABLE}"
@@ -210,16 +222,29 @@ def quantized(
 
 def threads_for(config: LlamaConfig) -> int:
     """How many matrices of a model are quantised at a time."""
-    largest = max(rows * columns for rows, columns in linear_shapes(config).values())
-    return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * largest)))
+    return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * _largest(config))))
+
+
+def _largest(config: LlamaConfig) -> int:
+    """Weights of the largest matrix of a block."""
+    return max(rows * columns for rows, columns in linear_shapes(config).values())
+
+
+@contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    """Say what to do about a cache that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
+        raise UnavailableError("the cache of quantised weights", f"{folder}: {error.strerror}", remedy) from error
 
 
 def digest_of(source: Checkpoint, plan: Plan) -> str:
-    """The sum of all that quantised weights follow from."""
-    shards = {place.shard for place in source.table.values()}
+    """The digest of all that quantised weights follow from; each tensor of the checkpoint has its own already."""
     content = {
         "version": VERSION,
-        "shards": sorted((shard.path.name, shard.size, shard.changed) for shard in shards),
+        "tensors": {name: [place.type, place.shape, place.sha256] for name, place in source.table.items()},
         "description": source.digest,
         "plan": asdict(plan),
     }

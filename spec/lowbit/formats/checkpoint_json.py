@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint directory: read with a limit, and asked for one field at a time.
+"""JSON files, of a checkpoint directory or of test vectors: read with a limit, and asked for one field at a time.
 
 A JSON file is small beside the weights that it describes, and still it can be made to hurt a reader: a gigabyte of
 brackets, ten thousand levels deep, a number of a million digits, a key twice with two answers. Each is refused here in
@@ -22,6 +22,8 @@ from lowbit.text import quoted
 Kind = TypeVar("Kind", bool, int, float, str, dict[str, Any], list[Any])
 
 MOST_CONFIG_BYTES = 2**20
+MOST_VALUES = 2**23
+"""Of one text; each takes some hundred bytes of memory, however few it has in the text. Tokenizers have two million."""
 LARGEST_INTEGER = 2**53
 """Beyond it not every reader of JSON sees the same number."""
 
@@ -78,20 +80,25 @@ def read_fields(path: Path, most_bytes: int = MOST_CONFIG_BYTES) -> Fields:
     return parsed(path.name, read_bytes(path, most_bytes))
 
 
-def read_bytes(path: Path, most_bytes: int) -> bytes:
+def read_bytes(path: Path, most_bytes: int, argument: str = "model") -> bytes:
     """All of a plain file that is not too large.
+
+    Args:
+        path: where it is.
+        most_bytes: its largest size.
+        argument: what named the directory, for messages.
 
     Raises:
         ArgumentError: there is no readable file at `path`.
         FormatError: it is larger than `most_bytes`.
     """
     if not path.is_file():  # a pipe would wait for somebody to write to it
-        raise ArgumentError("model", quoted(str(path.parent)), f"a directory that holds {path.name}")
+        raise ArgumentError(argument, quoted(str(path.parent)), f"a directory that holds {path.name}")
     try:
         with path.open("rb") as stream:
             data = stream.read(1 + min(most_bytes, os.fstat(stream.fileno()).st_size))  # which is allocated at once
     except OSError as error:
-        raise ArgumentError("model", f"{quoted(str(path))} ({error.strerror})", "a file that can be read") from error
+        raise ArgumentError(argument, f"{quoted(str(path))} ({error.strerror})", "a file that can be read") from error
     if len(data) > most_bytes:
         raise FormatError(path.name, "size", f"more than {most_bytes} bytes", f"at most {most_bytes} bytes")
     return data
@@ -103,8 +110,12 @@ def parsed(file: str, data: bytes) -> Fields:
     >>> parsed("config.json", b'{"layers": 2, "window": null}').optional("window", int)
 
     Raises:
-        FormatError: not JSON in UTF-8, a key twice in one object, a number that is none, or no object at all.
+        FormatError: not JSON in UTF-8, too many values, a key twice in one object, a number that is none, or no object
+            at all.
     """
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > MOST_VALUES:
+        raise FormatError(file, "number of values", values, f"at most {MOST_VALUES}")
 
     def refuse(name: str) -> None:
         raise ValueError(f"the number {name}")

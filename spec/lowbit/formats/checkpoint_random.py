@@ -22,7 +22,6 @@ Source: lowbit's own.
 import hashlib
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from math import prod
@@ -34,7 +33,6 @@ import numpy.typing as npt
 
 from lowbit.check import check_integer
 from lowbit.config import LlamaConfig, Routing
-from lowbit.data import WORKPLACE_PREFIX, sweep
 from lowbit.device import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint import CONFIG
@@ -46,6 +44,7 @@ from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
 from lowbit.text import quoted
 from lowbit.threads import side_by_side, usable_processors
 from lowbit.weights import Progress
+from lowbit.workplaces import PREFIX, sweep, workplace
 
 Halves = npt.NDArray[np.float16]
 
@@ -211,8 +210,8 @@ def _write_all(
 
 
 def _write_text(folder: Path, file: str, texts: dict[str, bytes]) -> None:
-    with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=folder) as workplace:
-        (part := Path(workplace) / file).write_bytes(texts[file])
+    with workplace(folder) as place:
+        (part := place / file).write_bytes(texts[file])
         part.replace(folder / file)
 
 
@@ -225,7 +224,7 @@ def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, Halves]:
 
 def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, bytes]) -> set[str]:
     """The shards that are there already; anything in the folder that this call would not write is refused."""
-    found = [path for path in folder.iterdir() if not path.name.startswith(WORKPLACE_PREFIX)]
+    found = [path for path in folder.iterdir() if not path.name.startswith(PREFIX)]
     for path in sorted(found, key=lambda path: (path.name != ABOUT, path.name)):
         if path.name in shards:
             is_ours = (folder / ABOUT).exists() and _holds(path, shards[path.name])

@@ -16,14 +16,16 @@ weights are. float16 and bfloat16 widen exactly, so nothing is rounded.
 Source: the safetensors format; the ``safetensors`` library checks the headers.
 """
 
+import hashlib
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from stat import S_IMODE
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +33,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from lowbit.check import spoken
-from lowbit.data import WORKPLACE_PREFIX
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint_json import Fields, read_fields
+from lowbit.host_memory import check_memory
 from lowbit.text import quoted
 from lowbit.weights import Floats
+from lowbit.workplaces import workplace
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
@@ -54,13 +57,24 @@ class Shard:
 
     Attributes:
         path: where it is.
+        device: the file system that it is on.
+        inode: its number there.
         size: its bytes.
-        changed: when it was last changed, in nanoseconds.
+        changed: when its content was last modified, in nanoseconds; any program can set this.
+        status_changed: when anything about it last changed, in nanoseconds; only the system sets this.
     """
 
     path: Path
+    device: int
+    inode: int
     size: int
     changed: int
+    status_changed: int
+
+    @classmethod
+    def of(cls, path: Path, status: os.stat_result) -> "Shard":
+        """The file at `path`, whose status is `status`."""
+        return cls(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -72,12 +86,14 @@ class Place:
         type: a key of `DTYPES`.
         shape: as it is stored.
         offset: bytes from the start of the file.
+        sha256: digest of the tensor's bytes, with which they are compared when they are read; empty if not known.
     """
 
     shard: Shard
     type: str
     shape: tuple[int, ...]
     offset: int
+    sha256: str = ""
 
     @property
     def nbytes(self) -> int:
@@ -170,18 +186,21 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
     if path.exists() and not path.is_file():  # a pipe would wait for somebody to write to it
         raise ArgumentError("model", quoted(str(path)), "plain files to read")
     try:
-        status = path.stat()
         with path.open("rb") as stream:
+            status = os.fstat(stream.fileno())
             header = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        with safe_open(path, framework="numpy") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
-            claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
-            metadata = dict(opened.metadata() or {})
+            with safe_open(path, framework="numpy") as opened:
+                slices = {name: opened.get_slice(name) for name in opened.offset_keys()}
+                claims = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+                metadata = dict(opened.metadata() or {})
+            shard = Shard.of(path, status)
+            if {Shard.of(path, path.stat()), Shard.of(path, os.fstat(stream.fileno()))} != {shard}:
+                raise _changed(shard)
     except SafetensorError as error:
         raise FormatError(path.name, "header", quoted(str(error)), "that of a safetensors file") from error
     except OSError as error:
         raise ArgumentError("model", f"{quoted(str(path))} ({error.strerror or error})", "files to read") from error
-    shard, offset = Shard(path, status.st_size, status.st_mtime_ns), LENGTH_BYTES + header
+    offset = LENGTH_BYTES + header
     table: dict[str, Place] = {}
     for name, (kind, shape) in claims.items():  # in the order of their places
         if kind not in types:
@@ -203,6 +222,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
         FormatError: the file is not the one whose table was read, or a number is not finite.
     """
     place = table[name]
+    check_memory(f"tensor {quoted(name)} of {place.shard.path.name}", place.nbytes + 4 * prod(place.shape))
     stored = _read(place, name).reshape(place.shape)
     stored = stored.T if transposed else stored
     weights: Floats = np.empty(stored.shape, np.float32)
@@ -221,21 +241,44 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
 
 def _read(place: Place, name: str) -> npt.NDArray[Any]:
     shard, dtype = place.shard, STORED[place.type]
-    try:
-        with shard.path.open("rb") as stream:
-            now = os.fstat(stream.fileno())
-            if (now.st_size, now.st_mtime_ns) != (shard.size, shard.changed):
-                raise FormatError(shard.path.name, "file", "changed since it was opened", "the file of its table")
-            stream.seek(place.offset)
-            data = np.fromfile(stream, dtype, prod(place.shape))
-    except OSError as error:
-        given = f"{quoted(str(shard.path))} ({error.strerror or error})"
-        raise ArgumentError("model", given, "files that can be read") from error
+    with opened_shard(shard) as stream:
+        stream.seek(place.offset)
+        data = np.fromfile(stream, dtype, prod(place.shape))
+        check_unchanged(shard, stream)
     if data.nbytes != place.nbytes:
         raise FormatError(
             shard.path.name, f"data of tensor {quoted(name)}", f"{data.nbytes} bytes", f"{place.nbytes} bytes"
         )
+    if place.sha256 and hashlib.sha256(data.data).hexdigest() != place.sha256:
+        raise _changed(shard)
     return data
+
+
+@contextmanager
+def opened_shard(shard: Shard) -> Iterator[BufferedReader]:
+    """The file whose table was read.
+
+    Raises:
+        ArgumentError: it cannot be read.
+        FormatError: it has changed since, or there is another file in its place.
+    """
+    try:
+        with shard.path.open("rb") as stream:
+            check_unchanged(shard, stream)
+            yield stream
+    except OSError as error:
+        given = f"{quoted(str(shard.path))} ({error.strerror or error})"
+        raise ArgumentError("model", given, "files that can be read") from error
+
+
+def check_unchanged(shard: Shard, stream: BinaryIO) -> None:
+    """Refuse an open file that is not the one whose table was read, as it was then."""
+    if Shard.of(shard.path, os.fstat(stream.fileno())) != shard:
+        raise _changed(shard)
+
+
+def _changed(shard: Shard) -> FormatError:
+    return FormatError(shard.path.name, "file", "changed since it was opened", "the file of its table")
 
 
 # **Writing.**
@@ -253,8 +296,8 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata:
         UnavailableError: it cannot be written.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix=WORKPLACE_PREFIX, dir=path.parent) as workplace:
-            part, plain = Path(workplace) / path.name, Path(workplace) / "plain"
+        with workplace(path.parent) as place:
+            part, plain = place / path.name, place / "plain"
             save_file(dict(tensors), part, metadata=dict(metadata))
             plain.touch()
             part.chmod(S_IMODE(plain.stat().st_mode))  # the library's files are their owner's alone

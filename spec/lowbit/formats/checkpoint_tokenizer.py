@@ -55,6 +55,13 @@ PARTS: dict[str, tuple[str, ...]] = {
     "post_processor": ("ByteLevel", "TemplateProcessing"),
 }
 """What a chain may consist of; each may also be a sequence of these."""
+SEQUENCES = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
+"""In which field of a sequence the library looks for its parts. It passes over fields that it does not know."""
 
 
 def read_tokenizer(source: Checkpoint) -> Tokenizer:
@@ -96,7 +103,7 @@ def _parts(fields: Fields, stage: str) -> list[Fields]:
         if len(found) + len(waiting) >= MOST_PARTS:
             raise FormatError(fields.file, stage, f"more than {MOST_PARTS} parts", f"at most {MOST_PARTS}")
         if part.value("type", str) == "Sequence":
-            inner = next((value for value in part.values.values() if isinstance(value, list)), [])
+            inner = part.value(SEQUENCES[stage], list)
             if len(inner) > MOST_PARTS or not all(isinstance(each, dict) for each in inner):
                 raise FormatError(fields.file, stage, described(inner), f"a sequence of at most {MOST_PARTS} parts")
             waiting += reversed(inner)
@@ -114,7 +121,7 @@ def _check_part(part: Fields, known: tuple[str, ...]) -> None:
         pattern = part.value("pattern", dict)
         text, expression = pattern.get("String"), pattern.get("Regex")
         is_known = kind == "Split" and isinstance(expression, str) and expression in PATTERNS
-        if not (isinstance(text, str) and text) and not is_known:
+        if len(pattern) != 1 or (not (isinstance(text, str) and text) and not is_known):
             raise FormatError(part.file, "pattern", described(pattern), "a plain text, or a known pattern of words")
         content = part.value("content", str, "")
         if kind == "Replace" and len(content) > len(text or ""):

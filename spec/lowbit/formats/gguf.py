@@ -30,7 +30,8 @@ from lowbit.config import LlamaConfig
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf_architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
 from lowbit.formats.gguf_header import Header, TensorInfo, Value, walk
-from lowbit.formats.gguf_tensors import floats, matrix
+from lowbit.formats.gguf_tensors import CODE_BITS, floats, matrix
+from lowbit.host_memory import check_memory
 from lowbit.text import quoted
 from lowbit.weights import (
     Floats,
@@ -56,10 +57,12 @@ class GGUFFile:
     Attributes:
         path: where it is.
         header: its metadata and its table of tensors.
+        stamps: device, inode, size and times of the file whose header it is.
     """
 
     path: str
     header: Header
+    stamps: tuple[int, ...] = ()
 
     @property
     def file(self) -> str:
@@ -130,14 +133,21 @@ class GGUFFile:
 
     def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
         """The data of a tensor, read into memory: a file that shrinks meanwhile gives an error and not a fault."""
+        check_memory(f"tensor {quoted(info.name)} of {self.file}", _working_bytes(info))
         with _opened(self.path) as stream:
+            self._check_unchanged(stream)
             stream.seek(info.offset)
             data = np.fromfile(stream, np.uint8, info.nbytes)
+            self._check_unchanged(stream)
         if len(data) != info.nbytes:
             raise FormatError(
                 self.file, f"data of tensor {quoted(info.name)}", f"{len(data)} bytes", f"{info.nbytes} bytes"
             )
         return data
+
+    def _check_unchanged(self, stream: BinaryIO) -> None:
+        if _stamps(stream) != self.stamps:
+            raise FormatError(self.file, "file", "changed since it was opened", "the file of its header")
 
 
 _KIND_NAMES: dict[type, str] = {
@@ -158,8 +168,13 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     """
     path = os.fspath(path)
     with _opened(path) as stream:
-        size = os.fstat(stream.fileno()).st_size
-        return GGUFFile(path, walk(stream, size, os.path.basename(path)))
+        stamps, size = _stamps(stream), os.fstat(stream.fileno()).st_size
+        return GGUFFile(path, walk(stream, size, os.path.basename(path)), stamps)
+
+
+def _stamps(stream: BinaryIO) -> tuple[int, ...]:
+    status = os.fstat(stream.fileno())
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _opened(path: str) -> BinaryIO:
@@ -275,6 +290,7 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
     name = check_architecture(source)
     architecture = ARCHITECTURES[name]
     _refuse_other_tensors(source, config, name)
+    check_memory(f"model {source.file}", _model_bytes(source))
     table = source.tensor("token_embd.weight")
     layers = []
     for number in range(config.layers):
@@ -291,6 +307,19 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
         )
     except ArgumentError as error:
         raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _model_bytes(source: GGUFFile) -> int:
+    """Memory that the weights take, and the tensor that takes most while it is decoded."""
+    tensors = source.header.tensors
+    kept = sum(info.nbytes if info.type in CODE_BITS else 4 * math.prod(info.shape) for info in tensors.values())
+    return kept + max(map(_working_bytes, tensors.values()), default=0)
+
+
+def _working_bytes(info: TensorInfo) -> int:
+    """Memory that a tensor takes while it is decoded: its bytes, and its weights as float32 before and after they are
+    transposed, or as codes."""
+    return info.nbytes + (4 if info.type in CODE_BITS else 8) * math.prod(info.shape)
 
 
 def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWeights:

@@ -7,12 +7,14 @@ Source: lowbit's own.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import decoders
 
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.text import quoted
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,24 +39,48 @@ class Tokenizer:
 
         Raises:
             ArgumentError: text that is not valid Unicode, as undecodable bytes of a command line become.
+            FormatError: the library cannot make tokens of it with this file's rules.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ArgumentError("text", f"undecodable at character {error.start}", "text in UTF-8") from error
-        tokens = self._library.encode(text, add_special_tokens=False).ids
+        with _panics_told("the text"):
+            tokens = self._library.encode(text, add_special_tokens=False).ids
         return [self.bos, *tokens] if begin and self.bos is not None else tokens
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, special ones included; bytes that are no UTF-8 become the replacement character."""
-        return self._library.decode(list(tokens), skip_special_tokens=False)
+        """The text of tokens, special ones included; bytes that are no UTF-8 become the replacement character.
+
+        Raises:
+            FormatError: the library cannot make text of them with this file's rules.
+        """
+        with _panics_told("a token"):
+            return self._library.decode(list(tokens), skip_special_tokens=False)
 
     def stream(self, tokens: Iterable[int]) -> Iterator[str]:
         """The text of tokens as they come; a character spread over several tokens appears with the last of them."""
         pieces, seen, written = decoders.DecodeStream(skip_special_tokens=False), [], 0
         for token in tokens:
             seen.append(token)
-            piece = pieces.step(self._library, token) or ""
+            with _panics_told("a token"):
+                piece = pieces.step(self._library, token) or ""
             written += len(piece)
             yield piece
         yield self.decode(seen)[written:]
+
+
+@contextmanager
+def _panics_told(what: str) -> Iterator[None]:
+    """Turn a panic of the library, which is no `Exception`, into an error: the file describes what cannot be done.
+
+    Raises:
+        FormatError: the library panicked, or raised an error of its own.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__module__ == "pyo3_runtime":
+            given = f"refused: {quoted(str(error))}"
+            raise FormatError("the tokenizer", what, given, "what its rules can do") from None
+        raise

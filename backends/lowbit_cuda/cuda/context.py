@@ -1,0 +1,84 @@
+"""The context of a device, made current for a call and for no longer.
+
+The driver keeps one current context for each thread, and other libraries in the process set it too: PyTorch whenever it
+changes its device, a plugin when it initialises. A context that was current at the last call need not be current now.
+So every call of the device asks for it, sets its own where another is there, and afterwards restores what it found,
+also where that was none.
+
+The device's *primary context* is the one that every library shares which uses the runtime API. It is retained through
+cuda.core, which never releases it, and nothing here resets it or changes its flags.
+
+Source: lowbit's own; the calls are those of the CUDA driver API.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from lowbit_cuda.port import DeviceError
+
+
+class Visit(Protocol):
+    """What a call is surrounded by."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Context:
+    """A context, and how one call after another makes it current.
+
+    Args:
+        handle: the driver's.
+        call: as `lowbit_cuda.cuda.driver.call`.
+    """
+
+    def __init__(self, handle: Any, call: Callable[..., Any]) -> None:
+        from cuda.bindings import driver
+
+        self._handle, self._number, self._call = handle, int(handle), call
+        self._get, self._set = driver.cuCtxGetCurrent, driver.cuCtxSetCurrent
+
+    def visit(self) -> "Switched":
+        """Makes the context current in a ``with`` block."""
+        return Switched(self)
+
+    def switch(self) -> Any:
+        """Make it current; answers with the context that was, or None if it was this one."""
+        found = self._call("asking for the current context", self._get)
+        if int(found) == self._number:
+            return None
+        self._call("making the context current", self._set, self._handle)
+        return found
+
+    def restore(self, found: Any) -> None:
+        """Make another current again; one that was destroyed meanwhile is not missed."""
+        with suppress(DeviceError):
+            self._call("restoring the context", self._set, found)
+
+
+class Switched:
+    """A block in which a context is current."""
+
+    __slots__ = ("_context", "_found")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._found: Any = None
+
+    def __enter__(self) -> None:
+        self._found = self._context.switch()
+
+    def __exit__(self, *error: object) -> None:
+        if self._found is not None:
+            self._context.restore(self._found)
+
+
+def current() -> Any:
+    """The context that is current in this thread."""
+    from cuda.bindings import driver
+
+    from lowbit_cuda.cuda.driver import call
+
+    return call("asking for the current context", driver.cuCtxGetCurrent)

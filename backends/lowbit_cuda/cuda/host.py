@@ -1,0 +1,49 @@
+"""The host's memory: how much of it can still be page-locked.
+
+Page-locked memory cannot be swapped out, and the driver locks it in the kernel, where ``ulimit -l`` does not count it.
+Where a process asks for more than the host or its container has, nothing refuses: the system ends some process, often
+this one, without a word. So the device asks before it pins much.
+
+What the host has is ``MemAvailable``, the kernel's own estimate. A container's control group may allow less: its limit
+less what is in use there, where pages of files do not count, since they can be dropped.
+
+Source: lowbit's own; the files are those of proc(5) and of the kernel's documentation of cgroup v2.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/")
+GROUP = "sys/fs/cgroup"
+"""Where a container sees its own group."""
+
+
+def available(root: Path | None = None) -> int | None:
+    """Bytes that a process may still take, or None where the system does not say."""
+    root = ROOT if root is None else root
+    known = [number for number in (_of_host(root), _of_group(root)) if number is not None]
+    return max(0, min(known)) if known else None
+
+
+def _of_host(root: Path) -> int | None:
+    kilobytes = _numbers(root / "proc/meminfo").get("MemAvailable")
+    return None if kilobytes is None else kilobytes << 10
+
+
+def _of_group(root: Path) -> int | None:
+    folder = root / GROUP
+    with suppress(OSError, ValueError):
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        return limit - used + _numbers(folder / "memory.stat").get("file", 0)
+    return None  # no group, or one without a limit, whose memory.max is "max"
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The lines of a file that are a name and a number."""
+    found = {}
+    with suppress(OSError):
+        for line in path.read_text().splitlines():
+            name, number, *_ = [*line.replace(":", " ").split(), "", ""]
+            if number.isdecimal():
+                found[name] = int(number)
+    return found

@@ -1,0 +1,132 @@
+"""Backends whose declarations cannot be understood, and what each of them is told."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from lowbit.backend import Availability, Backend, Capabilities, Declaration
+from lowbit.bounds import Arithmetic
+
+GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "a-dict": (lambda: {"packing.pack": Declaration()}, "result of capabilities() is an object of type dict"),
+    "nothing": (lambda: None, "result of capabilities() is None"),
+    "raises": (lambda: dict[str, int]()["x"], "result of capabilities() is a KeyError: 'x'; allowed: no exception"),
+    "alignment-3": (lambda: Capabilities({}, alignment=3), "alignment in capabilities() is 3; allowed: 0 or a power"),
+    "overread-half": (lambda: Capabilities({}, overread=0.5), "overread in capabilities() is 0.5"),  # type: ignore[arg-type]
+    "operations-a-list": (lambda: Capabilities(["packing.pack"]), "operations in capabilities() is"),  # type: ignore[arg-type]
+    "operation-misspelt": (
+        lambda: Capabilities({"packing.unpak": Declaration()}),
+        "an operation in capabilities() is 'packing.unpak'; allowed: packing.unpack, which is the nearest name",
+    ),
+    "operation-a-number": (lambda: Capabilities({7: Declaration()}), "an operation in capabilities() is 7"),  # type: ignore[dict-item]
+    "no-declaration": (lambda: Capabilities({"packing.pack": True}), "declaration of packing.pack is True"),  # type: ignore[dict-item]
+    "limits-a-list": (lambda: pack(limits=["bits"]), "limits of packing.pack is an object of type list"),
+    "limit-misspelt": (lambda: pack({"bist": (4,)}), "a limit of packing.pack is 'bist'; allowed: bits"),
+    "limit-unknown": (
+        lambda: Capabilities({"blocks.swiglu": Declaration({"bits": (4,)}, Arithmetic("direct"))}),
+        "a limit of blocks.swiglu is 'bits'; allowed: none, since it has no parameter",
+    ),
+    "limit-a-number": (lambda: pack({"bits": 4}), "limit bits of packing.pack is 4; allowed: a tuple of values, such"),
+    "limit-a-text": (
+        lambda: dequantize({"convention": "minimum"}),
+        "limit convention of affine.dequantize is 'minimum'; allowed: a tuple of values, such as ('minimum',)",
+    ),
+    "limit-without-end": (lambda: pack({"bits": itertools.count()}), "limit bits of packing.pack is an object of type"),
+    "limit-a-generator": (lambda: pack({"bits": (b for b in (2, 4))}), "limit bits of packing.pack is an object of"),
+    "limit-of-millions": (
+        lambda: dequantize({"group_size": range(10**7)}),
+        "the number of values of limit group_size of affine.dequantize is 10000000; allowed: 1 to 65536 values",
+    ),
+    "limit-empty": (lambda: pack({"bits": ()}), "the number of values of limit bits of packing.pack is 0"),
+    "limit-nan": (lambda: pack({"bits": (4, float("nan"))}), "a value of limit bits of packing.pack is nan"),
+    "limit-negative": (lambda: pack({"bits": (-4,)}), "a value of limit bits of packing.pack is -4"),
+    "limit-of-lists": (lambda: pack({"bits": ([4],)}), "a value of limit bits of packing.pack is an object of type"),
+    "arithmetic-missing": (
+        lambda: Capabilities({"linear.qgemv": Declaration()}),
+        "arithmetic of linear.qgemv is missing; allowed: an Arithmetic, since the operation is bounded",
+    ),
+    "arithmetic-a-text": (lambda: product("float32"), "arithmetic of linear.qgemv is 'float32'"),
+    "form-unknown": (lambda: product(Arithmetic("fused")), "form in capabilities() is 'fused'; allowed: dequantised"),  # type: ignore[arg-type]
+    "roundings-a-number": (
+        lambda: product(Arithmetic("dequantised", "float32", 9)),  # type: ignore[arg-type]
+        "roundings of linear.qgemv is 9; allowed: a function",
+    ),
+    "roundings-raise": (
+        lambda: product(Arithmetic("dequantised", "float32", lambda rows, group: rows // 0)),
+        "the result of roundings(64, 32) of linear.qgemv is a ZeroDivisionError",
+    ),
+    "roundings-nan": (
+        lambda: product(Arithmetic("dequantised", "float32", lambda rows, group: float("nan"))),  # type: ignore[arg-type,return-value]
+        "roundings(64, 32) of linear.qgemv is nan; allowed: an integer",
+    ),
+    "concurrent-a-number": (lambda: Capabilities({}, concurrent=4), "concurrent in capabilities() is 4"),  # type: ignore[arg-type]
+    "details-a-text": (lambda: Capabilities({}, details="fast"), "details in capabilities() is 'fast'"),  # type: ignore[arg-type]
+    "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.0/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]
+    "profile-misspelt": (
+        lambda: Capabilities({}, profiles=("lowbit-1.0/pakcing",)),
+        "a profile in capabilities() is 'lowbit-1.0/pakcing'; allowed: lowbit-1.0/packing, which is the nearest name",
+    ),
+}
+"""By name, what `capabilities` does, and words of the sentence that answers it."""
+
+
+def pack(limits: Any) -> Capabilities:
+    return Capabilities({"packing.pack": Declaration(limits)})
+
+
+def dequantize(limits: Any) -> Capabilities:
+    return Capabilities({"affine.dequantize": Declaration(limits)})
+
+
+def product(arithmetic: Any) -> Capabilities:
+    return Capabilities({"linear.qgemv": Declaration({}, arithmetic)})
+
+
+class Malformed(Backend):
+    """A backend of one of the declarations."""
+
+    name = "malformed"
+    key = ""
+
+    def capabilities(self) -> Capabilities:
+        return GIVEN[self.key][0]()  # type: ignore[no-any-return]
+
+
+class Misspelt(Malformed):
+    key = "limit-misspelt"
+
+
+class WithoutEnd(Malformed):
+    key = "limit-without-end"
+
+
+class WithoutArithmetic(Malformed):
+    key = "arithmetic-missing"
+
+
+class Raising(Malformed):
+    key = "raises"
+
+
+class Nameless(Malformed):
+    """Forgets its name."""
+
+    name = None  # type: ignore[assignment]
+
+
+class Simply(Malformed):
+    """Says yes."""
+
+    def availability(self) -> Availability:
+        return True  # type: ignore[return-value]
+
+
+CLASSES = {
+    Misspelt: "a limit of packing.pack is 'bist'",
+    WithoutEnd: "limit bits of packing.pack is",
+    WithoutArithmetic: "arithmetic of linear.qgemv is missing",
+    Raising: "the result of capabilities() is a KeyError",
+    Nameless: "the attribute name of the backend is None; allowed: a text",
+    Simply: "the result of availability() is True; allowed: a lowbit.backend.Availability",
+}
+"""Backends for whole runs, and the beginning of the one verdict on each."""

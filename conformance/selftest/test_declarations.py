@@ -1,0 +1,91 @@
+"""Declarations that cannot be understood: each is refused before anything is run, with a sentence that mends it."""
+
+import json
+import subprocess
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import InProcess
+from malformed import CLASSES, GIVEN, Malformed
+
+from lowbit.backend import Capabilities, Declaration
+from lowbit.backend import find as find_backend
+from lowbit.bounds import Arithmetic
+from lowbit.declarations import LIMITS, availability_of, capabilities_of, check_capabilities
+from lowbit.errors import ArgumentError
+from lowbit.interpreters import python_command, python_environment
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.bank.trial import cases_of, run
+from lowbit_conformance.cases import HABIT
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("key", GIVEN)
+def test_what_cannot_be_understood_is_refused(key: str) -> None:
+    """Wrong types, unknown names, values that are none: one sentence, whatever it was."""
+    backend = Malformed()
+    backend.key = key
+    with pytest.raises(ArgumentError) as caught:
+        capabilities_of(backend)
+    assert GIVEN[key][1] in str(caught.value)
+    assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["numpy", "cppyy", "reference"])
+def test_a_right_declaration_is_not_refused(name: str) -> None:
+    """Those of lowbit's own backends."""
+    backend = find_backend(name)
+    assert availability_of(backend)
+    assert capabilities_of(backend).operations
+
+
+def test_an_unusual_declaration_is_not_refused() -> None:
+    """Lists, sets and ranges are collections, numpy's numbers are numbers, and an exact operation may say more."""
+    limits = {"bits": [np.int64(4)], "group_size": range(1, 5000), "convention": {"minimum"}}
+    check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if not OPERATIONS[name].stateful])
+def test_the_limits_are_the_parameters_of_the_operation(operation: str) -> None:
+    """What may be limited is what a call names, and every case of the suite says it."""
+    seen = 0
+    for mark, case in islice(cases_of((f"{operation}/C1",), (operation,), 0), 4):
+        if case.tier != HABIT:
+            assert set(LIMITS.get(operation, ())) <= case.parameters().keys()
+            owner: Any = InProcess("none")
+            assert run(mark, case, owner) == "" and owner.last is not None
+            called = owner.last
+            named = OPERATIONS[operation].parameters(*called.arguments, **called.choices)
+            assert set(named) == set(LIMITS.get(operation, ()))
+            seen += 1
+    assert seen
+
+
+def test_the_limits_of_sessions_are_their_parameters() -> None:
+    """The same for operations that are opened."""
+    from lowbit.bfp import bfp12, bfp16
+    from lowbit.offload import Arrangement
+
+    opened = {"offload.engine": (Arrangement(1, 4, 2),), "kvcache.bfp": (2, 8, bfp12(4), bfp16(4))}
+    assert opened.keys() == {name for name in OPERATIONS if OPERATIONS[name].stateful}
+    for name, arguments in opened.items():
+        assert set(OPERATIONS[name].parameters(*arguments)) == set(LIMITS[name])
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_run_has_one_verdict_and_no_case(kind: type[Malformed]) -> None:
+    """The whole suite, the verdict before any case, exit status 1."""
+    command = python_command("-m", "lowbit.cli", "conformance", f"malformed:{kind.__name__}", "--json")
+    done = subprocess.run(
+        command, cwd=HERE, env=python_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"], report["counts"]["specified"]) == (1, "failed", 1), done.stderr
+    failure = report["failures"][0]
+    assert failure["verdict"] == "DECLARATION_REFUSED"
+    assert failure["message"].startswith(f"DECLARATION_REFUSED: {CLASSES[kind]}")
+    assert not report["passed"] and not report["not_declared"]

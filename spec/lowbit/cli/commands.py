@@ -1,0 +1,156 @@
+"""The commands of ``lowbit``, its own and those of other packages, each imported when it is asked for.
+
+What ``lowbit --help`` says of a command is read from its source, which is parsed and not run. So help is quick, and no
+package can break it.
+"""
+
+import ast
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
+
+from lowbit.entries import entries, loaded
+from lowbit.errors import UnavailableError
+from lowbit.host_memory import check_address_space
+from lowbit.text import one_line, quoted
+from lowbit.threads import usable_processors
+
+GROUP = "lowbit.commands"
+OWN = {
+    "backends": "lowbit.cli.backends:backends",
+    "profiles": "lowbit.cli.profiles:profiles",
+    "demo": "lowbit.cli.demo:demo",
+    "generate": "lowbit.cli.model:generate",
+    "logits": "lowbit.cli.model:logits",
+    "perplexity": "lowbit.cli.model:perplexity",
+    "new-weights": "lowbit.cli.new_weights:new_weights",
+}
+"""The commands of this package, which no other package can replace."""
+PLAIN = re.compile(r"[\w.-]+", re.ASCII)
+MOST_SOURCE_BYTES = 2**20
+IMPORT_BYTES, IMPORT_BYTES_A_THREAD = 160 * 2**20, 40 * 2**20
+"""Address space that numpy takes, whose OpenBLAS ends the process, or interrupts it, where it gets less."""
+
+
+class Lazy(TyperCommand):
+    """A command that is not imported yet.
+
+    Args:
+        name: what it is called by.
+        offers: the entries of this name; one, unless packages contradict each other.
+    """
+
+    def __init__(self, name: str, offers: list[EntryPoint]) -> None:
+        super().__init__(name=name if PLAIN.fullmatch(name) else quoted(name))
+        self._asked, self._offers = name, offers
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Import the command; its own context takes the place of this one's."""
+        return self.imported().make_context(info_name, args, parent=parent, **extra)
+
+    def describe(self) -> None:
+        """Fill in what help says of it."""
+        if len(self._offers) == 1:
+            told = summary(self._offers[0]) or f"from {self._offers[0].value}"
+        else:
+            told = "offered by several packages"
+        self.help = escape(one_line(told))
+
+    def imported(self) -> Any:
+        """The command itself.
+
+        Raises:
+            UnavailableError: its package is broken.
+        """
+        what = f"command {quoted(self._asked)}"
+        if len(self._offers) > 1:
+            reason = f"several packages offer it: {', '.join(entry.value for entry in self._offers)}"
+            raise UnavailableError(what, reason, "uninstall all of them but one")
+        (entry,) = self._offers
+        check_address_space("lowbit", IMPORT_BYTES + IMPORT_BYTES_A_THREAD * usable_processors())
+        found = loaded(entry, what)
+        remedy = "repair or reinstall its package"
+        if not callable(found):
+            reason = f"{entry.value} is of type {type(found).__name__}, neither a function nor a typer.Typer"
+            raise UnavailableError(what, reason, remedy)
+        try:
+            if isinstance(found, typer.Typer):
+                return typer.main.get_group(found)
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            single.command(entry.name)(found)
+            return typer.main.get_command(single)
+        except Exception as error:
+            reason = f"{entry.value} is no command: {type(error).__name__}: {error}"
+            raise UnavailableError(what, reason, remedy) from error
+
+
+class Commands(TyperGroup):
+    """All commands: lowbit's own in their order, then those of other packages by name."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        offers = {name: [EntryPoint(name, value, GROUP)] for name, value in OWN.items()}
+        for entry in entries(GROUP):
+            if entry.name not in OWN:
+                offers.setdefault(entry.name, []).append(entry)
+        for name, offered in offers.items():
+            self.add_command(Lazy(name, offered), name)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, for help."""
+        for command in self.commands.values():
+            if isinstance(command, Lazy):
+                command.describe()
+        return super().list_commands(ctx)
+
+
+# **From the source.**
+
+
+def summary(entry: EntryPoint) -> str:
+    """The first line of what the command of an entry says of itself; empty if its source does not tell.
+
+    >>> summary(EntryPoint("backends", OWN["backends"], GROUP))
+    'List the installed backends: what they declare, and why one cannot run here.'
+    """
+    with suppress(Exception), warnings.catch_warnings(action="ignore"):
+        for path in _sources(entry.module):
+            with path.open("rb") as stream:
+                tree = ast.parse(stream.read(MOST_SOURCE_BYTES))
+            return next((told.strip().splitlines()[0] for node in tree.body if (told := _told(node, entry.attr))), "")
+    return ""
+
+
+def _sources(module: str) -> Iterator[Path]:
+    """The file of a module, found without importing any package that it is in."""
+    package, *rest = module.split(".")
+    spec = find_spec(package)
+    if spec is None:
+        return
+    if not rest and spec.origin is not None:
+        yield Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder, *rest)
+        yield from (path for path in (place.with_suffix(".py"), place / "__init__.py") if path.is_file())
+
+
+def _told(node: ast.stmt, name: str) -> str | None:
+    """The docstring of the function `name`, or the help of the `typer.Typer` that is assigned to it."""
+    if isinstance(node, ast.FunctionDef) and node.name == name:
+        return ast.get_docstring(node)
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        if name not in [target.id for target in node.targets if isinstance(target, ast.Name)]:
+            return None
+        for keyword in node.value.keywords:
+            if keyword.arg == "help" and isinstance(keyword.value, ast.Constant):
+                return str(keyword.value.value)
+    return None

@@ -1,0 +1,100 @@
+"""The memory that this process can still have, asked before a large allocation.
+
+A file can claim a tensor of any size, and a sparse file of a terabyte takes no room on a disk. An allocation that is
+too large does not always fail: Linux hands out memory that it does not have, and ends the process, or another one, when
+the memory is used. So a claim is compared with what is available before memory is asked for. What is available is the
+least of three: the memory of the machine that can be used without swapping, what the process's control group has left,
+and what its limit on the address space (``ulimit -v``) leaves.
+"""
+
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from lowbit.errors import UnavailableError
+
+PROC, CONTROL_GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+KIB, MIB = 2**10, 2**20
+
+
+def check_memory(what: str, needed: int) -> None:
+    """Refuse what cannot fit, before any of it is allocated.
+
+    Args:
+        what: the memory is for.
+        needed: bytes.
+
+    Raises:
+        UnavailableError: less is available.
+    """
+    if (available := available_bytes()) is not None and needed > available:
+        reason = f"{_mebibytes(needed)} are needed and {_mebibytes(available)} are available"
+        raise UnavailableError(f"memory for {what}", reason, "free some, raise its limits, or ask for less")
+
+
+def check_address_space(what: str, needed: int) -> None:
+    """Refuse what a library would end the process for, because it allocates memory and does not expect to fail.
+
+    Args:
+        what: needs it.
+        needed: bytes of address space.
+
+    Raises:
+        UnavailableError: the limit (``ulimit -v``) leaves less.
+    """
+    if (left := address_space_left()) is not None and needed > left:
+        reason = f"it needs {_mebibytes(needed)} of address space, and the limit leaves {_mebibytes(max(0, left))}"
+        raise UnavailableError(what, reason, "raise the limit, which `ulimit -v` shows in KiB")
+
+
+def _mebibytes(size: int) -> str:
+    return f"{-(-size // MIB)} MiB"
+
+
+def available_bytes() -> int | None:
+    """Bytes that this process can still have; None where the system does not say."""
+    found = [*_of_machine(), *_of_control_groups(), *_of_address_space()]
+    return max(0, min(found)) if found else None
+
+
+def address_space_left() -> int | None:
+    """Bytes that the limit on the address space leaves; None where there is no limit."""
+    return next(_of_address_space(), None)
+
+
+def _of_machine() -> Iterator[int]:
+    with suppress(OSError, ValueError, StopIteration):
+        lines = (PROC / "meminfo").read_text().splitlines()
+        yield int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * KIB
+
+
+def _of_control_groups() -> Iterator[int]:
+    """What each control group of the process has left, with the pages of files that it can drop."""
+    with suppress(OSError):
+        for line in (PROC / "self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            if kinds == "":
+                base, limit, usage = CONTROL_GROUPS, "memory.max", "memory.current"
+            elif "memory" in kinds.split(","):
+                base, limit, usage = CONTROL_GROUPS / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            else:
+                continue
+            own = base / path.strip("/")
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(base):
+                    with suppress(OSError, ValueError):  # not there, or "max"
+                        used = int((folder / usage).read_text()) - _droppable(folder)
+                        yield int((folder / limit).read_text()) - used
+
+
+def _droppable(folder: Path) -> int:
+    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))
+
+
+def _of_address_space() -> Iterator[int]:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):
+            yield limit - int((PROC / "self/statm").read_text().split()[0]) * resource.getpagesize()

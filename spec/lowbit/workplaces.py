@@ -1,0 +1,85 @@
+"""Folders for what is being made, and what becomes of those whose process was killed.
+
+What takes long to make is made in a folder beside its destination, the *workplace*, and renamed when it is complete. A
+process that fails or is interrupted removes its workplace; one that is killed cannot. So a process holds a lock on its
+workplace (``flock``), which the system releases when the process ends, however it ends. A workplace that is not locked
+belongs to nobody: the next process that works in the folder takes what it can use of it and removes the rest. One that
+is locked is left alone.
+
+Where a file system has no locks, a workplace is taken for abandoned after a day.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = ".fetching-"
+STALE_SECONDS = 24 * 60 * 60
+LOCK_NOW = fcntl.LOCK_EX | fcntl.LOCK_NB
+
+
+@contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """A new workplace in a folder, removed at the end of the block.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
+    """
+    while True:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
+            path = Path(name)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                with suppress(OSError):  # a file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if not _is(path, descriptor):
+                    continue  # it was taken for abandoned before it was locked
+                yield path
+                return
+            finally:
+                os.close(descriptor)
+
+
+def abandoned(folder: Path) -> Iterator[Path]:
+    """The workplaces of a folder whose processes have ended, one after another, each removed after its turn."""
+    for path in sorted(folder.glob(f"{PREFIX}*")):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:  # gone, or not a folder
+            continue
+        try:
+            if _belongs_to_nobody(descriptor) and _is(path, descriptor):
+                yield path
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the workplaces of a folder whose processes have ended."""
+    for _ in abandoned(folder):
+        pass
+
+
+def _belongs_to_nobody(descriptor: int) -> bool:
+    """Whether a workplace was not locked; it is from now on."""
+    try:
+        fcntl.flock(descriptor, LOCK_NOW)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return time.time() - os.fstat(descriptor).st_mtime > STALE_SECONDS
+    return True
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    """Whether an open folder is still there under its name."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except OSError:
+        return False
