@@ -200,7 +200,7 @@ def test_a_program_that_dies_has_crashed_and_not_forked(tmp_path: Path) -> None:
 
 def test_what_says_nonsense_of_its_profiles_fails_to_load() -> None:
     """What a backend claims is no part of the suite's own arguments."""
-    assert verdict_on(ClaimsANumber).startswith("not loaded: RAISED: its capabilities have profiles 5")
+    assert verdict_on(ClaimsANumber).startswith("not loaded: DECLARATION_REFUSED: profiles in capabilities() is 5")
 
 
 def test_a_reply_out_of_turn_is_a_crash() -> None:
