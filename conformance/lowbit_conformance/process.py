@@ -88,8 +88,8 @@ class HostProcess:
             raise HostEndedError(f"NOT_ISOLATED: the host cannot be separated from the judge by {' or '.join(methods)}")
         self._inside = self._process.pid
         if self.isolation == "namespaces":  # two processes wait for it outside
-            self._inside = [*children(*children(self._process.pid)), self._inside][0]
-        self._printed, self._signals = 0, ""
+            self._inside = next((inner for outer in children(self._inside) for inner in children(outer)), self._inside)
+        self._printed, self._state = 0, dict[str, str]()
 
     def ask(self, message: Message, deadline: float) -> Message:
         """Send a request and wait for its reply.
@@ -117,8 +117,8 @@ class HostProcess:
         return reply
 
     def remember(self) -> None:
-        """Take the present signal handlers for the right ones."""
-        self._signals = self._handled()
+        """Take the present signal handlers, file mode mask and folder for the right ones."""
+        self._state = self._state_now()
 
     def seen(self) -> list[tuple[str, str]]:
         """Breaches that show from here; those of `host.Watch` are found within reach of the code that it watches.
@@ -132,11 +132,13 @@ class HostProcess:
             text = os.pread(self._output[0].fileno(), min(size - self._printed, 200), self._printed)
             found.append(("WROTE_TO_STDOUT", repr(text.decode(errors="replace"))))
         self._printed = size
-        if self._signals and (now := self._handled()) != self._signals:
+        if self._state and (now := self._state_now()) != self._state:
             if self._ends_within(0.2):  # a fault takes its handlers away on the way out
                 raise HostEndedError(self._death(ConnectionResetError("it has ended")))
-            found.append(("STATE_CHANGED", f"signals blocked, ignored or caught: {now}, before {self._signals}"))
-            self._signals = now
+            for name, before in self._state.items():
+                if now.get(name) != before:
+                    found.append(("STATE_CHANGED", f"{name}: {now.get(name)}, before {before}"))
+            self._state = now
         return found
 
     def _ends_within(self, seconds: float) -> bool:
@@ -146,11 +148,15 @@ class HostProcess:
             return False
         return True
 
-    def _handled(self) -> str:
-        """The sets of signals that the process blocks, ignores and catches; empty where the system does not tell."""
+    def _state_now(self) -> dict[str, str]:
+        """Signal sets, file mode mask and folder, as Linux tells them of the process; nothing on other systems."""
+        names, folder = ("SigBlk:", "SigIgn:", "SigCgt:"), f"/proc/{self._inside}/cwd"
         with contextlib.suppress(OSError), open(f"/proc/{self._inside}/status") as file:
-            return " ".join(line.split()[1] for line in file if line.startswith(("SigBlk:", "SigIgn:", "SigCgt:")))
-        return ""
+            lines = dict(line.split()[:2] for line in file if line.startswith((*names, "Umask:")))
+            signals = " ".join(lines[name] for name in names)
+            state = {"signals blocked, ignored or caught": signals, "the file mode mask": lines["Umask:"]}
+            return state | {"the folder": os.readlink(folder)}
+        return {}
 
     def _receive(self, size: int, until: float) -> bytes:
         parts = bytearray()

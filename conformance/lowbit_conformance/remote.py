@@ -50,6 +50,8 @@ SEAL = (files("lowbit_conformance") / "sealing.py").read_text("utf-8")  # once, 
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 TURNS = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
+# What taking a reply apart raises if it is none of the host's.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
 
 
@@ -281,10 +283,11 @@ class Remote:
             raise HostRefusedError(str(reply["refused"]))
         if "misdeclared" in reply:
             raise BrokenPromiseError(f"DECLARATION_REFUSED: {reply['misdeclared']}")
-        self.backend_class = str(reply["class"])
-        self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
-        self._host.remember()
-        self._capabilities = self._claimed(reply["capabilities"])
+        with self._understanding():
+            self.backend_class = str(reply["class"])
+            self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
+            self._host.remember()
+            self._capabilities = self._claimed(reply["capabilities"])
 
     def close(self) -> None:
         """End the host."""
@@ -301,8 +304,31 @@ class Remote:
         except HostEndedError as end:
             raise self._broken(end) from None
         if "failed" in reply:
-            raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
+            with self._understanding():
+                raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
         return reply
+
+    @contextmanager
+    def _understanding(self) -> Iterator[None]:
+        """Take a reply apart: one of another form than those of `host` comes from a backend that wrote it itself."""
+        try:
+            yield
+        except (ArgumentError, NotDeclaredError):
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            self.close()
+            what = f"CRASHED: the process answered with what is no reply: {type(error).__name__}: {error}"
+            raise BrokenPromiseError(what) from None
+        except HostEndedError as end:
+            raise self._broken(end) from None
 
     def _broken(self, end: HostEndedError) -> BrokenPromiseError:
         """Close what is left of a host that has ended, and say of what."""
@@ -354,7 +380,9 @@ class Remote:
             key = operation, rows, group_size
             if key not in self._roundings:
                 request = {"do": "roundings", "operation": operation, "rows": rows, "group_size": group_size}
-                self._roundings[key] = int(self._ask(request, self.deadline)["roundings"])
+                reply = self._ask(request, self.deadline)
+                with self._understanding():
+                    self._roundings[key] = int(reply["roundings"])
             return self._roundings[key]
 
         return roundings
@@ -433,20 +461,24 @@ class Remote:
         kept: list[Segment] = []
         try:
             reply = self._ask(request | {"attempts": [attempt.message for attempt in attempts]}, self.deadline)
-            self._check_breaches(reply)
-            for segment in segments:
-                if spoilt := self.arena.spoilt(segment):
-                    raise BrokenPromiseError(spoilt)
-            outcomes = reply["outcomes"]
-            if held and all("handle" in outcome for outcome in outcomes):
-                kept = segments
-                return [self._hold(call, [] if series else attempts, outcomes)]
-            results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling)]
-            for attempt, outcome, variant in zip(attempts[1:], outcomes[1:], variants[1:], strict=True):
-                # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
-                equal = call.out < 0 and outcome == outcomes[0]
-                results.append(results[0] if equal else self._outcome(call, attempt, outcome, variant.filling))
-            return results
+            with self._understanding():
+                self._check_breaches(reply)
+                for segment in segments:
+                    if spoilt := self.arena.spoilt(segment):
+                        raise BrokenPromiseError(spoilt)
+                outcomes = reply["outcomes"]
+                if len(outcomes) != len(attempts):
+                    raise ValueError(f"{len(outcomes)} outcomes of {len(attempts)} calls")
+                if held and all("handle" in outcome for outcome in outcomes):
+                    held_by_host = self._hold(call, [] if series else attempts, outcomes)
+                    kept = segments
+                    return [held_by_host]
+                results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling)]
+                for attempt, outcome, variant in zip(attempts[1:], outcomes[1:], variants[1:], strict=True):
+                    # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
+                    equal = call.out < 0 and outcome == outcomes[0]
+                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, variant.filling))
+                return results
         finally:
             if series is None:
                 self._free([segment for segment in segments if segment not in kept])
@@ -473,9 +505,9 @@ class Remote:
             session = RemoteSession(self, handles, segments)
             session.operation, session.opened_with = call.operation, call.arguments
             return session
-        linear = RemoteLinear(self, handles, segments)
-        linear.matrix = call.arguments[0]
-        linear.rows, linear.columns, linear.nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
+        rows, columns, nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
+        linear = RemoteLinear(self, handles, segments)  # from here on it gives the segments back
+        linear.matrix, linear.rows, linear.columns, linear.nbytes = call.arguments[0], rows, columns, nbytes
         return linear
 
     def _place(self, call: Call, variant: Variant, series: SameArrays | None = None) -> Attempt:
@@ -608,16 +640,19 @@ class Remote:
             request["calls"].append({"what": call.what, "operation": call.operation, "attempt": attempt.message})
         try:
             reply = self._ask(request, self.deadline)
-            self._check_breaches(reply)
-            results = []
-            for outcomes in reply["outcomes"]:
-                given = []
-                for outcome in outcomes:
-                    if "raised" in outcome:
-                        raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
-                    given.append(decode(outcome["result"], self.arena.read))
-                results.append(given)
-            return results
+            with self._understanding():
+                self._check_breaches(reply)
+                results = []
+                for outcomes in reply["outcomes"]:
+                    given = []
+                    for outcome in outcomes:
+                        if "raised" in outcome:
+                            raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
+                        given.append(decode(outcome["result"], self.arena.read))
+                    results.append(given)
+                if [len(given) for given in results] != [times] * len(calls):
+                    raise ValueError("not as many outcomes as calls")
+                return results
         finally:
             self._free(segments)
 
@@ -625,7 +660,9 @@ class Remote:
         """Take the same steps, whose arguments have no arrays, so many times; their answers are not looked at."""
         request = {"do": "walk", "handles": session.handles, "times": times}
         trees = [[encode(part, _no_array) for part in step] for step in steps]
-        self._check_breaches(self._ask(request | {"steps": trees}, self.deadline * 4))
+        reply = self._ask(request | {"steps": trees}, self.deadline * 4)
+        with self._understanding():
+            self._check_breaches(reply)
 
     def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
         """Make a call in batches of many; how much of everything the host had after each."""
@@ -634,10 +671,14 @@ class Remote:
         request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}
         try:
             reply = self._ask(request | {"batches": batches, "times": times}, self.deadline * 4)
-            self._check_breaches(reply)
-            if "raised" in reply:
-                raise BrokenPromiseError(f"NONDETERMINISTIC: the call, repeated, raises {_told(reply)}")
-            return [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
+            with self._understanding():
+                self._check_breaches(reply)
+                if "raised" in reply:
+                    raise BrokenPromiseError(f"NONDETERMINISTIC: the call, repeated, raises {_told(reply)}")
+                counted = [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
+                if len(counted) != batches + 1:
+                    raise ValueError(f"{len(counted)} counts of {batches} batches")
+                return counted
         finally:
             self._free(attempt.segments)
 

@@ -221,3 +221,36 @@ class RunsPrograms(Mine):
             thread.join()
         subprocess.run(["/bin/sh", "-c", "sleep 60 & kill $!; wait; exit 0"], check=True, timeout=20)
         return super()._prepare(matrix)
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no outcomes": lambda reply: reply.pop("outcomes", None),
+    "none of them": lambda reply: reply["outcomes"].clear(),
+    "one of them": lambda reply: reply["outcomes"].pop(),
+    "text": lambda reply: reply.update(outcomes="ab"),
+    "a number": lambda reply: reply.update(outcomes=17),
+    "empty ones": lambda reply: reply.update(outcomes=[{}, {}]),
+    "no such argument": lambda reply: reply.update(outcomes=[{"argument": 99}] * 2),
+    "no breaches": lambda reply: reply.pop("breaches", None),
+    "odd breaches": lambda reply: reply.update(breaches=[17]),
+    "a strange error": lambda reply: reply.update(outcomes=[{"raised": 1}] * 2),
+    "an odd failure": lambda reply: reply.update(failed=[]),
+    "an unknown error": lambda reply: reply.update(outcomes=[{"known": "Exception", "arguments": []}] * 2),
+}
+
+
+class ChangesReplies(Mine):
+    """Sends the judge a changed reply to each product; which one follows from the environment."""
+
+    def act(self, x: Any, out: Any) -> None:
+        import sys
+
+        host: Any = sys.modules["__main__"]
+        send, change = host.send, CHANGES[os.environ["CHANGE"]]
+
+        def changed(channel: Any, message: dict[str, Any]) -> None:
+            change(message)
+            send(channel, message)
+
+        host.send = changed
+        out[:] = 0

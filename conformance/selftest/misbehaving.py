@@ -94,6 +94,16 @@ class BlindsTheWatchOfSignals(BlindsTheWatch):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+class BlindsTheWatchOfTheFolder(BlindsTheWatch):
+    def misbehave(self) -> None:
+        os.chdir("/")
+
+
+class BlindsTheWatchOfTheMask(BlindsTheWatch):
+    def misbehave(self) -> None:
+        os.umask(0o077)
+
+
 class ClaimsANumber(Mine):
     def capabilities(self) -> Capabilities:
         nonsense: Any = 5

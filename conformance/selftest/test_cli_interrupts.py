@@ -123,3 +123,37 @@ def test_before_there_is_a_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "lowbit: interrupted\n")
+
+
+@pytest.mark.parametrize("place", ["atexit.register(press)", "press()", "sys.stdout.flush = press"])
+def test_after_the_command_has_ended(place: str) -> None:
+    """While functions of `atexit` run and what was printed is written; then the process is gone."""
+    script = f"""
+import atexit, signal, sys, types
+def press(*_): signal.raise_signal(signal.SIGINT)
+def run():
+    print("done")
+    {place}
+    raise SystemExit(0)
+import lowbit
+sys.modules["lowbit.cli"] = types.SimpleNamespace(main=run)
+import lowbit.__main__ as m
+m.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "lowbit: interrupted\n")
+
+
+def test_python_itself_does_not_end_the_process() -> None:
+    """It would put the system's reaction to an interrupt back before it forgets its modules, which takes a while."""
+    script = """
+import lowbit, sys, types
+class Lasting:
+    def __del__(self): print("forgotten", flush=True)
+kept = Lasting()
+sys.modules["lowbit.cli"] = types.SimpleNamespace(main=lambda: print("done"))
+import lowbit.__main__ as m
+m.main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

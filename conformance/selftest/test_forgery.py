@@ -103,8 +103,12 @@ def available(user: int) -> set[str]:
     found = set[str]()
     if attacking.LIBC.syscall(444, None, 0, 1) >= 6:
         found.add("landlock")
-    made = in_child(lambda: (become(user), str(attacking.LIBC.unshare(0x10000000 | 0x20000000)))[1])
-    return found | ({"namespaces"} if made == "0" else set())
+
+    def make() -> str:
+        become(user)
+        return str(attacking.LIBC.unshare(confinement.NEW_USER | confinement.NEW_PROCESSES))
+
+    return found | ({"namespaces"} if in_child(make) == "0" else set())
 
 
 @pytest.mark.parametrize("method", METHODS)

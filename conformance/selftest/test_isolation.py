@@ -15,6 +15,8 @@ from misbehaving import (
     AnswersInTheJudgesPlace,
     BlindsTheWatch,
     BlindsTheWatchOfSignals,
+    BlindsTheWatchOfTheFolder,
+    BlindsTheWatchOfTheMask,
     ClaimsANumber,
     ClosesStandardOutput,
     LeavesADaemon,
@@ -158,7 +160,12 @@ def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    [(BlindsTheWatch, "WROTE_TO_STDOUT: 'hello"), (BlindsTheWatchOfSignals, "STATE_CHANGED: signals blocked")],
+    [
+        (BlindsTheWatch, "WROTE_TO_STDOUT: 'hello"),
+        (BlindsTheWatchOfSignals, "STATE_CHANGED: signals blocked"),
+        (BlindsTheWatchOfTheFolder, "STATE_CHANGED: the folder: /, before "),
+        (BlindsTheWatchOfTheMask, "STATE_CHANGED: the file mode mask: 0077, before "),
+    ],
 )
 def test_the_judge_sees_for_itself(kind: type[Mine], verdict: str) -> None:
     """A backend that silences the watch in its own process is seen from outside."""
@@ -280,7 +287,7 @@ def test_a_process_that_dies_after_its_answer_has_crashed(arena: Arena, monkeypa
     host = HostProcess(arena)
     host.remember()
     os.kill(host._process.pid, signal.SIGSEGV)
-    monkeypatch.setattr(host, "_handled", lambda: "others")
+    monkeypatch.setattr(host, "_state_now", lambda: {"others": ""})
     with pytest.raises(HostEndedError, match=r"CRASHED\(SIGSEGV\)"):
         host.seen()
 
