@@ -43,7 +43,7 @@ def test_what_a_child_starts_is_safe_too(folder: Path) -> None:
 
 
 def test_a_program_of_the_user_finds_its_own_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``python program.py`` imports what lies beside it; lowbit's own setting of the variable is taken away for that."""
+    """``python program.py`` imports what lies beside it; lowbit's own setting is taken away for that."""
     (folder / "program.py").write_text("import planted\n")
     for name, value in python_environment().items():
         monkeypatch.setenv(name, value)
