@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +81,30 @@ def test_a_damaged_or_planted_helper_is_compiled_again(
         assert helper() == str(path)
         assert path.read_bytes() == whole
     assert ctypes.CDLL(str(path)) and not marker.exists()
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_the_linker_takes_nothing_from_the_current_folder(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: Callable[[], str]
+) -> None:
+    """A script of the system names libgcc_s.so.1 without a folder, so that one lying there would be linked in."""
+    here, marker = tmp_path / "here", tmp_path / "marker"
+    here.mkdir()
+    source, library = tmp_path / "planted.c", tmp_path / "planted.so"
+    functions = ("sigaction", "sigemptyset", "raise", "getenv", "memcpy", "memset", "malloc", "free", "abort", "strlen")
+    source.write_text(
+        f"""#include <fcntl.h>
+        #include <unistd.h>
+        {"".join(f"void *{name}(void) {{ return 0; }}" for name in functions)}
+        __attribute__((constructor)) static void run(void) {{ close(open("{marker}", O_WRONLY | O_CREAT, 0600)); }}"""
+    )
+    words = [compiler("gcc"), "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{library}", str(source), "-o"]
+    build([*words, str(library)])
+    (here / "libgcc_s.so.1").hardlink_to(library)
+    monkeypatch.chdir(here)
+    load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-P", "-c", load, helper()], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, marker.exists()) == (0, "", False)
 
 
 @pytest.mark.parametrize("folder", ["faults", "shim", ""])
