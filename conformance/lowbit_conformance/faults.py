@@ -29,7 +29,8 @@ def handler() -> str:
 
     def compile_to(path: Path) -> None:
         command = [compiler, *FLAGS, "-x", "c", "-", "-o", str(path)]
-        subprocess.run(command, input=source, capture_output=True, check=True, timeout=60)
+        # In an empty folder, since the linker takes a libgcc_s.so.1 of the current folder for the system's.
+        subprocess.run(command, input=source, capture_output=True, check=True, timeout=60, cwd=path.parent)
 
     try:
         return str(kept_code(code_folder("faults"), f"faults-{key}.so", compile_to))

@@ -100,7 +100,7 @@ def test_a_backend_in_the_current_folder_is_found_and_nothing_else(planted: Plan
 
 
 def test_the_current_folder_is_no_place_of_imports_without_need(planted: Planted) -> None:
-    """Naming an installed backend as module:Class leaves the path alone; naming one that lies there adds it last."""
+    """Naming an installed backend as module:Class leaves the path alone; one that lies there extends it at the end."""
     show = "import os, sys; from lowbit.backend import find; find({0!r}); print(sys.path.index(os.getcwd()) if "
     show += "os.getcwd() in sys.path else None, len(sys.path) - 1)"
     assert planted.calls(show.format("lowbit_numpy:NumpyBackend")).split()[0] == "None"

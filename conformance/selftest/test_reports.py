@@ -376,5 +376,5 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     """A folder that is not there, and a folder in place of a file."""
     for path in (tmp_path / "absent" / "r.json", tmp_path):
-        with pytest.raises(ArgumentError, match=r"--html is .*; allowed: a file in a folder"):
+        with pytest.raises(ArgumentError, match=r"--html is .*; allowed: a plain file in a folder"):
             check_writable("--html", path)

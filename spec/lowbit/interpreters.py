@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 
 SAFE_PATH = "PYTHONSAFEPATH"
-OWN_VALUE = "lowbit"  # Python accepts any value; this one tells lowbit's own setting from the user's
+OWN_VALUE = "yes"  # Python accepts any value; users write 1, so this one is known to be of lowbit
 
 
 def python_command(*words: str) -> list[str]:
@@ -30,7 +30,7 @@ def python_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables for such a child: `base` (this process's own by default), and what keeps its children safe too.
 
     >>> python_environment({"LANG": "C"})
-    {'PYTHONSAFEPATH': 'lowbit', 'LANG': 'C'}
+    {'PYTHONSAFEPATH': 'yes', 'LANG': 'C'}
     """
     own = dict(os.environ if base is None else base)
     if not own.get(SAFE_PATH):

@@ -164,10 +164,20 @@ def _made(name: str, make: Callable[[Path], object]) -> Path:
 
 
 def _run(command: Sequence[str], text: str = "") -> str:
+    """What a command prints, run in lowbit's own folder: the linker takes a libgcc_s.so.1 of the current folder for the
+    system's."""
+    folder = code_folder("shim")
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            command, input=text, capture_output=True, text=True, timeout=TIMEOUT, check=False, env=environment
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            env=environment,
+            cwd=folder,
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise UnavailableError("the kernels' C++", f"g++ could not be run: {error}", "check the compiler") from None
