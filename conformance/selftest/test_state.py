@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_offsets_are_those_of_the_elements_or_of_the_alignment() -> None:
     for side in ("left", "right"):
         starts = []
         for offset in range(4):
-            segment = arena.place("x", array, Placement(side, 1, offset=offset), False)  # type: ignore[arg-type]  # a side
+            segment = arena.place("x", array, Placement(side, 1, offset=offset), False)
             starts.append(segment.start if side == "left" else segment.last - segment.end)
             arena.free([segment])
         assert [start % PAGE for start in starts] == [0, 4, 8, 12]
@@ -113,7 +114,7 @@ def test_an_offset_of_every_argument(remote: Remote) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint8, np.int64, np.uint32])
 def test_other_contents_differ_in_little(dtype: type) -> None:
     """Floats: one element is larger than all, and changes places with others; integers: two of a row change places."""
-    array = np.random.default_rng(1).integers(0, 16, (3, 5)).astype(dtype)
+    array: Any = np.random.default_rng(1).integers(0, 16, (3, 5)).astype(dtype)
     found = list(others(array))
     assert len(found) >= 4
     floats = array.dtype.kind == "f"
