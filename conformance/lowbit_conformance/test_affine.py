@@ -75,6 +75,8 @@ def lattice_and_random(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     for turn, (bits, convention, shape) in enumerate(product(BITS, CONVENTIONS, LARGE)):
         scale_dtype = SCALE_DTYPES[(turn // 2 + turn) % 2]
         yield MatrixCase(clause, "lattice", "large", bits, *shape, convention, scale_dtype)
+    for rows, columns in ((64, 66000), (28672, 9)):
+        yield MatrixCase(clause, "lattice", "large-model", 4, rows, columns, 32, "zero_point", "float16")
     for seed in settings.seeds:
         yield from drawn(clause, "random", seed)
     yield from (case.of(clause) for case in settings.model if not case.vectors)

@@ -83,6 +83,7 @@ def shapes(formats: tuple[tuple[int, int, int], ...] = FORMATS) -> Callable[[str
         for seed in settings.seeds:
             for choice in formats:
                 yield BfpCase(clause, "random", "", 3, 1 + (37 * seed + choice[0]) % 150, *choice, seed=seed)
+        yield BfpCase(clause, "lattice", "large-model", 2, 28672, *formats[0])
 
     return generator
 

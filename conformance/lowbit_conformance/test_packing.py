@@ -25,6 +25,8 @@ def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             rng = np.random.Generator(np.random.PCG64([seed, bits]))
             rows = CODES_PER_UNIT[bits] * int(rng.integers(1, 40))
             yield MatrixCase(clause, "random", "drawn", bits, rows, int(rng.integers(1, 101)), seed=seed)
+        yield MatrixCase(clause, "lattice", "large-model", bits, CODES_PER_UNIT[bits], 131072)
+        yield MatrixCase(clause, "lattice", "large-model", bits, 28672, 3)
 
 
 def single_units(clause: str, settings: Settings) -> Iterator[MatrixCase]:

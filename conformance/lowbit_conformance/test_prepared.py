@@ -7,8 +7,10 @@ another number of rows of x at the same place. Inputs lie on the lattice, so eve
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit import integer, linear
 from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Floats, QuantizedMatrix
@@ -21,6 +23,7 @@ from lowbit_conformance.integer_cases import IntegerCase, of
 from lowbit_conformance.marking import Settings, checks
 from lowbit_conformance.remote import Remote, RemoteLinear, Variant
 
+Array = npt.NDArray[Any]
 Numbers = Floats | Blocks
 VECTORS = 6
 
@@ -53,7 +56,7 @@ def drawn(case: MatrixCase) -> tuple[list[Numbers], QuantizedMatrix]:
     return list(_changed(rows if case.vectors else rows[0])), matrix
 
 
-def _changed(first: Numbers) -> Iterator[Numbers]:
+def _changed(first: Array) -> Iterator[Array]:
     """See `drawn`; an element is changed to its negative, so that sums stay exact."""
     yield first
     for change in ("last", "order", "middle", "first"):

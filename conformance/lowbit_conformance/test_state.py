@@ -11,7 +11,6 @@ As in `test_habits`, the calls are those of the operation's own cases.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,8 @@ from lowbit.operations import OPERATIONS
 from lowbit.values import Tree, decode, encode
 from lowbit_conformance.equal_bits import difference, same
 from lowbit_conformance.marking import checks
-from lowbit_conformance.remote import Call, Held, Remote, RemoteLinear, RemoteSession, Variant
-from lowbit_conformance.test_habits import HabitCase, every, own_calls, recorded
+from lowbit_conformance.remote import Call, Remote, RemoteLinear, Variant
+from lowbit_conformance.test_habits import HabitCase, every, own_calls
 from lowbit_conformance.verdicts import BrokenPromiseError
 
 Array = npt.NDArray[Any]
@@ -76,13 +75,10 @@ VARIANTS = [
 ]
 
 
-@checks("*/H4", every("offsets", stateful=True))
+@checks("*/H4", every("offsets"))
 def test_arrays_at_every_offset(backend: Remote, case: HabitCase) -> None:
     """A call gives the same bits wherever its arrays begin, at every offset that their type or a declared alignment
-    allows; a matrix is prepared from arrays at every offset, and a session takes steps from them."""
-    if OPERATIONS[case.operation].stateful:
-        assert_steps_at_offsets(backend, case.operation)
-        return
+    allows; and a matrix is prepared from arrays at every offset."""
     for call in own_calls(backend, case.operation, CALLS):
         owner, variants = call.owner, VARIANTS
         if isinstance(owner, RemoteLinear):
@@ -99,22 +95,6 @@ def assert_equal_at_offsets(backend: Remote, call: Call, expected: Any, variants
                 raise given
             text = f"the result changes with the addresses of the arguments, at offset {variant.offset}"
             raise BrokenPromiseError(f"NONDETERMINISTIC: {text}: {difference(expected, given)}")
-
-
-def assert_steps_at_offsets(backend: Remote, operation: str) -> None:
-    """The steps of the first session of the operation's cases, by as many sessions as there are offsets."""
-    __tracebackhide__ = True
-    owner: Held | None = None
-    steps = []
-    for call in islice((call for call in recorded(backend, operation) if call.what == "step"), 60):
-        owner = owner or call.owner
-        if call.owner is owner:
-            steps.append(call)
-    assert isinstance(owner, RemoteSession)
-    session = backend.elsewhere(Call("open", operation, owner.opened_with), VARIANTS)[0]
-    variants = [replace(variant, handle=number) for number, variant in enumerate(VARIANTS)]
-    for step in steps:
-        assert_equal_at_offsets(backend, replace(step, owner=session, result=None), step.result, variants)
 
 
 # **Other contents in the same arrays.**

@@ -16,7 +16,7 @@ import pkgutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
 from types import FrameType
 from typing import Any
@@ -33,6 +33,7 @@ from lowbit.operations import OPERATIONS
 from lowbit_conformance.cases import CONCURRENT, Case
 from lowbit_conformance.marking import MARKS, Mark, Settings
 from lowbit_conformance.plugin import not_declared
+from lowbit_conformance.remote import Call
 
 for module in pkgutil.iter_modules(lowbit_conformance.__path__):
     if module.name.startswith("test_"):
@@ -64,7 +65,8 @@ def key_of(operation: str, *arguments: Any, **choices: Any) -> Key | None:
 def followed_by(key: Key | None, arguments: tuple[Any, ...]) -> Key | None:
     """The call that a step is: what opened the session, all steps before, and this one."""
     try:
-        return None if key is None else (*key, "step", *map(digest, arguments))
+        before = None if key is None else hashlib.sha256(repr((*key, *map(digest, arguments))).encode()).hexdigest()
+        return None if key is None or before is None else (key[0], "step", before)
     except ArgumentError:
         return None
 
@@ -221,6 +223,25 @@ class Watched:
         """One answer to each of these calls, so many times over."""
         return [[call()] * times for call in calls]
 
+    def same_arrays(self) -> AbstractContextManager[None]:
+        """Calls from the same arrays; here every call has those it is given."""
+        return nullcontext()
+
+    def elsewhere(self, call: Any, variants: list[Any]) -> list[Any]:
+        """One call for all variants; a session stands for as many as there are."""
+        if not isinstance(call, Call):
+            return [call()] * len(variants)
+        if call.what == "open":
+            return [self.open(call.operation, *call.arguments)]
+        owner: Any = call.owner
+        return [owner.step(*call.arguments)] * len(variants)
+
+    def walk(self, session: "WatchedSession", steps: list[tuple[Any, ...]], times: int) -> None:
+        """Steps whose answers nobody looks at."""
+        for _ in range(times):
+            for arguments in steps:
+                session.pass_by(*arguments)
+
     def open(self, operation: str, *arguments: Any, **choices: Any) -> Any:
         key = key_of(operation, *arguments, **choices)
         given = (*arguments, *choices.values())
@@ -237,6 +258,11 @@ class WatchedSession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
+    def pass_by(self, *arguments: Any) -> None:
+        """A step whose answer nobody looks at."""
+        self._session.step(*arguments)
+        self._key = followed_by(self._key, arguments)
+
     def step(self, *arguments: Any) -> Any:
         key = followed_by(self._key, arguments)
         answer = self._watch.ask([key] if key else [], arguments, lambda: self._session.step(*arguments))
@@ -252,6 +278,10 @@ class WatchedLinear:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._prepared, name)
+
+    def call(self, what: str, x: Any) -> Callable[[], Any]:
+        """A product, to be made later."""
+        return lambda: getattr(self, what)(x)
 
     def guarded(self, x: Any, vectors: int) -> Any:
         """As the prepared weights in a host process have it."""

@@ -38,6 +38,14 @@ output, and every backend words such an error the same way. The smallest backend
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
 array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
 
+**Whose memory.** What a caller hands over is the caller's again when the call has returned: it may be freed, or hold
+other contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of
+a call during that call and not after it. This holds for `prepare` and for each step of a session too: what a backend
+needs later it copies, as `lowbit.h` asks of libraries. And it finds nothing again by an address, an object or a part
+of the contents, since none of them says what an array holds now. What a call returns, if it is not the `out` that was
+given, is the caller's as well, who may write to it: it is no view of an argument, and no array that the backend keeps
+or hands out again. Arrays begin at any multiple of their elements; `Capabilities.alignment` asks for more.
+
 A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them.
 
 Source: lowbit's own.
@@ -259,6 +267,8 @@ class Backend(ABC):
 
     def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         """Make a matrix ready for `linear.qgemv`, `linear.qgemm` and `linear.qgemm_bfp`, as far as they are declared.
+
+        The matrix is copied or laid out anew: afterwards its arrays may be freed or written to.
 
         Raises:
             ArgumentError: not a `QuantizedMatrix`.

@@ -3,7 +3,8 @@
 `lowbit.backend.Backend.prepare` makes one, once, and may take its time: lay codes out anew, specialise, compile. Then
 the products are called many times, so their checks are few and cheap. A backend derives from `PreparedLinear` and
 overrides hooks, the methods with an underscore; they are called with arguments that have been checked, and write
-every element of `out`.
+every element of `out`. It keeps nothing of the arrays that it was prepared from, which are the caller's again, and a
+call keeps nothing of x: see *Whose memory* in `lowbit.backend`.
 
 Source: lowbit's own.
 """

@@ -161,6 +161,15 @@ class DropsUnused(Offload):
             super()._drop(guess, cause)
 
 
+class StepsIn16Bits(Offload):
+    """Counts its steps in 16 bits."""
+
+    def step(self, request: Request) -> Trace:
+        if self._step == (1 << 16) - 1:
+            self._step = -1
+        return super().step(request)
+
+
 def traced(machine: type[Offload]) -> Callable[..., Trace]:
     def trace(arrangement: Arrangement, requests: Any) -> Trace:
         offload.check_trace(arrangement, requests)
@@ -240,6 +249,7 @@ OFFLOADS = (
         SharedSlots,
         verdicts=MOVES,
     ),
+    of("offload.engine", "steps-in-16-bits", "Steps are counted in 16 bits.", "C1", StepsIn16Bits),
 )
 
 # **The key-value cache.**
@@ -300,7 +310,42 @@ class SharedTokens(BfpKeyValueCache):
         SharedTokens._last = self
 
 
+class BorrowedTokens(BfpKeyValueCache):
+    """Casts tokens when they are asked for, from the arrays in which they came."""
+
+    def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+        super().__init__(kv_heads, head_dim, key_format, value_format)
+        self._opening = kv_heads, head_dim, key_format, value_format
+        self._borrowed: list[tuple[Any, Any]] = []
+
+    def step(self, keys: Any, values: Any) -> Any:
+        self._borrowed.append((keys, values))
+        fresh = BfpKeyValueCache(*self._opening)
+        return [fresh.step(*tokens) for tokens in self._borrowed][-1]
+
+
+class TokensIn16Bits(BfpKeyValueCache):
+    """Room for 65,536 tokens; the next take the places of the first."""
+
+    def step(self, keys: Any, values: Any) -> Any:
+        answer = super().step(keys, values)
+        for part in answer:
+            over = part.shape[1] - (1 << 16)
+            if over > 0:
+                part[:, :over] = part[:, -over:].copy()
+        return answer
+
+
 CACHES = (
+    of(
+        "kvcache.bfp",
+        "tokens-borrowed",
+        "Tokens are cast when they are asked for, from the arrays in which they came.",
+        "C1 C2",
+        BorrowedTokens,
+        verdicts=("OOB_READ", "WRONG", "NONDETERMINISTIC"),
+    ),
+    of("kvcache.bfp", "cache-in-16-bits", "Tokens past 65,536 take the places of the first.", "C1", TokensIn16Bits),
     of(
         "kvcache.bfp",
         "one-token-for-all",

@@ -77,7 +77,8 @@ def in_three_scratches(call: Call) -> Any:
     if not isinstance(result, np.ndarray) or call.out is not None:
         return result
     turn = call.state["turn"] = call.state.get("turn", 0) + 1
-    scratch: Array = call.state.setdefault((turn % 3, result.shape, result.dtype.str), np.empty_like(result))
+    name = f"{turn % 3} {result.shape} {result.dtype}"
+    scratch: Array = call.state.setdefault(name, np.empty_like(result))
     scratch[...] = result
     return scratch
 
