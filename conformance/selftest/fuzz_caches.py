@@ -12,6 +12,8 @@ from fuzzing import Attempt, check_text
 from mixtral.recordings import AHEAD, GUESSED, Recordings
 from mutations import mangled, mutated, spelled
 
+from lowbit_conformance.bank import matrix
+from lowbit_conformance.report import gather
 from lowbit_cppyy import hardware, outcomes
 from lowbit_cppyy.recipe import METHODS_FOR, Recipe
 from lowbit_cuda.cuda import compiler
@@ -54,6 +56,29 @@ def cubin(folder: Path) -> Attempt:
         found = compiler._read(path, key)
         assert found is None or found.code == code
         return "none" if found is None else "read"
+
+    return attempt
+
+
+def kills(folder: Path) -> Attempt:
+    """A kill matrix that was begun."""
+    path = folder / "kills.json"
+    suite, machine = gather.suite(), gather.machine()  # which take longer than all else
+    vars(matrix).update(suite=lambda: suite, machine=lambda: machine)
+    begun = matrix.Matrix(path, 2, "claims")
+    begun.add("nibbles-swapped", "", {"killed": True, "verdict": "WRONG", "case": "x", "clauses": {"c": {"killed": 1}}})
+    begun.add("none", "packing.pack", {"killed": False, "clauses": {}})
+    begun.save()
+    sound = json.loads(path.read_text())
+    parts = [name for name in sound if name in ("control", "defects")] * 3 + list(sound)
+
+    def attempt(chance: random.Random) -> str:
+        name = chance.choice(parts)
+        changed = sound | mutated({name: sound[name]}, chance, chance.choice((1, 2)))
+        path.write_bytes(spelled(changed, chance))
+        found = matrix.Matrix(path, 2, "claims")
+        list(found.complaints())
+        return "resumed" if found.content["defects"] else "begun anew"
 
     return attempt
 

@@ -49,6 +49,7 @@ TARGETS = {
     "quantized": "fuzz_files",
     "outcome": "fuzz_caches",
     "cubin": "fuzz_caches",
+    "kills": "fuzz_caches",
     "recordings": "fuzz_caches",
 }
 """By name the module that makes the attempts: its function ``TARGET(folder)`` answers with an `Attempt`."""

@@ -33,6 +33,7 @@ MIB = 1 << 20
         ("quantized", 400, {"read", "FormatError"}),
         ("outcome", 400, {"read", "warned", "passed over"}),
         ("cubin", 400, {"read", "none"}),
+        ("kills", 300, {"resumed", "begun anew", "ArgumentError"}),
         ("recordings", 400, {"read", "FormatError"}),
     ],
 )
