@@ -1,17 +1,38 @@
-"""``python -m lowbit`` is ``lowbit``: the command line, and a Ctrl-C while its imports go on."""
+"""``python -m lowbit`` is ``lowbit``: the command line, and Ctrl-C before and after a command."""
 
+import os
+import signal
 import sys
+from contextlib import suppress
+from types import FrameType
+
+INTERRUPTED = 130
+LINE = "lowbit: interrupted"
 
 
 def main() -> None:
-    """Run the command line; what it imports takes longer than it takes to think better of it."""
+    """Run the command line.
+
+    What it imports takes longer than it takes to think better of it. What Python does at its end, such as waiting for
+    threads, can be interrupted too, and then nothing is left to be tidied.
+    """
     try:
         from lowbit.cli import main as run
 
         run()
     except KeyboardInterrupt:
-        print("lowbit: interrupted", file=sys.stderr)
-        sys.exit(130)
+        print(LINE, file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    finally:
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2, f"{LINE}\n".encode())
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

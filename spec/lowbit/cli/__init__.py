@@ -11,6 +11,7 @@ A command is imported when it is asked for (`lowbit.cli.commands`), so a package
 
 import io
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -36,10 +37,15 @@ def lowbit() -> None:
 
 def main() -> None:
     """Run the command line and leave with a status that means something."""
+    answered(app)
+
+
+def answered(run: Callable[[], object]) -> None:
+    """Run a program of commands; what goes wrong on purpose is a line on standard error and a status."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        run()
     except (LowbitError, OSError) as error:  # such as a full disk
         _fail(str(error))
     except MemoryError as error:
