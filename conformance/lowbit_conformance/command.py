@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.host_memory import check_address_space
+from lowbit.text import cleaned
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
@@ -156,7 +157,7 @@ def run_suite(name: str, arguments: list[str]) -> Tally:
             suite.kill()
             raise
     if suite.returncode == WRONG_USE:
-        typer.echo("lowbit: " + output.strip().removeprefix("ERROR: "), err=True)
+        typer.echo(cleaned("lowbit: " + output.strip().removeprefix("ERROR: ")), err=True)
         raise typer.Exit(USAGE_ERROR)
     if run.running or not run.finished:
         run.tally.verdicts.append(Verdict(run.running or "the suite", "failed", _death(suite.returncode, output)))
