@@ -144,7 +144,12 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(20)
 if {place!r} == "atexit":
-    atexit.register(press)
+    import lowbit.cli
+    run = lowbit.cli.main
+    def main():
+        atexit.register(press)
+        run()
+    lowbit.cli.main = main
 else:
     def later():
         while threading.main_thread().is_alive():
@@ -169,3 +174,22 @@ def test_while_python_ends(place: str, arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert not done.stdout or json.loads(done.stdout)
     assert bool(done.stdout) == (arguments[0] == "profiles")
+
+
+LAST = """
+import os, signal, sys
+import lowbit.__main__
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+sys.kept = Last()
+sys.argv = ["lowbit", "profiles", "--json"]
+lowbit.__main__.main()
+"""
+
+
+def test_after_python_has_dropped_its_handlers() -> None:
+    """The command is done and its answer is out, so it ends as it would have."""
+    done = subprocess.run(python_command("-c", LAST), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)

@@ -1,5 +1,6 @@
 """``python -m lowbit`` is ``lowbit``: the command line, and Ctrl-C before and after a command."""
 
+import atexit
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ def main() -> None:
     What it imports takes longer than it takes to think better of it. What Python does at its end, such as waiting for
     threads, can be interrupted too, and then nothing is left to be tidied.
     """
+    atexit.register(_ignore)  # registered first, it runs last
     try:
         from lowbit.cli import main as run
 
@@ -28,6 +30,11 @@ def main() -> None:
             sys.stdout.flush()
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _leave)
+
+
+def _ignore() -> None:
+    """Let the interpreter end: it is about to drop Python's handler, and the signal would then end the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
