@@ -67,7 +67,11 @@ def state_of(name: str) -> str:
 
 
 def sources(package: str) -> list[Path]:
-    """The files of a package, in order."""
+    """The files of a package, compiled ones too, or the one of a module, in order."""
     spec = find_spec(package)
-    folders = (spec.submodule_search_locations if spec is not None else None) or []
-    return sorted(path for folder in folders for path in Path(folder).rglob("*") if path.suffix in {".py", ".h"})
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is None:
+        return [Path(spec.origin)] if spec.origin is not None else []
+    found = [path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*")]
+    return sorted(path for path in found if path.is_file() and path.suffix != ".pyc")

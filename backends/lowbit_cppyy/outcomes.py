@@ -17,8 +17,10 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -179,14 +181,33 @@ def write(key: Key, outcome: Outcome) -> Path:
         "evidence": dict(outcome.evidence),
     }
     text = json.dumps(document, indent=1) + "\n"
-    path = key.path
+    with _in_words(key.path.parent):
+        make_folder(key.path.parent)
+        write_whole(key.path, text.encode())
+    return key.path
+
+
+def check_place(key: Key) -> None:
+    """Refuse a folder in which an outcome could not be kept, before the search for it.
+
+    Raises:
+        UnavailableError: the folder cannot be written.
+    """
+    folder = key.path.parent
+    with _in_words(folder):
+        make_folder(folder)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+
+
+@contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    """Say what to do about a folder that cannot be written."""
     try:
-        make_folder(path.parent)
-        write_whole(path, text.encode())
+        yield
     except OSError as error:
-        reason = f"{path.parent} cannot be written: {error.strerror}"
+        reason = f"{folder} cannot be written: {error.strerror}"
         raise UnavailableError("the outcome of the search", reason, "set LOWBIT_CACHE to another folder") from error
-    return path
 
 
 # **Reading.**

@@ -127,7 +127,10 @@ class Run:
         from lowbit_cppyy.stopwatch import Problem
 
         table = TABLES[isa]
-        before = outcomes.read(outcomes.Key.of("vector", layout, table))
+        key = outcomes.Key.of("vector", layout, table)
+        if self.keep:
+            outcomes.check_place(key)
+        before = outcomes.read(key)
         decided = Candidate(before.recipe, before.block_groups, before.block_panels) if before else None
         for purpose in purposes:
             chosen = decided.layout(layout) if decided and purpose != "vector" else layout

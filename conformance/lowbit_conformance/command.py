@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.host_memory import check_address_space
 from lowbit.interpreters import python_command, python_environment
-from lowbit.text import quoted
+from lowbit.text import cleaned, quoted
 from lowbit_conformance import isolation
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.descendants import adopting, end_below
@@ -189,7 +189,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
             judge.kill()
             raise
     if judge.returncode == WRONG_USE and not (run.loaded or events.forged):
-        typer.echo("lowbit: " + ending.output.strip().removeprefix("ERROR: "), err=True)
+        typer.echo(cleaned("lowbit: " + ending.output.strip().removeprefix("ERROR: ")), err=True)
         raise typer.Exit(USAGE_ERROR)
     for case, text in run.problems(events.forged, ending.stopped, judge.returncode, ending.output):
         run.tally.verdicts.append(Verdict(case, "failed", text))

@@ -22,6 +22,7 @@ import typer
 
 from lowbit import backend as registry
 from lowbit.errors import ArgumentError
+from lowbit.text import one_line
 
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 LONGEST = 60
@@ -52,8 +53,8 @@ def new_backend(
     if as_json:
         print(json.dumps({"name": name, "folder": str(target), "files": list(contents), "next": steps}))
     else:
-        print(f"{name} is in {target}:", *contents, sep="\n  ")
-        print("Next:", *steps, sep="\n  ")
+        print(one_line(f"{name} is in {target}:"), *contents, sep="\n  ")
+        print("Next:", *map(one_line, steps), sep="\n  ")
 
 
 def module_of(name: str) -> str:

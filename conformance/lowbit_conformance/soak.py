@@ -8,7 +8,6 @@ to be right, is a false alarm of the suite or a defect of the backend; either ma
 import json
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,9 +16,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lowbit.cli import answered
 from lowbit.interpreters import python_command, python_environment
 from lowbit.storage import write_whole
+from lowbit.text import one_line
 from lowbit_conformance.report.gather import machine, suite
+from lowbit_conformance.resumed import earlier, not_ours
 
 SCHEMA = "lowbit-soak-1"
 BACKENDS = ("reference", "numpy", "cppyy")
@@ -39,10 +41,15 @@ class Soak:
         self._file = file
         self.content: Entry = {"schema": SCHEMA, "suite": suite().sha256, "version": suite().version}
         self.content |= {"machine": vars(machine()), "date": "", "backends": {}}
-        with suppress(OSError, ValueError):
-            before = json.loads(file.read_text("utf-8"))
-            if before.get("suite") == self.content["suite"]:
-                self.content["backends"] = before["backends"]
+        before = earlier(file, SCHEMA)
+        if before is None:
+            return
+        if before.get("suite") != self.content["suite"]:
+            typer.echo(f"lowbit: {one_line(str(file))} is of another suite and is begun anew", err=True)
+        elif is_sound(before.get("backends")):
+            self.content["backends"] = before["backends"]
+        else:
+            raise not_ours(file, "with other fields")
 
     def missing(self, backends: list[str], seeds: int) -> list[tuple[str, int]]:
         """The portions left to do: backend and first seed, one backend after another in turns."""
@@ -63,6 +70,15 @@ class Soak:
                 yield from (f"{name}: {failure}" for failure in entry["failures"])
 
 
+def is_sound(backends: object) -> bool:
+    """Whether this is, for each backend, an entry with a list of failures for each first seed."""
+    if not isinstance(backends, dict) or not all(isinstance(portions, dict) for portions in backends.values()):
+        return False
+    entries = [entry for portions in backends.values() for entry in portions.values()]
+    lists = [entry.get("failures") if isinstance(entry, dict) else None for entry in entries]
+    return all(isinstance(each, list) and all(isinstance(line, str) for line in each) for each in lists)
+
+
 def portion(name: str, first: int, count: int) -> Entry:
     """Run one portion."""
     command = python_command("-m", "lowbit.cli", "conformance", name, "--json")
@@ -70,7 +86,10 @@ def portion(name: str, first: int, count: int) -> Entry:
     done = subprocess.run(command, env=python_environment(), capture_output=True, text=True, check=False)
     if not done.stdout:
         return {"seeds": count, "counts": {}, "failures": [done.stderr.strip()[-400:] or "no answer"], "seconds": 0.0}
-    report = json.loads(done.stdout)
+    try:
+        report = json.loads(done.stdout)
+    except ValueError:
+        return {"seeds": count, "counts": {}, "failures": ["an answer that is not JSON"], "seconds": 0.0}
     failures = [f"{failure['verdict']} in {failure['id']}" for failure in report["failures"]]
     return {"seeds": count, "counts": report["counts"], "failures": failures, "seconds": report["seconds"]}
 
@@ -92,10 +111,10 @@ def main(
             progress.advance(task)
     failures = list(soak.failures())
     for line in failures:
-        typer.echo(line)
+        typer.echo(one_line(line))
     typer.echo(f"{len(failures)} failures")
     raise typer.Exit(1 if failures else 0)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    answered(lambda: typer.run(main))

@@ -20,6 +20,19 @@ def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.freedom() > 0
 
 
+def test_the_sources_of_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files of a package, compiled ones too, and the file of a module that is no package."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "single_backend.py").touch()
+    (tmp_path / "whole_backend/__pycache__").mkdir(parents=True)
+    for name in ("__init__.py", "kernels.so", "kernels.cu", "__pycache__/x.pyc"):
+        (tmp_path / "whole_backend" / name).touch()
+    assert verdicts.sources("single_backend") == [tmp_path / "single_backend.py"]
+    found = [path.name for path in verdicts.sources("whole_backend")]
+    assert found == ["__init__.py", "kernels.cu", "kernels.so"]
+    assert verdicts.sources("no_such_backend") == []
+
+
 def test_verdicts_are_asked_for_once_and_again_when_a_source_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,8 @@
 """Ctrl-C while a device works: taken where everything is in order, and a second one at once."""
 
+import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 from lowbit.cli.interrupts import deferred
+from lowbit.interpreters import python_command
 from lowbit.storage import CACHE_VARIABLE
 from lowbit_cuda.port import DevicePort
 from lowbit_cuda.sim import memory
@@ -115,13 +116,24 @@ def test_an_interrupt_in_the_midst_of_a_call(place: int, tmp_path: Path, monkeyp
     assert [device.used for device in devices] == [0]
 
 
-def test_before_there_is_a_command() -> None:
-    """While modules are imported an interrupt is one line as well."""
-    script = "import signal, sys; sys.meta_path.insert(0, type('', (), {'find_spec': staticmethod(lambda name, *_: "
-    script += (
-        "signal.raise_signal(signal.SIGINT) if name == 'numpy' else None)})); import lowbit.__main__ as m; m.main()"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+WHILE_IMPORTING = """
+import signal, sys
+class Finder:
+    def find_spec(name, *rest):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+import lowbit.__main__
+sys.argv = ["lowbit", "profiles"]
+lowbit.__main__.main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "lowbit.cli.commands", "lowbit.cli.profiles", "numpy", "rich.table"])
+def test_while_modules_are_imported(module: str) -> None:
+    """An interrupt is one line as well, before there is a command and while a command is imported."""
+    script = WHILE_IMPORTING.format(module=module)
+    done = subprocess.run(python_command("-c", script), capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "lowbit: interrupted\n")
 
 
@@ -144,16 +156,59 @@ m.main()
     assert (done.returncode, done.stderr) == (130, "lowbit: interrupted\n")
 
 
-def test_python_itself_does_not_end_the_process() -> None:
-    """It would put the system's reaction to an interrupt back before it forgets its modules, which takes a while."""
-    script = """
-import lowbit, sys, types
-class Lasting:
-    def __del__(self): print("forgotten", flush=True)
-kept = Lasting()
-sys.modules["lowbit.cli"] = types.SimpleNamespace(main=lambda: print("done"))
-import lowbit.__main__ as m
-m.main()
+AT_THE_END = """
+import atexit, os, signal, sys, threading, time
+import lowbit.__main__
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)
+if {place!r} == "atexit":
+    import lowbit.cli
+    run = lowbit.cli.main
+    def main():
+        atexit.register(press)
+        run()
+    lowbit.cli.main = main
+else:
+    def later():
+        while threading.main_thread().is_alive():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(20)
+    threading.Thread(target=later).start()
+sys.argv = ["lowbit", *{arguments!r}]
+lowbit.__main__.main()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+@pytest.mark.parametrize("place", ["atexit", "thread"])
+@pytest.mark.parametrize("arguments", [["profiles", "--json"], ["logits"]], ids=["done", "failed"])
+def test_while_python_ends(place: str, arguments: list[str]) -> None:
+    """While it runs what others registered for its end, or waits for threads: at once, and the answer is out."""
+    script = AT_THE_END.format(place=place, arguments=arguments)
+    done = subprocess.run(python_command("-c", script), capture_output=True, text=True, timeout=19, check=False)
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1] == "lowbit: interrupted"
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+    assert not done.stdout or json.loads(done.stdout)
+    assert bool(done.stdout) == (arguments[0] == "profiles")
+
+
+LAST = """
+import os, signal, sys
+import lowbit.__main__
+class Last:
+    def __del__(self, kill=os.kill, process=os.getpid(), number=signal.SIGINT):
+        kill(process, number)
+sys.kept = Last()
+sys.argv = ["lowbit", "profiles", "--json"]
+lowbit.__main__.main()
+"""
+
+
+def test_after_python_has_dropped_its_handlers() -> None:
+    """The command is done and its answer is out, so it ends as it would have."""
+    done = subprocess.run(python_command("-c", LAST), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)

@@ -1,6 +1,7 @@
 """The search of Algorithm 4 with a clock of its own, what it predicts, and the command ``lowbit tune``."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lowbit.cli import app
+from lowbit.errors import UnavailableError
 from lowbit.interpreter import run
 from lowbit_cppyy import hardware, outcomes, tune_command
 from lowbit_cppyy.candidates import Candidate, block, tiles, turns
@@ -286,3 +288,23 @@ def test_the_picture_shows_every_search(rehearsed: list[Problem], tmp_path: Path
     done = CliRunner().invoke(app, ["tune", "--purpose", "vector", "--no-keep", "--json", "--figure", str(picture)])
     assert done.exit_code == 0 and picture.read_text().startswith("<?xml")
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".part")] == []
+
+
+def test_a_cache_that_cannot_be_written_is_refused_before_the_search(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after it, which may take an hour; with ``--no-keep`` the folder is not needed."""
+    searched: list[object] = []
+
+    def search(run: object, problem: object) -> None:
+        searched.append(problem)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lowbit_cppyy.tune_command.Run._searched", search)
+    (kept / "file").touch()
+    monkeypatch.setenv("LOWBIT_CACHE", str(kept / "file"))
+    result = CliRunner().invoke(app, ["tune", "--shape", "64x64", "--group", "32"])
+    assert isinstance(result.exception, UnavailableError) and not searched
+    assert re.search(r"cannot be written: .*; set LOWBIT_CACHE to another folder", str(result.exception))
+    assert CliRunner().invoke(app, ["tune", "--shape", "64x64", "--group", "32", "--no-keep"]).exit_code == 130
+    assert len(searched) == 1

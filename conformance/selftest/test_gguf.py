@@ -255,8 +255,20 @@ def test_a_file_that_shrinks_after_it_was_opened(tiny: tuple[Path, Published], t
     path.write_bytes(tiny[0].read_bytes())
     source = open_gguf(path)
     path.write_bytes(tiny[0].read_bytes()[:5000])
-    with pytest.raises(FormatError, match="data of tensor"):
+    with pytest.raises(FormatError, match="changed since it was opened"):
         read_llama(source)
+
+
+def test_a_file_that_is_replaced_after_it_was_opened(tiny: tuple[Path, Published], tmp_path: Path) -> None:
+    """Tensors are those of the file whose header was read, not of another one of the same size and time."""
+    path, other = tmp_path / "model.gguf", write(tmp_path / "other.gguf", published(seed=9))
+    path.write_bytes(tiny[0].read_bytes())
+    for file in (path, other):
+        os.utime(file, ns=(0, 0))
+    source = open_gguf(path)
+    os.replace(other, path)
+    with pytest.raises(FormatError, match="changed since it was opened"):
+        source.tensor("token_embd.weight")
 
 
 # Claims that would cost time or memory if they were believed.

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from multiprocessing import get_context
@@ -23,11 +22,14 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lowbit.cli import answered
 from lowbit.operations import OPERATIONS
 from lowbit.storage import write_whole
+from lowbit.text import one_line
 from lowbit_conformance.bank import BANK, CONTROL
 from lowbit_conformance.bank.trial import DEADLINE, Stop, Trial, try_out
 from lowbit_conformance.report.gather import machine, suite
+from lowbit_conformance.resumed import earlier, not_ours
 
 SCHEMA = "lowbit-kill-matrix-1"
 SAVED_EVERY = 2.0  # seconds
@@ -91,11 +93,19 @@ class Matrix:
         settings = {"suite": suite().sha256, "seeds": seeds, "mode": mode}
         self.content: Entry = {"schema": SCHEMA, **settings, "version": suite().version, "machine": asdict(machine())}
         self.content |= {"date": "", "control": {}, "defects": {}}
-        with suppress(OSError, ValueError):
-            before = json.loads(file.read_text("utf-8"))
-            if all(before.get(name) == value for name, value in settings.items()):
-                self.content |= {"control": before["control"]}
-                self.content |= {"defects": {each["name"]: each for each in before["defects"]}}
+        before = earlier(file, SCHEMA)
+        if before is None:
+            return
+        if any(before.get(name) != value for name, value in settings.items()):
+            typer.echo(f"lowbit: {one_line(str(file))} is of another suite or other settings; begun anew", err=True)
+            return
+        try:
+            self.content |= {"control": dict(before["control"])}
+            self.content |= {"defects": {each["name"]: dict(each) for each in before["defects"]}}
+            for _ in self.complaints():  # which reads every field
+                pass
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise not_ours(file, "with other fields") from error
 
     def missing(self) -> list[tuple[str, str]]:
         """What is left to do: the name of a defect, or the control with the operation that it is tried on."""
@@ -184,10 +194,10 @@ def main(
     fill(matrix, seeds, mode, deadline, jobs)
     complaints = list(matrix.complaints())
     for line in complaints:
-        typer.echo(line)
+        typer.echo(one_line(line))
     typer.echo(f"{len(BANK)} defects, {len(complaints)} complaints")
     raise typer.Exit(1 if complaints else 0)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    answered(lambda: typer.run(main))

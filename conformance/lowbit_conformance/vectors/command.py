@@ -12,6 +12,7 @@ from rich.table import Table
 from lowbit.check import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
+from lowbit.text import one_line
 
 app = typer.Typer(help="The suite's inputs and the specification's answers, as JSON files.", no_args_is_help=True)
 
@@ -70,7 +71,8 @@ def check(
         print(json.dumps({"checked": checked, "disagreements": found}))
     else:
         for each in found[:SHOWN]:
-            Console().print(f"{each['file']}: {each['id']}: {each['message']}", soft_wrap=True, markup=False)
+            line = one_line(f"{each['file']}: {each['id']}: {each['message']}")
+            Console().print(line, soft_wrap=True, markup=False)
         if len(found) > SHOWN:
             Console().print(f"… and {len(found) - SHOWN} more (--json lists all)")
         Console().print(f"{checked} vectors, {len(found)} of them answered otherwise by this version")

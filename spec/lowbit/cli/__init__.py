@@ -10,7 +10,9 @@ A command is imported when it is asked for (`lowbit.cli.commands`), so a package
 """
 
 import io
+import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -36,10 +38,18 @@ def lowbit() -> None:
 
 def main() -> None:
     """Run the command line and leave with a status that means something."""
+    answered(app)
+
+
+def answered(run: Callable[[], object]) -> None:
+    """Run a program of commands; what goes wrong on purpose is a line on standard error and a status."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        app()
+        try:
+            run()
+        finally:
+            _written_out()
     except (LowbitError, OSError) as error:  # such as a full disk
         _fail(str(error))
     except MemoryError as error:
@@ -53,6 +63,16 @@ def main() -> None:
     except SystemExit as end:  # typer ends every command so, an interrupted one with a status of its own
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)
+        raise
+
+
+def _written_out() -> None:
+    """Write what is left of the answer now: Python would do so at its end, and fail with a trace."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:  # or Python would try to write the same again
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise
 
 

@@ -143,7 +143,11 @@ def certify(name: str, model: Path) -> dict[str, Any]:
     if not done.stdout:
         reason = f"it ended with status {done.returncode}"
         raise UnavailableError("the conformance suite", reason, "run `lowbit conformance` to see why")
-    answer: dict[str, Any] = json.loads(done.stdout)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        reason = "its answer is not JSON"
+        raise UnavailableError("the conformance suite", reason, "run `lowbit conformance` to see why") from error
     return answer
 
 
