@@ -8,11 +8,11 @@ are as they were, so is the verdict.
 import hashlib
 import json
 import subprocess
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
 from lowbit.backend import ENTRY_POINTS
+from lowbit.entries import entries
 from lowbit.interpreters import python_command, python_environment
 from lowbit.storage import write_whole
 from lowbit_conformance.report.gather import machine, suite
@@ -59,7 +59,7 @@ def asked(name: str, isa: str) -> str:
 def state_of(name: str) -> str:
     """A sum over all that a verdict follows from."""
     total = hashlib.sha256(f"{suite().sha256} {machine()}".encode())
-    for entry in entry_points(group=ENTRY_POINTS):
+    for entry in entries(ENTRY_POINTS):
         if entry.name == name:
             for path in sources(entry.module.partition(".")[0]):
                 total.update(hashlib.sha256(path.read_bytes()).digest())

@@ -31,7 +31,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -40,6 +39,7 @@ import lowbit.backend
 from lowbit.backend import Backend, PreparedLinear
 from lowbit.bounds import any_order, one_loop
 from lowbit.declarations import availability_of, capabilities_of
+from lowbit.entries import entries
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.values import Tree, decode, encode
 
@@ -144,7 +144,7 @@ class Others:
     """The packages of other backends that are installed; none of them has a reason to be imported here."""
 
     def __init__(self) -> None:
-        found = entry_points(group=lowbit.backend.ENTRY_POINTS)
+        found = entries(lowbit.backend.ENTRY_POINTS)
         packages = {entry.value.partition(":")[0].partition(".")[0] for entry in found} - {"lowbit"}
         self._packages = packages | {SUITE}
 

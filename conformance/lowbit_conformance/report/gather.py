@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import lowbit
 import lowbit_conformance
 from lowbit.backend import ENTRY_POINTS
+from lowbit.entries import entries
 from lowbit.text import cleaned
 from lowbit_conformance.report.model import Build, Machine, Report, Suite
 from lowbit_conformance.tally import Tally, plain
@@ -81,13 +82,13 @@ def build_of(tally: Tally, target: Sequence[str]) -> Build:
     if target[0] == "--library":
         files = [Path(target[1])]
     elif target[0] == "--command":
-        found = [shutil.which(word) or word for word in shlex.split(target[1])]
-        files = [Path(word) for word in found if Path(word).is_file()]
+        words = [shutil.which(word) or word for word in shlex.split(target[1])]
+        files = [Path(word) for word in words if Path(word).is_file()]
     else:
-        entries = [entry for entry in entry_points(group=ENTRY_POINTS) if entry.name == target[0]]
-        if entries and entries[0].dist:
-            distribution, release = entries[0].dist.name, entries[0].dist.version
-        files = _files_of_module(entries[0].module if entries else target[0].partition(":")[0])
+        found = [entry for entry in entries(ENTRY_POINTS) if entry.name == target[0]]
+        if found and found[0].dist:
+            distribution, release = found[0].dist.name, found[0].dist.version
+        files = _files_of_module(found[0].module if found else target[0].partition(":")[0])
     details = plain(tally.details)
     return Build(
         cleaned(tally.backend), tuple(target), distribution, release, _sum_of(files), details, plain(tally.claims)

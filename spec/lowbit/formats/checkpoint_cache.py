@@ -40,7 +40,7 @@ from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, w
 from lowbit.formats.tensor_digests import with_digests
 from lowbit.host_memory import check_memory
 from lowbit.plan import HEAD, Plan
-from lowbit.storage import CACHE_VARIABLE, cache_folder
+from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder
 from lowbit.text import quoted
 from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
@@ -155,7 +155,7 @@ class QuantizedCheckpoint:
         """A part from its file, made first where that is missing or not sound."""
         with suppress(ArgumentError, FormatError):
             return self._checked(name, shapes)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_quantized(self._file(name), self._made(name), self._origin(name))
         return self._checked(name, shapes)
 
@@ -197,7 +197,7 @@ def quantized(
     check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
     parent = cache_folder() / FOLDER if folder is None else folder
     with _in_words(parent):
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         with tempfile.TemporaryFile(dir=parent):  # a folder that cannot be written is refused before anything is read
             pass
     source = replace(source, table=with_digests(source.table, checking))
@@ -205,7 +205,7 @@ def quantized(
     place = parent / digest
     result = QuantizedCheckpoint(source, plan, place, digest)
     with _in_words(place):
-        place.mkdir(exist_ok=True)
+        make_folder(place)
         sweep(place)
         free = shutil.disk_usage(place).free
     if (needed := result.missing_bytes()) > free:
