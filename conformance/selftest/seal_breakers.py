@@ -6,6 +6,7 @@ import inspect
 import types
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class Linear(PreparedLinear):
 
     def __init__(self, matrix: Any, answer: Callable[[Any, Codes, Any], Any]) -> None:
         super().__init__("broken", matrix.rows, matrix.columns, matrix.nbytes)
-        self.matrix, self.codes, self.answer = matrix, own_codes(matrix.words, matrix.bits), answer
+        own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller's may change
+        self.matrix, self.codes, self.answer = replace(matrix, **own), own_codes(matrix.words, matrix.bits), answer
 
     def _qgemv(self, x: Any, out: Any) -> None:
         out[:] = self.answer(x, self.codes, self.matrix)

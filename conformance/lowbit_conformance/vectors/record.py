@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,11 @@ MOST_BYTES = 1 << 14
 MOST_TEXT = 1 << 16
 """Characters of one vector in its file."""
 TOO_LARGE = f"arrays of more than {MOST_BYTES} bytes, or more than {MOST_TEXT} characters"
+IN_MEMORY = "about where arrays lie in memory, which a file does not say"
 
 
-class TooLargeError(BaseException):
-    """A call whose arrays are too large for a file; it ends the case, and no test takes it for an answer."""
+class LeftOutError(BaseException):
+    """A call that a file cannot hold, and why; it ends the case, and no test takes it for an answer."""
 
 
 @dataclass
@@ -64,6 +65,9 @@ def record(operation: str, settings: Settings) -> Vectors:
             if case.variant == CONCURRENT:
                 recorded.left_out["called from several threads"] += 1
                 continue
+            if case.large:
+                recorded.left_out[TOO_LARGE] += 1
+                continue
             for vector in vectors_of(case, mark, recorded.left_out):
                 said = json.dumps([vector["arguments"], vector.get("steps")])
                 if len(json.dumps(vector)) > MOST_TEXT:
@@ -92,8 +96,8 @@ def vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[
     wanted = inspect.signature(mark.test).parameters
     try:
         mark.test(**{name: given[name] for name in wanted})
-    except TooLargeError:
-        left_out[TOO_LARGE] += 1
+    except LeftOutError as reason:
+        left_out[str(reason)] += 1
     if recorder.unwritten:
         left_out["refused for what a file cannot say, such as the order of memory"] += recorder.unwritten
     notes = " ".join((mark.test.__doc__ or "").partition("\n\n")[0].split())
@@ -179,6 +183,18 @@ class Recorder:
         check_step = specified.check_step(*arguments)
         session = Session(operation, opened, check_step)
         return RecorderSession(self, session, steps, check_step)
+
+    def same_arrays(self) -> NoReturn:
+        """Calls whose arrays lie at one address."""
+        raise LeftOutError(IN_MEMORY)
+
+    def walk(self, session: object, steps: object, times: int) -> NoReturn:
+        """Steps of a session, over and over."""
+        raise LeftOutError(TOO_LARGE)
+
+    def elsewhere(self, call: object, variants: object) -> NoReturn:
+        """One call with its arrays at several addresses."""
+        raise LeftOutError(IN_MEMORY)
 
     def _refused(self, operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> None:
         """A call that was refused, if it still is when its arguments have been written and read again."""
@@ -282,10 +298,10 @@ def check_size(*values: Any) -> None:
     """Refuse values whose arrays are too large for a file.
 
     Raises:
-        TooLargeError: they are.
+        LeftOutError: they are.
     """
     if array_bytes(*values) > MOST_BYTES:
-        raise TooLargeError
+        raise LeftOutError(TOO_LARGE)
 
 
 def array_bytes(*values: Any) -> int:
