@@ -18,10 +18,11 @@ from lowbit.errors import FormatError
 from lowbit.operations import OPERATIONS
 from lowbit.values import as_json, from_json
 from lowbit_conformance.marking import Settings
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.vectors import checking, files
 from lowbit_conformance.vectors.command import app
 from lowbit_conformance.vectors.judging import BOUNDS, STATED
-from lowbit_conformance.vectors.record import MOST_TEXT, Vectors, record
+from lowbit_conformance.vectors.record import MOST_TEXT, Recorder, Vectors, record
 
 SMALL = ("packing.pack", "routing.weights", "hqq.dequantize", "gptq.factor", "kvcache.bfp", "offload.engine")
 
@@ -88,6 +89,14 @@ def test_files_keep_the_schema(documents: dict[str, dict[str, Any]]) -> None:
         document["vectors"] = document["vectors"][:1]
         spoil(document["vectors"][0])
         assert not validator.is_valid(document)
+
+
+def test_the_recorder_answers_every_test() -> None:
+    """It has each method of a backend that a test of an operation calls; the others are called by tests of habits, and
+    by those with several threads, which have no vectors."""
+    of_habits = {"close", "forget", "load", "perform", "recording", "repeat", "together"}
+    methods = {name for name in dir(Remote) if not name.startswith("_")}
+    assert {name for name in methods if not hasattr(Recorder, name)} == of_habits
 
 
 def test_export_is_the_same_twice(recorded: dict[str, Vectors]) -> None:

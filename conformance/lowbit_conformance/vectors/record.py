@@ -6,7 +6,7 @@ import json
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from lowbit.session import Session
 from lowbit.values import Tree, as_json, encode, from_json
 from lowbit_conformance.cases import CONCURRENT, Case
 from lowbit_conformance.marking import MARKS, Mark, Settings
+from lowbit_conformance.remote import Call, Variant
 from lowbit_conformance.vectors.judging import STATED, right_answer
 
 MOST_BYTES = 1 << 14
@@ -180,6 +181,22 @@ class Recorder:
         session = Session(operation, opened, check_step)
         return RecorderSession(self, session, steps, check_step)
 
+    def same_arrays(self) -> AbstractContextManager[None]:
+        """Calls from the same arrays: a file says nothing of where arrays lie."""
+        return nullcontext()
+
+    def elsewhere(self, call: Call, variants: list[Variant]) -> list[Any]:
+        """One call for all variants, since they differ only in where its arrays lie."""
+        if call.what in ("run", "open", "prepare"):
+            where = () if call.what == "prepare" else (call.operation,)
+            made = getattr(self, call.what)(*where, *call.arguments, **call.choices)
+            return [made] if call.what != "run" else [made] * len(variants)
+        return [getattr(call.owner, call.what)(*call.arguments)] * len(variants)
+
+    def walk(self, session: "RecorderSession", steps: list[tuple[Any, ...]], times: int) -> None:
+        """Steps that are too many for a file."""
+        raise TooLargeError
+
     def _refused(self, operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> None:
         """A call that was refused, if it still is when its arguments have been written and read again."""
         written = written_refusal(OPERATIONS[operation].reference, arguments, choices)
@@ -207,6 +224,11 @@ class RecorderLinear:
     def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
         """See `qgemv`."""
         return self._product("linear.qgemm_bfp", x, out)
+
+    def call(self, method: str, x: Any) -> Call:
+        """A product to be made by `Recorder.elsewhere`."""
+        owner: Any = self
+        return Call(method, f"linear.{method}", (x,), owner=owner)
 
     def guarded(self, x: Floats, vectors: int) -> Floats:
         """What `lowbit_conformance.remote.RemoteLinear` does with guards."""
