@@ -1,6 +1,8 @@
 """``lowbit backends``: which backends are installed, and which can run here."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -37,10 +39,12 @@ def backends(
 def describe(name: str) -> dict[str, Any]:
     """One backend as the JSON answer has it: usable or not and why, and the limits of each operation.
 
-    One that fails when it is asked is not usable, and the others are listed all the same.
+    One that fails when it is asked is not usable, and the others are listed all the same. What one prints goes to
+    standard error, since standard output holds the answer.
     """
     try:
-        return _asked(registry.find(name))
+        with redirect_stdout(sys.stderr):
+            return _asked(registry.find(name))
     except UnavailableError as error:
         return {"usable": False, "reason": error.reason, "remedy": error.remedy}
     except (KeyboardInterrupt, MemoryError):
