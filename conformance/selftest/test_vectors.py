@@ -3,7 +3,10 @@
 import base64
 import inspect
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +100,15 @@ def test_the_recorder_answers_every_test() -> None:
     of_habits = {"close", "forget", "load", "perform", "recording", "repeat", "together"}
     methods = {name for name in dir(Remote) if not name.startswith("_")}
     assert {name for name in methods if not hasattr(Recorder, name)} == of_habits
+
+
+def test_export_where_text_is_ascii(tmp_path: Path) -> None:
+    """The schema and the vectors are UTF-8 in every locale."""
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = ["-P", "-m", "lowbit.cli", "vectors", "export", str(tmp_path), "--op", "packing.unpack", "--seeds", "0"]
+    done = subprocess.run([sys.executable, *words], env=ascii_only, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert (tmp_path / files.SCHEMA_FILE).read_text("utf-8") == files.schema_text()
 
 
 def test_export_is_the_same_twice(recorded: dict[str, Vectors]) -> None:
