@@ -15,6 +15,7 @@ BROKEN = {
     "imports": ("strangers.imports:run", "fails with ImportError: cannot import name 'nothing'"),
     "exits": ("strangers.exits:run", "fails with SystemExit: 0"),
     "raises": ("strangers.raises:run", "fails with Odd: two lines lowbit: passed"),
+    "mute": ("strangers.mute:run", "fails with Mute, whose text cannot be made (ZeroDivisionError)"),
     "lacks": ("strangers.good:lacks", "fails with AttributeError: "),
     "value": ("strangers.good:NUMBER", "is of type int, neither a function nor a typer.Typer"),
     "signature": ("strangers.good:unsuitable", "is no command: "),
@@ -41,6 +42,7 @@ MODULES = {
     "imports": "from os import nothing\n",
     "exits": "raise SystemExit(0)\n",
     "raises": "class Odd(BaseException): pass\nraise Odd('two lines\\nlowbit: passed')\n",
+    "mute": "class Mute(Exception):\n def __str__(self): return 1 // 0\nraise Mute\n",
     "backends": """
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
 class Silent(Backend):

@@ -13,7 +13,7 @@ from rich.table import Table
 from lowbit import backend as registry
 from lowbit.backend import Backend
 from lowbit.check import spoken
-from lowbit.errors import UnavailableError
+from lowbit.errors import UnavailableError, words_of
 from lowbit.text import one_line
 
 
@@ -50,7 +50,7 @@ def describe(name: str) -> dict[str, Any]:
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
-        reason = f"it fails with {type(error).__name__}: {error}"
+        reason = f"it fails with {words_of(error)}"
         return {"usable": False, "reason": reason, "remedy": "repair or reinstall its package"}
 
 
