@@ -151,7 +151,7 @@ class HostProcess:
     def _state_now(self) -> dict[str, str]:
         """Signal sets, file mode mask and folder, as Linux tells them of the process; nothing on other systems."""
         names, folder = ("SigBlk:", "SigIgn:", "SigCgt:"), f"/proc/{self._inside}/cwd"
-        with contextlib.suppress(OSError), open(f"/proc/{self._inside}/status") as file:
+        with contextlib.suppress(OSError), open(f"/proc/{self._inside}/status", errors="replace") as file:
             lines = dict(line.split()[:2] for line in file if line.startswith((*names, "Umask:")))
             signals = " ".join(lines[name] for name in names)
             state = {"signals blocked, ignored or caught": signals, "the file mode mask": lines["Umask:"]}

@@ -28,6 +28,12 @@ class Mine(Backend):
         out[:] = x.sum()
 
 
+class RenamesItself(Mine):
+    def act(self, x: Any, out: Any) -> None:
+        ctypes.CDLL(None).prctl(15, b"\xff\xfe", 0, 0, 0)  # PR_SET_NAME: no text in UTF-8
+        super().act(x, out)
+
+
 class Product(PreparedLinear):
     def __init__(self, owner: Mine, matrix: Any) -> None:
         super().__init__(owner.name, matrix.rows, matrix.columns, matrix.nbytes)

@@ -318,6 +318,10 @@ INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "hidden": (lambda m: m | {"model.norm.weight": ".x.safetensors"}, "allowed: the name of a .safetensors file"),
     "no file": (lambda m: m | {"model.norm.weight": "model-3.safetensors"}, "allowed: files of the directory"),
     "another file": (lambda m: m | {"model.norm.weight": "config.json"}, "allowed: the name of a .safetensors file"),
+    "too long": (
+        lambda m: m | {"model.norm.weight": 243 * "a" + "ü.safetensors"},
+        "allowed: the name of a .safetensors",
+    ),
     "a number": (lambda m: m | {"model.norm.weight": 5}, "allowed: the name of a .safetensors file"),
     "the wrong shard": (lambda m: m | {"model.norm.weight": FIRST}, f"'model.norm.weight'; allowed: in {FIRST}"),
     "a tensor too many": (lambda m: m | {"model.extra": FIRST}, "tensor 'model.extra' is missing"),

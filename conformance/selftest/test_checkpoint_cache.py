@@ -390,11 +390,23 @@ def test_what_is_no_file(source: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_files_are_as_readable_as_others(source: Checkpoint, tmp_path: Path) -> None:
-    """A cache folder may be shared, so its files have the mode of any file of this user's."""
+    """Others may be allowed to read a cache folder, so its files have the mode of any file of this user's."""
     made = quantized(source, PLAN, tmp_path)
     (tmp_path / "any").touch()
     modes = {path.stat().st_mode for path in (*made.folder.iterdir(), tmp_path / "any")}
     assert len(modes) == 1
+
+
+def test_a_folder_that_others_can_write_to(source: Checkpoint, tmp_path: Path) -> None:
+    """Another user could leave a file there that has the right digest, a right sum of its own, and other weights."""
+    made = quantized(source, PLAN, tmp_path / "cache")
+    for place in (made.folder, tmp_path / "cache"):
+        place.chmod(0o777)
+        with pytest.raises(
+            UnavailableError, match=r"cache of quantised weights .* other users can write to .*mode 777"
+        ):
+            quantized(source, PLAN, tmp_path / "cache")
+        place.chmod(0o700)
 
 
 def test_files_that_were_taken_for_others(source: Checkpoint, tmp_path: Path) -> None:
@@ -465,7 +477,7 @@ def test_no_room(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UnavailableError, match="No space left on device"):
         quantized(source, PLAN, tmp_path)
     (tmp_path / "file").touch()
-    with pytest.raises(UnavailableError, match="a folder that can be written in LOWBIT_CACHE"):
+    with pytest.raises(UnavailableError, match="a folder that only you can write to in LOWBIT_CACHE"):
         quantized(source, PLAN, tmp_path / "file")
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -56,6 +58,27 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: s
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed(closed: str, tmp_path: Path) -> None:
+    """The command does its work; no file that it opens takes the number of a stream, which others may write to."""
+    observe = "import os, lowbit.__main__ as m; m._open_standard_streams(); print(os.open('/dev/null', 0) > 2)"
+    for words in (["-m", "lowbit", "profiles"], ["-c", f"{observe}; os.write(2, b'x'); os.write(1, b'x')"]):
+        command = shlex.join([sys.executable, "-P", *words])
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+        if ">&-" not in closed.replace("2>&-", ""):
+            assert done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_standard_error_that_cannot_be_written() -> None:
+    """The status is still the one of an error, not the one of a check that failed."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*LOWBIT, "generate", "--prompt", "x", "--model", "/nonexistent"], stderr=full)
+    assert done.returncode == 2
 
 
 def test_an_interrupt_ends_cleanly() -> None:

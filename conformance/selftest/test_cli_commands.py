@@ -15,6 +15,7 @@ BROKEN = {
     "imports": ("strangers.imports:run", "fails with ImportError: cannot import name 'nothing'"),
     "exits": ("strangers.exits:run", "fails with SystemExit: 0"),
     "raises": ("strangers.raises:run", "fails with Odd: two lines lowbit: passed"),
+    "mute": ("strangers.mute:run", "fails with Mute, whose text cannot be made (ZeroDivisionError)"),
     "lacks": ("strangers.good:lacks", "fails with AttributeError: "),
     "value": ("strangers.good:NUMBER", "is of type int, neither a function nor a typer.Typer"),
     "signature": ("strangers.good:unsuitable", "is no command: "),
@@ -41,11 +42,14 @@ MODULES = {
     "imports": "from os import nothing\n",
     "exits": "raise SystemExit(0)\n",
     "raises": "class Odd(BaseException): pass\nraise Odd('two lines\\nlowbit: passed')\n",
+    "mute": "class Mute(Exception):\n def __str__(self): return 1 // 0\nraise Mute\n",
     "backends": """
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
 class Silent(Backend):
     name = "silent"
-    def availability(self): raise SystemExit("not today")
+    def availability(self):
+        print("words of a backend")
+        raise SystemExit("not today")
     def capabilities(self): return Capabilities({})
 class Odd(Backend):
     name = "odd"
@@ -147,8 +151,8 @@ def test_a_list_of_entries_that_cannot_be_read(strangers: Path, tmp_path: Path) 
 def test_broken_backends_are_listed(strangers: Path) -> None:
     """Each is not usable, with its reason; the others are as they are."""
     done = run(strangers, "backends", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "words of a backend\n")
+    found = json.loads(done.stdout)  # where what a backend prints would be in the way
     assert found["numpy"]["usable"] and found["reference"]["usable"]
     reasons = {name: found[name]["reason"] for name in ("silent", "odd", "exits")}
     assert reasons["silent"] == "it fails with SystemExit: not today"

@@ -1,5 +1,6 @@
 """Too little memory is a sentence, and never a signal, a traceback, or memory that other programs need."""
 
+import os
 import resource
 import struct
 import subprocess
@@ -64,6 +65,19 @@ def test_the_least_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert available_bytes() == 11
     (one / "memory.usage_in_bytes").write_text("9999")
     assert available_bytes() == 0
+
+
+def test_a_control_group_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limit counts like any other's."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\xc2\x85\n")
+    group = tmp_path / "groups" / os.fsdecode(b"\xff\xc2\x85")
+    group.mkdir(parents=True)
+    for name, text in (("max", "7000\n"), ("current", "3000\n"), ("stat", "")):
+        (group / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(host_memory, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(host_memory, "CONTROL_GROUPS", tmp_path / "groups")
+    assert available_bytes() == 4000
 
 
 def test_where_the_system_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

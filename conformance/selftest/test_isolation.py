@@ -26,6 +26,7 @@ from misbehaving import (
     ReadsNull,
     ReadsPastTheEnd,
     RedirectsStandardOutput,
+    RenamesItself,
     SaysWhatItSees,
     UsesThePadding,
     WritesNothing,
@@ -146,6 +147,7 @@ def test_a_fault_is_called_by_its_name(kind: type[Mine], verdict: str) -> None:
     ("kind", "verdict"),
     [
         (Mine, "passed"),
+        (RenamesItself, "passed"),
         (WritesNothing, "STALE_OUTPUT: 5 of 5 elements of out were never written"),
         (UsesThePadding, "OOB_READ: the result changes with the bytes around the arguments"),
         (SaysWhatItSees, "RAISED: RuntimeError: signs []"),

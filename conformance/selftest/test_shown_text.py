@@ -165,6 +165,8 @@ def test_an_encoding_that_lacks_characters(encoding: str, model: Path) -> None:
     variables = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
     commands = [["--help"], ["profiles"], ["backends"]]
     commands += [["generate", "--model", str(model), "--prompt", "hello", "--tokens", "58"]]
+    page = str(model.with_name(f"{encoding}.html"))
+    commands += [["conformance", "numpy", "--quick", "--op", "packing.pack", "--html", page]]
     for command in commands:
         done = run(*command, **variables)
         assert done.returncode == 0, done.stderr

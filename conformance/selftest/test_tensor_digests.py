@@ -1,7 +1,9 @@
 """Checkpoints told apart by their weights, and never by the names, sizes and times of their files."""
 
+import errno
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import time
@@ -199,6 +201,42 @@ def test_a_file_that_has_just_changed(model: Path, reads: Reads, later: Callable
     assert reads.of(model) == []
 
 
+def test_a_file_that_is_mapped_for_writing(model: Path, reads: Reads, later: Callable[[float], None]) -> None:
+    """The second write to a page of a mapping leaves no trace, so a digest is not kept while one can follow."""
+    later(60)
+    with (model / LAST).open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapping:
+        mapping[-1] ^= 1
+        assert reads.of(model) == [FIRST, LAST]
+        mapping[-1] ^= 1
+        assert reads.of(model) == [LAST]
+    reads.of(model)
+    assert reads.of(model) == []
+
+
+def test_a_file_that_is_open_for_writing(model: Path, reads: Reads, later: Callable[[float], None]) -> None:
+    """A long call of ``write`` sets the times when it begins, so a digest is not kept before it has ended."""
+    later(60)
+    with (model / LAST).open("r+b"):
+        assert reads.of(model) == [FIRST, LAST]
+        assert reads.of(model) == [LAST]
+    assert reads.of(model) == [LAST]
+    assert reads.of(model) == []
+
+
+def test_a_file_of_somebody_else(
+    model: Path, reads: Reads, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system does not say whether the file is open for writing, every run reads."""
+
+    def refused(*arguments: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    later(60)
+    monkeypatch.setattr(tensor_digests.fcntl, "fcntl", refused)  # type: ignore[attr-defined]
+    assert reads.of(model) == [FIRST, LAST]
+    assert reads.of(model) == [FIRST, LAST]
+
+
 def test_a_clock_that_is_set_back(model: Path, reads: Reads, later: Callable[[float], None]) -> None:
     """A record from the future is not used, nor is one made for a file whose time of change lies in the future."""
     later(60)
@@ -380,7 +418,7 @@ def test_a_cache_that_cannot_be_written_is_refused_first(
 
     monkeypatch.setattr(checkpoint_cache, "with_digests", read)
     (tmp_path / "file").touch()
-    with pytest.raises(UnavailableError, match="a folder that can be written in LOWBIT_CACHE"):
+    with pytest.raises(UnavailableError, match="Not a directory; name a folder"):
         quantized(open_checkpoint(model), PLAN, tmp_path / "file")
     (tmp_path / "closed").mkdir(mode=0o500)
     if not os.access(tmp_path / "closed", os.W_OK):

@@ -3,7 +3,10 @@
 import base64
 import inspect
 import json
+import os
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,11 @@ from lowbit.errors import FormatError
 from lowbit.operations import OPERATIONS
 from lowbit.values import as_json, from_json
 from lowbit_conformance.marking import Settings
+from lowbit_conformance.remote import Remote
 from lowbit_conformance.vectors import checking, files
 from lowbit_conformance.vectors.command import app
 from lowbit_conformance.vectors.judging import BOUNDS, STATED
-from lowbit_conformance.vectors.record import MOST_TEXT, Vectors, record
+from lowbit_conformance.vectors.record import MOST_TEXT, Recorder, Vectors, record
 
 SMALL = ("packing.pack", "routing.weights", "hqq.dequantize", "gptq.factor", "kvcache.bfp", "offload.engine")
 
@@ -88,6 +92,23 @@ def test_files_keep_the_schema(documents: dict[str, dict[str, Any]]) -> None:
         document["vectors"] = document["vectors"][:1]
         spoil(document["vectors"][0])
         assert not validator.is_valid(document)
+
+
+def test_the_recorder_answers_every_test() -> None:
+    """It has each method of a backend that a test of an operation calls; the others are called by tests of habits, and
+    by those with several threads, which have no vectors."""
+    of_habits = {"close", "forget", "load", "perform", "recording", "repeat", "together"}
+    methods = {name for name in dir(Remote) if not name.startswith("_")}
+    assert {name for name in methods if not hasattr(Recorder, name)} == of_habits
+
+
+def test_export_where_text_is_ascii(tmp_path: Path) -> None:
+    """The schema and the vectors are UTF-8 in every locale."""
+    ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = ["-P", "-m", "lowbit.cli", "vectors", "export", str(tmp_path), "--op", "packing.unpack", "--seeds", "0"]
+    done = subprocess.run([sys.executable, *words], env=ascii_only, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+    assert (tmp_path / files.SCHEMA_FILE).read_text("utf-8") == files.schema_text()
 
 
 def test_export_is_the_same_twice(recorded: dict[str, Vectors]) -> None:

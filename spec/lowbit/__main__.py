@@ -18,6 +18,7 @@ def main() -> None:
     """
     atexit.register(_ignore)  # registered first, it runs last
     try:
+        _open_standard_streams()
         from lowbit.cli import main as run
 
         run()
@@ -27,6 +28,21 @@ def main() -> None:
     finally:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _leave)
+
+
+def _open_standard_streams() -> None:
+    """Connect each standard stream that the caller has closed to the null device.
+
+    Python has no object for a closed stream. The next file that is opened would get its number, so that a message
+    printed by a library or a child process would be written into that file.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, mode, closefd=False))
 
 
 def _ignore() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Any
 
-from lowbit.errors import UnavailableError
+from lowbit.errors import UnavailableError, words_of
 
 
 def entries(group: str) -> list[EntryPoint]:
@@ -47,5 +47,5 @@ def loaded(entry: EntryPoint, what: str, use: Callable[[Any], object] = lambda f
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:  # a module that ends the process, as scripts do, ends only its own command
-        reason = f"{entry.value} fails with {type(error).__name__}: {error}"
+        reason = f"{entry.value} fails with {words_of(error)}"
         raise UnavailableError(what, reason, "repair or reinstall its package") from error

@@ -96,3 +96,15 @@ class NotDeclaredError(LowbitError, NotImplementedError):
     def _sentence(self) -> str:
         suffix = f" for {self.detail}" if self.detail else ""
         return f"backend {self.backend} does not declare {self.operation}{suffix}"
+
+
+def words_of(error: BaseException) -> str:
+    """The class and the words of an error of somebody else's code, which may fail when it is asked for them.
+
+    >>> words_of(KeyError("x"))
+    "KeyError: 'x'"
+    """
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as second:
+        return f"{type(error).__name__}, whose text cannot be made ({type(second).__name__})"

@@ -7,6 +7,7 @@ least of three: the memory of the machine that can be used without swapping, wha
 and what its limit on the address space (``ulimit -v``) leaves.
 """
 
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
@@ -72,7 +73,7 @@ def _of_machine() -> Iterator[int]:
 def _of_control_groups() -> Iterator[int]:
     """What each control group of the process has left, with the pages of files that it can drop."""
     with suppress(OSError):
-        for line in (PROC / "self/cgroup").read_text().splitlines():
+        for line in os.fsdecode((PROC / "self/cgroup").read_bytes()).split("\n")[:-1]:  # names are bytes
             _, kinds, path = line.split(":", 2)
             if kinds == "":
                 base, limit, usage = CONTROL_GROUPS, "memory.max", "memory.current"

@@ -1,4 +1,4 @@
-"""The files that lowbit keeps: where they are, how they are written, and which of them may be run.
+"""The files that lowbit keeps: where they are, how they are written, and which of them are believed.
 
 **Where.** Everything is kept in one folder, `cache_folder`: the user's cache folder for lowbit, or the one that the
 environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its parents so that only this user can enter.
@@ -7,10 +7,11 @@ environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its pa
 the file, and rename it when all of it is written. So a reader sees the old file or the new one, an interrupt leaves
 nothing, and a symbolic link that somebody placed under the name is replaced, not followed.
 
-**Running.** Data from the cache is checked before it is used. Code cannot be checked in that way: whoever may write the
-code may write its digest too. So compiled files are kept only where no other user can write. `code_folder` creates such
-a folder with mode 0700 and refuses any other: the folder and each folder above it must belong to this user or to root,
-and no other user may be able to replace any of them. A folder that others can write to is refused and not repaired,
+**Believing.** A published file is compared with the digest that lowbit's source states. What lowbit has made itself,
+compiled code and quantised weights, cannot be checked in that way: whoever may write the file may write its digest too.
+So it is kept only where no other user can write. `own_folder` creates such a folder with mode 0700 and refuses any
+other: the folder and each folder above it must belong to this user or to root, and no other user may be able to replace
+any of them. A folder that others can write to is refused and not repaired,
 since they may have written to it already. `kept_code` keeps a digest beside each compiled file and compares it before
 every use, so that a damaged file is made again. Two processes that make the same file at the same time may leave the
 file of one and the digest of the other; then the next use makes it once more.
@@ -102,45 +103,58 @@ def write_whole(path: Path, content: bytes) -> None:
         stream.write(content)
 
 
-# **Running.**
+# **Believing.**
 
 
 def code_folder(name: str) -> Path:
-    """The folder `name` of the cache, for files that are run; created with mode 0700 if it does not exist.
-
-    Symbolic links are resolved, so that what is checked is what is used.
+    """The folder `name` of the cache, for files that are run: an `own_folder`.
 
     Raises:
         UnavailableError: it cannot be created, or another user can write to it or replace it.
     """
-    folder = cache_folder() / name
+    return own_folder(cache_folder() / name, CODE)
+
+
+def own_folder(folder: Path, what: str) -> Path:
+    """A folder in which no other user can write; created with mode 0700 if it does not exist.
+
+    Symbolic links are resolved, so that what is checked is what is used.
+
+    Args:
+        folder: where.
+        what: for errors, what is kept there.
+
+    Raises:
+        UnavailableError: it cannot be created, or another user can write to it or replace it.
+    """
     remedy = f"name a folder that only you can write to in {CACHE_VARIABLE}"
     try:
         make_folder(folder)
         real = folder.resolve(strict=True)
         for place in (real, *real.parents):
-            _check_ours(place, remedy, sticky_allowed=place != real)
+            _check_ours(place, what, remedy, sticky_allowed=place != real)
     except OSError as error:
-        raise UnavailableError(CODE, f"{error.filename or folder}: {error.strerror}", remedy) from error
+        raise UnavailableError(what, f"{error.filename or folder}: {error.strerror}", remedy) from error
     return real
 
 
-def _check_ours(place: Path, remedy: str, *, sticky_allowed: bool) -> None:
+def _check_ours(place: Path, what: str, remedy: str, *, sticky_allowed: bool) -> None:
     """Make sure that no other user can replace what is in a folder.
 
     Args:
         place: the folder.
+        what: is kept there.
         remedy: what to do about a folder of somebody else.
         sticky_allowed: whether others may add entries to it, if they cannot replace those of this user.
     """
     found = place.stat()
     if found.st_uid not in (0, os.geteuid()):
-        raise UnavailableError(CODE, f"{place} belongs to user {found.st_uid}", remedy)
+        raise UnavailableError(what, f"{place} belongs to user {found.st_uid}", remedy)
     if found.st_mode & SHARED and not (sticky_allowed and found.st_mode & stat.S_ISVTX):
         reason = f"other users can write to {place} (mode {stat.S_IMODE(found.st_mode):o})"
         if found.st_uid == os.geteuid():
             remedy = f"remove what they may have put there and run `chmod go-w {shlex.quote(str(place))}`, or {remedy}"
-        raise UnavailableError(CODE, reason, remedy)
+        raise UnavailableError(what, reason, remedy)
 
 
 def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:

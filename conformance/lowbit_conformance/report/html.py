@@ -61,7 +61,7 @@ def as_html(report: Report) -> str:
     )
     lines = matrix(report.tally.verdicts)
     rows = list(report.tally.rows())
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         report=report,
         total=report.tally.total(),
         rows=rows,

@@ -29,7 +29,7 @@ MOST_FILE = 1 << 27
 
 def schema_text() -> str:
     """The JSON Schema of a file."""
-    return (files("lowbit_conformance.vectors") / "schema" / SCHEMA_FILE).read_text()
+    return (files("lowbit_conformance.vectors") / "schema" / SCHEMA_FILE).read_text("utf-8")
 
 
 def export(folder: Path, operations: Iterable[str], seeds: int) -> Iterable[Vectors]:

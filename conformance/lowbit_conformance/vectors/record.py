@@ -6,9 +6,9 @@ import json
 import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from lowbit.session import Session
 from lowbit.values import Tree, as_json, encode, from_json
 from lowbit_conformance.cases import CONCURRENT, Case
 from lowbit_conformance.marking import MARKS, Mark, Settings
+from lowbit_conformance.remote import Call, Variant
 from lowbit_conformance.vectors.judging import STATED, right_answer
 
 MOST_BYTES = 1 << 14
@@ -30,11 +31,10 @@ MOST_BYTES = 1 << 14
 MOST_TEXT = 1 << 16
 """Characters of one vector in its file."""
 TOO_LARGE = f"arrays of more than {MOST_BYTES} bytes, or more than {MOST_TEXT} characters"
-IN_MEMORY = "about where arrays lie in memory, which a file does not say"
 
 
-class LeftOutError(BaseException):
-    """A call that a file cannot hold, and why; it ends the case, and no test takes it for an answer."""
+class TooLargeError(BaseException):
+    """A call whose arrays are too large for a file; it ends the case, and no test takes it for an answer."""
 
 
 @dataclass
@@ -65,9 +65,6 @@ def record(operation: str, settings: Settings) -> Vectors:
             if case.variant == CONCURRENT:
                 recorded.left_out["called from several threads"] += 1
                 continue
-            if case.large:
-                recorded.left_out[TOO_LARGE] += 1
-                continue
             for vector in vectors_of(case, mark, recorded.left_out):
                 said = json.dumps([vector["arguments"], vector.get("steps")])
                 if len(json.dumps(vector)) > MOST_TEXT:
@@ -96,8 +93,8 @@ def vectors_of(case: Case, mark: Mark, left_out: Counter[str]) -> Iterator[dict[
     wanted = inspect.signature(mark.test).parameters
     try:
         mark.test(**{name: given[name] for name in wanted})
-    except LeftOutError as reason:
-        left_out[str(reason)] += 1
+    except TooLargeError:
+        left_out[TOO_LARGE] += 1
     if recorder.unwritten:
         left_out["refused for what a file cannot say, such as the order of memory"] += recorder.unwritten
     notes = " ".join((mark.test.__doc__ or "").partition("\n\n")[0].split())
@@ -184,17 +181,21 @@ class Recorder:
         session = Session(operation, opened, check_step)
         return RecorderSession(self, session, steps, check_step)
 
-    def same_arrays(self) -> NoReturn:
-        """Calls whose arrays lie at one address."""
-        raise LeftOutError(IN_MEMORY)
+    def same_arrays(self) -> AbstractContextManager[None]:
+        """Calls from the same arrays: a file says nothing of where arrays lie."""
+        return nullcontext()
 
-    def walk(self, session: object, steps: object, times: int) -> NoReturn:
-        """Steps of a session, over and over."""
-        raise LeftOutError(TOO_LARGE)
+    def elsewhere(self, call: Call, variants: list[Variant]) -> list[Any]:
+        """One call for all variants, since they differ only in where its arrays lie."""
+        if call.what in ("run", "open", "prepare"):
+            where = () if call.what == "prepare" else (call.operation,)
+            made = getattr(self, call.what)(*where, *call.arguments, **call.choices)
+            return [made] if call.what != "run" else [made] * len(variants)
+        return [getattr(call.owner, call.what)(*call.arguments)] * len(variants)
 
-    def elsewhere(self, call: object, variants: object) -> NoReturn:
-        """One call with its arrays at several addresses."""
-        raise LeftOutError(IN_MEMORY)
+    def walk(self, session: "RecorderSession", steps: list[tuple[Any, ...]], times: int) -> None:
+        """Steps that are too many for a file."""
+        raise TooLargeError
 
     def _refused(self, operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any]) -> None:
         """A call that was refused, if it still is when its arguments have been written and read again."""
@@ -223,6 +224,11 @@ class RecorderLinear:
     def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
         """See `qgemv`."""
         return self._product("linear.qgemm_bfp", x, out)
+
+    def call(self, method: str, x: Any) -> Call:
+        """A product to be made by `Recorder.elsewhere`."""
+        owner: Any = self
+        return Call(method, f"linear.{method}", (x,), owner=owner)
 
     def guarded(self, x: Floats, vectors: int) -> Floats:
         """What `lowbit_conformance.remote.RemoteLinear` does with guards."""
@@ -298,10 +304,10 @@ def check_size(*values: Any) -> None:
     """Refuse values whose arrays are too large for a file.
 
     Raises:
-        LeftOutError: they are.
+        TooLargeError: they are.
     """
     if array_bytes(*values) > MOST_BYTES:
-        raise LeftOutError(TOO_LARGE)
+        raise TooLargeError
 
 
 def array_bytes(*values: Any) -> int:

@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import typer
 
@@ -77,5 +78,6 @@ def _written_out() -> None:
 
 
 def _fail(sentence: str) -> None:
-    print(f"lowbit: {one_line(sentence)}", file=sys.stderr)
+    with suppress(OSError):  # where standard error cannot be written either, the status says it
+        print(f"lowbit: {one_line(sentence)}", file=sys.stderr, flush=True)
     sys.exit(USAGE_ERROR)

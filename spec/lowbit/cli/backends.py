@@ -1,6 +1,8 @@
 """``lowbit backends``: which backends are installed, and which can run here."""
 
 import json
+import sys
+from contextlib import redirect_stdout
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +13,7 @@ from rich.table import Table
 from lowbit import backend as registry
 from lowbit.backend import Backend
 from lowbit.check import spoken
-from lowbit.errors import UnavailableError
+from lowbit.errors import UnavailableError, words_of
 from lowbit.text import one_line
 
 
@@ -37,16 +39,18 @@ def backends(
 def describe(name: str) -> dict[str, Any]:
     """One backend as the JSON answer has it: usable or not and why, and the limits of each operation.
 
-    One that fails when it is asked is not usable, and the others are listed all the same.
+    One that fails when it is asked is not usable, and the others are listed all the same. What one prints goes to
+    standard error, since standard output holds the answer.
     """
     try:
-        return _asked(registry.find(name))
+        with redirect_stdout(sys.stderr):
+            return _asked(registry.find(name))
     except UnavailableError as error:
         return {"usable": False, "reason": error.reason, "remedy": error.remedy}
     except (KeyboardInterrupt, MemoryError):
         raise
     except BaseException as error:
-        reason = f"it fails with {type(error).__name__}: {error}"
+        reason = f"it fails with {words_of(error)}"
         return {"usable": False, "reason": reason, "remedy": "repair or reinstall its package"}
 
 

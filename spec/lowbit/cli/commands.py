@@ -19,7 +19,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from lowbit.entries import entries, loaded
-from lowbit.errors import UnavailableError
+from lowbit.errors import UnavailableError, words_of
 from lowbit.host_memory import check_address_space
 from lowbit.text import one_line, quoted
 from lowbit.threads import usable_processors
@@ -89,7 +89,7 @@ class Lazy(TyperCommand):
             single.command(entry.name)(found)
             return typer.main.get_command(single)
         except Exception as error:
-            reason = f"{entry.value} is no command: {type(error).__name__}: {error}"
+            reason = f"{entry.value} is no command: {words_of(error)}"
             raise UnavailableError(what, reason, remedy) from error
 
 

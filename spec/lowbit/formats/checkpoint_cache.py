@@ -9,7 +9,8 @@ and one block quantised, is all that is in memory at any time. What is written d
 the checkpoint (`tensor_digests`), the configuration, the index, the plan, and `VERSION`, which changes when the method
 does. Another plan, or another checkpoint under the same path, has another folder; names and times of files do not
 count. A tensor that is read later must still have the digest. Nothing in the folder is believed that does not carry the
-same digest and hold together (`quantized_file`); a file that does not is made again.
+same digest and hold together (`quantized_file`); a file that does not is made again. Another user could write a file
+that does and holds other weights, so a folder in which others can write is refused (`storage.own_folder`).
 
 **Interrupted, and twice at once.** A file appears whole under its name or not at all, so an interrupt loses one block.
 Two processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
@@ -40,12 +41,13 @@ from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, w
 from lowbit.formats.tensor_digests import with_digests
 from lowbit.host_memory import check_memory
 from lowbit.plan import HEAD, Plan
-from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder
+from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder, own_folder
 from lowbit.text import quoted
 from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
 from lowbit.workplaces import sweep
 
+KEPT = "the cache of quantised weights"
 VERSION = 1
 FOLDER = "quantized"
 SLACK = 2**9
@@ -191,21 +193,18 @@ def quantized(
     Raises:
         ArgumentError: weights that cannot be quantised so.
         FormatError: a weight that is not finite, or a checkpoint that has changed since it was opened.
-        UnavailableError: no room, or a folder that cannot be written.
+        UnavailableError: no room, or a folder that cannot be written, or one in which another user can write.
     """
     plan.check(source.config)
     check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
-    parent = cache_folder() / FOLDER if folder is None else folder
-    with _in_words(parent):
-        make_folder(parent)
-        with tempfile.TemporaryFile(dir=parent):  # a folder that cannot be written is refused before anything is read
-            pass
+    parent = own_folder(cache_folder() / FOLDER if folder is None else folder, KEPT)
+    with _in_words(parent), tempfile.TemporaryFile(dir=parent):
+        pass  # a folder that cannot be written is refused before anything is read
     source = replace(source, table=with_digests(source.table, checking))
     digest = digest_of(source, plan)
-    place = parent / digest
+    place = own_folder(parent / digest, KEPT)
     result = QuantizedCheckpoint(source, plan, place, digest)
     with _in_words(place):
-        make_folder(place)
         sweep(place)
         free = shutil.disk_usage(place).free
     if (needed := result.missing_bytes()) > free:
@@ -237,7 +236,7 @@ def _in_words(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
-        raise UnavailableError("the cache of quantised weights", f"{folder}: {error.strerror}", remedy) from error
+        raise UnavailableError(KEPT, f"{folder}: {error.strerror}", remedy) from error
 
 
 def digest_of(source: Checkpoint, plan: Plan) -> str:

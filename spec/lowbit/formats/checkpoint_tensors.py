@@ -43,6 +43,8 @@ from lowbit.workplaces import workplace
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 MOST_INDEX_BYTES = 2**24
+MOST_NAME_BYTES = 255
+"""Of a file; systems have no longer names."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 2**23
 """Of one shard; some hundred bytes for a tensor, of which a large model has some thousand a shard."""
@@ -157,7 +159,8 @@ def _listed(fields: Fields) -> dict[str, str]:
 
 
 def _is_plain_name(file: str) -> bool:
-    return file.endswith(SUFFIX) and file.isprintable() and not set(file) & set("/\\:") and not file.startswith(".")
+    plain = file.endswith(SUFFIX) and file.isprintable() and not set(file) & set("/\\:") and not file.startswith(".")
+    return plain and len(file.encode()) <= MOST_NAME_BYTES
 
 
 def shard_table(path: Path) -> Table:

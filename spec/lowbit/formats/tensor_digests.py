@@ -11,6 +11,9 @@ are used again only if the file has not changed since, which no time stamp prove
   the time of modification; the system alone sets the time of change.
 - The time of change is at least `SETTLED_NS` older than the moment at which reading began. A file can change twice
   within one tick of the file system's clock, and the second change then leaves no trace.
+- No process had the file open for writing when reading began, and what programs had written through a mapping was
+  written out before (`quiet`). The first write to a page of a mapping sets the times, the next ones do not until the
+  page has been written out; and a long call of ``write`` sets them once, when it begins.
 - Neither time is in the future. Where the clock was set back, times say nothing about order.
 - The file system is one of `TRUSTED`, and the time of change is not a whole second. A network or image file system may
   report a time of change that it has made up.
@@ -18,8 +21,11 @@ are used again only if the file has not changed since, which no time stamp prove
 In any other case the shard is read again. A record that is damaged, incomplete or for another file is ignored.
 """
 
+import fcntl
 import hashlib
 import json
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -73,10 +79,11 @@ def with_digests(table: Table, progress: Progress | None = None) -> Table:
         found |= _kept(shard, names)
     report(sum(table[name].nbytes for name in found))
     missing = [name for names in shards.values() for name in names if name not in found]
+    lasting = {shard for shard in {table[name].shard for name in missing} if quiet(shard)}
     began = time.time_ns()
     digests = side_by_side(lambda name: _digest(table[name], name, report), missing, usable_processors())
     found |= zip(missing, digests, strict=True)
-    for shard in {table[name].shard for name in missing}:
+    for shard in lasting:
         _keep(shard, began, {name: found[name] for name in shards[shard]})
     return {name: replace(place, sha256=found[name]) for name, place in table.items()}
 
@@ -105,6 +112,24 @@ def settled(shard: Shard, began: int) -> bool:
     """Whether a later change of the file would change its time stamps, if it was read from `began` on."""
     changed = shard.status_changed
     return changed + SETTLED_NS <= began <= time.time_ns() and changed % SECOND_NS != 0
+
+
+def quiet(shard: Shard) -> bool:
+    """Whether every later change of the file will set its time of change.
+
+    The system grants a lease for reading only where no process has the file open for writing. It grants it to the
+    owner of the file and to root; for anybody else the answer is no. An overlay forgets a writer that has closed its
+    file and kept its mapping, so what is mapped is also written out: the next write to such a page sets the time.
+    """
+    with opened_shard(shard) as stream, suppress(OSError):
+        if not has_own_times(stream):
+            return False
+        os.fsync(stream.fileno())
+        fcntl.fcntl(stream, fcntl.F_SETSIG, signal.SIGURG)  # what a writer that comes now causes; ignored by default
+        fcntl.fcntl(stream, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(stream, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return True
+    return False
 
 
 def has_own_times(stream: BinaryIO) -> bool:
