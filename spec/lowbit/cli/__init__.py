@@ -43,6 +43,7 @@ def main() -> None:
 
 def answered(run: Callable[[], object]) -> None:
     """Run a program of commands; what goes wrong on purpose is a line on standard error and a status."""
+    _replace_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -64,6 +65,13 @@ def answered(run: Callable[[], object]) -> None:
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)
         raise
+
+
+def _replace_closed_streams() -> None:
+    """Put an empty file where a standard stream was closed: the next file that is opened would take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open, as the stream would
 
 
 def _written_out() -> None:
