@@ -14,6 +14,7 @@ This is the judge's side; the host's is in `host`.
 import bisect
 import ctypes
 import fcntl
+import math
 import mmap
 import os
 import tempfile
@@ -23,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.values import Tree
+from lowbit.values import Get, Tree
 
 Bytes = npt.NDArray[np.uint8]
 Side = Literal["right", "left"]
@@ -31,7 +32,7 @@ Side = Literal["right", "left"]
 PAGE = mmap.PAGESIZE
 CONTROL = PAGE  # the first page: what the fault handler writes
 ARGUMENTS = 3 << 30  # bytes of address space; pages that nobody touches cost nothing
-RESULTS = 2 << 30
+RESULTS = 1 << 30
 GUARD = 16  # pages between two arrays
 WHOLE = 1 << 20  # arrays up to so many bytes are compared with what they were
 
@@ -164,10 +165,29 @@ class Arena:
         Raises:
             ValueError: it does not lie in the memory.
         """
-        size, at = int(np.prod(shape)) * dtype.itemsize, tree.get("at")
+        size, at = math.prod(shape) * dtype.itemsize, tree.get("at")
         if type(at) is not int or not 0 <= at <= self.bytes.size - size:
             raise ValueError("an array outside the shared memory")
         return self.bytes[at : at + size].copy().view(dtype).reshape(shape)
+
+    def reading(self) -> Get:
+        """A reader of the results that one reply tells of, which lie behind the arguments.
+
+        It copies no more than there is room for: a reply could name one array a thousand times, and pages that the
+        host never wrote to, which reading would take from the system.
+        """
+        left = RESULTS
+
+        def read(dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> npt.NDArray[Any]:
+            nonlocal left
+            left -= math.prod(shape) * dtype.itemsize
+            if left < 0:
+                raise ValueError(f"more than {RESULTS} bytes of results")
+            if type(at := tree.get("at")) is int and at < CONTROL + ARGUMENTS:
+                raise ValueError("an array outside the memory of results")
+            return self.read(dtype, shape, tree)
+
+        return read
 
     def control(self) -> npt.NDArray[np.uint64]:
         """The words that the fault handler writes."""

@@ -311,24 +311,24 @@ class Watch:
     def _children(self, preparing: bool) -> str:
         """What is left of processes that a call started; those that the backend names in `children` are its own."""
         reaped, self._reaped = self._reaped, self._children_reaped()
-        own = self.allowed()
-        self._has_programs = self._has_programs or bool(own)
-        try:
+        named = self.allowed()
+        self._has_programs = self._has_programs or bool(named)
+        own = (*named, *helpers())
+        strangers: list[int] = []
+        with suppress(ChildProcessError):  # there is none at all
             os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            if reaped != self._reaped and not preparing and not self._has_programs:
-                return (
-                    "a child process ran and ended; only `prepare` and `warm_up` may start programs, such as a compiler"
-                )
-            return ""
-        strangers = [child for parent in (os.getpid(), *own) for child in children(parent) if child not in own]
+            strangers = [child for parent in (os.getpid(), *own) for child in children(parent) if child not in own]
         for child in strangers:
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)
             with suppress(OSError):
                 os.waitpid(child, 0)
-        self._reaped = self._children_reaped()
-        return f"a child process is left: {strangers}" if strangers else ""
+        if strangers:
+            self._reaped = self._children_reaped()
+            return f"a child process is left: {strangers}"
+        if reaped != self._reaped and not preparing and not self._has_programs:
+            return "a child process ran and ended; only `prepare` and `warm_up` may start programs, such as a compiler"
+        return ""
 
 
 def essence(action: Any) -> bytes:
@@ -349,6 +349,15 @@ def children(process: int) -> list[int]:
             with open(f"/proc/{process}/task/{task}/children") as file:
                 found += [int(child) for child in file.read().split()]
     return found
+
+
+def helpers() -> list[int]:
+    """The processes that Python itself keeps for `multiprocessing`: they end with this one, and nobody can end them
+    before."""
+    found = [("resource_tracker", "_resource_tracker", "_pid"), ("forkserver", "_forkserver", "_forkserver_pid")]
+    modules = [(sys.modules.get(f"multiprocessing.{module}"), name, part) for module, name, part in found]
+    numbers = [getattr(getattr(module, name, None), part, None) for module, name, part in modules]
+    return [number for number in numbers if type(number) is int]
 
 
 def _names(now: list[bytes], before: list[bytes]) -> str:
@@ -677,7 +686,9 @@ def plain(value: Any) -> Any:
 def raised(error: BaseException) -> Message:
     """An exception as the judge is told of it."""
     known = next((kind for kind in (ArgumentError, NotDeclaredError) if isinstance(error, kind)), None)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != raised.__code__.co_filename
+    ]
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
     try:
         text = str(error)

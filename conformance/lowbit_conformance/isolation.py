@@ -22,6 +22,9 @@ ISOLATION = MappingProxyType(
 )
 """The methods, the strongest first, and what a report says of each."""
 
+ADVISORY = "advisory; it shows a backend that calls or copies the specification, not one that hides it"
+"""What a report says of the seal (`sealing`), which the backend shares a process with."""
+
 
 def methods() -> tuple[str, ...]:
     """The methods to try, one after another.

@@ -26,7 +26,7 @@ from lowbit_conformance.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.events import EventPipe
 from lowbit_conformance.explaining import Explainer, asked_of
-from lowbit_conformance.isolation import ISOLATION
+from lowbit_conformance.isolation import ADVISORY, ISOLATION
 from lowbit_conformance.marking import MARKS, Mark, Settings
 from lowbit_conformance.model import model_cases, model_matrices_of
 from lowbit_conformance.remote import Call, Remote
@@ -246,6 +246,7 @@ class Run:
         write = terminalreporter.write_line
         terminalreporter.section(f"lowbit conformance of {self.tally.backend}: {self.tally.verdict}")
         write(f"isolation: {ISOLATION[self.tally.isolation]}")
+        write(f"seal: {ADVISORY}")
         rows = list(self.tally.rows())
         for row in [row for row in rows if row.declared]:
             share = "" if row.worst_share is None else f", at most {row.worst_share:.1%} of the error bound used"

@@ -27,15 +27,15 @@ ENDING = 10.0  # seconds that the kernel may take to end a process that was kill
 
 # The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with
 # ten digits of length before it. The host's own text is the last.
+# It leaves no `__file__`, which `multiprocessing` would run again in each process that it spawns.
 BOOT = """import os
-__file__ = "<string>"
 def read(size):
     text = b""
     while len(text) < size:
         text += os.read(0, size - len(text)) or os._exit(1)
     return text
 for number in range(int(read(1))):
-    exec(compile(read(int(read(10))), __file__, "exec"))"""
+    exec(compile(read(int(read(10))), "<string>", "exec"))"""
 
 # Read once, so that no backend can replace the program of the host that is started after it.
 CONFINEMENT, HOST = ((files("lowbit_conformance") / name).read_bytes() for name in ("confinement.py", "host.py"))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -26,9 +26,11 @@ from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Capabilities, Declaration
 from lowbit.bfp import Blocks
 from lowbit.bounds import Arithmetic, Roundings, any_order, one_loop
+from lowbit.declarations import check_capabilities
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
-from lowbit.values import decode, encode
+from lowbit.text import one_line
+from lowbit.values import Get, decode, encode
 from lowbit_conformance import faults
 from lowbit_conformance.arena import Arena, Placement, Segment
 from lowbit_conformance.bank import uses_reference
@@ -52,6 +54,7 @@ OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 TURNS = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
 # What taking a reply apart raises if it is none of the host's.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
+MOST_DETAILS, MOST_DETAIL = 100, 1000  # of what it says of itself: how many, and the characters of one
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
 
 
@@ -280,14 +283,17 @@ class Remote:
         reply = self._ask(request, LOADING_DEADLINE)
         if "refused" in reply:
             self.close()
-            raise HostRefusedError(str(reply["refused"]))
+            raise HostRefusedError(one_line(str(reply["refused"])))
         if "misdeclared" in reply:
-            raise BrokenPromiseError(f"DECLARATION_REFUSED: {reply['misdeclared']}")
+            raise BrokenPromiseError(f"DECLARATION_REFUSED: {one_line(str(reply['misdeclared']))}")
         with self._understanding():
             self.backend_class = str(reply["class"])
             self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
             self._host.remember()
-            self._capabilities = self._claimed(reply["capabilities"])
+            try:
+                self._capabilities = self._claimed(reply["capabilities"])
+            except ArgumentError as error:  # the host lets none of these through
+                raise BrokenPromiseError(f"DECLARATION_REFUSED: {one_line(str(error))}") from None
 
     def close(self) -> None:
         """End the host."""
@@ -368,10 +374,10 @@ class Remote:
             operations[name] = Declaration(limits, arithmetic)
         known = {item.name for item in dataclasses.fields(Capabilities)}
         rest = {key: _plain(value) for key, value in told.items() if key in known}
-        profiles = rest.get("profiles", ())
-        if not (isinstance(profiles, tuple) and all(isinstance(name, str) for name in profiles)):
-            raise BrokenPromiseError(f"RAISED: its capabilities have profiles {profiles!r}, which are no names")
-        return Capabilities(operations, **rest)
+        capabilities = Capabilities(operations, **rest)
+        check_capabilities(capabilities)  # the host has done so within reach of the backend
+        details = islice((capabilities.details or {}).items(), MOST_DETAILS)
+        return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
 
     def _own(self, operation: str) -> Roundings:
         """The count of roundings that the backend declares by a function of its own."""
@@ -473,11 +479,13 @@ class Remote:
                     held_by_host = self._hold(call, [] if series else attempts, outcomes)
                     kept = segments
                     return [held_by_host]
-                results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling)]
+                read = self.arena.reading()
+                results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling, read)]
                 for attempt, outcome, variant in zip(attempts[1:], outcomes[1:], variants[1:], strict=True):
                     # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
                     equal = call.out < 0 and outcome == outcomes[0]
-                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, variant.filling))
+                    filling = variant.filling
+                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, filling, read))
                 return results
         finally:
             if series is None:
@@ -496,7 +504,7 @@ class Remote:
         except HostEndedError as end:
             raise self._broken(end) from None
         for verdict, text in [*reply["breaches"], *seen]:
-            raise BrokenPromiseError(f"{verdict}: {text}")
+            raise BrokenPromiseError(f"{verdict}: {one_line(str(text))}")
 
     def _hold(self, call: Call, attempts: list[Attempt], outcomes: list[Message]) -> Held:
         handles = [int(outcome["handle"]) for outcome in outcomes]
@@ -539,7 +547,7 @@ class Remote:
             message["handle"] = call.owner.handle(variant.side if variant.handle < 0 else variant.handle)
         return Attempt(message, placer.segments)
 
-    def _outcome(self, call: Call, attempt: Attempt, outcome: Message, filling: int) -> Any:
+    def _outcome(self, call: Call, attempt: Attempt, outcome: Message, filling: int, read: Get) -> Any:
         """A result, or the exception that was raised."""
         if "known" in outcome:
             kind = {"ArgumentError": ArgumentError, "NotDeclaredError": NotDeclaredError}[outcome["known"]]
@@ -554,7 +562,7 @@ class Remote:
         if "argument" in outcome:
             return np.array(call.arguments[int(outcome["argument"])])
         try:
-            return decode(outcome["result"], self.arena.read)
+            return decode(outcome["result"], read)
         except ValueError as error:
             return BrokenPromiseError(f"WRONG: the result is not what it claims to be: {error}")
 
@@ -642,13 +650,13 @@ class Remote:
             reply = self._ask(request, self.deadline)
             with self._understanding():
                 self._check_breaches(reply)
-                results = []
+                results, read = [], self.arena.reading()
                 for outcomes in reply["outcomes"]:
                     given = []
                     for outcome in outcomes:
                         if "raised" in outcome:
                             raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
-                        given.append(decode(outcome["result"], self.arena.read))
+                        given.append(decode(outcome["result"], read))
                     results.append(given)
                 if [len(given) for given in results] != [times] * len(calls):
                     raise ValueError("not as many outcomes as calls")
@@ -717,4 +725,4 @@ def _plain(value: Any) -> Any:
 
 
 def _told(outcome: Message) -> str:
-    return f"{outcome['raised']}: {outcome['text']}{outcome['place']}"
+    return one_line(f"{outcome['raised']}: {outcome['text']}{outcome['place']}")

@@ -19,7 +19,7 @@ from lowbit_conformance.cases import LOADING
 
 Outcome = Literal["passed", "failed", "not declared"]
 
-WORD = re.compile(r"[A-Z][A-Z_]+(?:\([A-Z0-9]+\))?(?=[: ]|$)")
+WORD = re.compile(r"[A-Z][A-Z_]{1,40}(?:\([A-Z0-9]+\))?(?=[: ]|$)")
 
 
 def plain(value: object) -> Any:

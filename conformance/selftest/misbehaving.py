@@ -178,3 +178,74 @@ class SaysWhatItSees(Mine):
         signs += [part for part in sys.argv if "conformance" in part]
         signs += [frame.filename for frame in traceback.extract_stack() if "conformance/lowbit" in frame.filename]
         raise RuntimeError(f"signs {sorted(signs)}")
+
+
+class SpawnsAPool(Mine):
+    """Well-behaved: prepares with processes of `multiprocessing`, and shares memory, for which Python keeps helpers."""
+
+    def _prepare(self, matrix: Any) -> PreparedLinear:
+        from multiprocessing import get_context
+        from multiprocessing.shared_memory import SharedMemory
+
+        process = get_context("spawn").Process(target=os.getpid)
+        process.start()
+        process.join()
+        if process.exitcode != 0:
+            raise RuntimeError(f"exit code {process.exitcode}")
+        shared = SharedMemory(create=True, size=4096)
+        shared.close()
+        shared.unlink()
+        return super()._prepare(matrix)
+
+    def act(self, x: Any, out: Any) -> None:
+        out[:] = 0
+
+
+class Forges(Mine):
+    """Writes its replies itself: `edit` has the last word on each of them, past all checks of the host."""
+
+    def __init__(self) -> None:
+        host: Any = sys.modules["__main__"]
+        send = host.send
+        host.send = lambda channel, message: send(channel, self.edit(message))
+
+    def edit(self, message: Any) -> Any:
+        return message
+
+
+class ForgesItsLimits(Forges):
+    def edit(self, message: Any) -> Any:
+        if "capabilities" in message:
+            message["capabilities"]["operations"]["packing.unpack"]["limits"] = {"colour": ["red"]}
+        return message
+
+
+class ForgesItsOverread(Forges):
+    def edit(self, message: Any) -> Any:
+        if "capabilities" in message:
+            message["capabilities"]["overread"] = -3
+        return message
+
+
+class ForgesItsDetails(Forges):
+    def edit(self, message: Any) -> Any:
+        if "capabilities" in message:
+            message["capabilities"]["details"] = [1, 2]
+        return message
+
+
+class ForgesItsRefusal(Forges):
+    def edit(self, message: Any) -> Any:
+        if "capabilities" in message:
+            return {"refused": "no device\nmine: passed", "token": message["token"]}
+        return message
+
+
+class ForgesMuchMemory(Forges):
+    """Answers with one array of a gigabyte many times, of pages that nobody has written."""
+
+    def edit(self, message: Any) -> Any:
+        if "outcomes" in message:
+            array = {"array": "|u1", "shape": [1 << 29], "at": (3 << 30) + (1 << 20)}
+            message["outcomes"] = [{"result": [array] * 100}] * len(message["outcomes"])
+        return message

@@ -81,6 +81,15 @@ def test_standard_error_that_cannot_be_written() -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed: str) -> None:
+    """Services and scripts start programs so; the status is that of the command."""
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *LOWBIT, "conformance", "numpy", "--case"]
+    case = "packing.unpack/C1/lattice/b2-16x1-s0"
+    done = subprocess.run([*shell, case], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
 def test_an_interrupt_ends_cleanly() -> None:
     """Ctrl-C during the suite ends it and its process at once, with status 130 and one line."""
     command = [*LOWBIT, "conformance", "reference", "--seeds", "100000", "--json"]

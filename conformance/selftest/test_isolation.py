@@ -19,6 +19,12 @@ from misbehaving import (
     BlindsTheWatchOfTheMask,
     ClaimsANumber,
     ClosesStandardOutput,
+    Forges,
+    ForgesItsDetails,
+    ForgesItsLimits,
+    ForgesItsOverread,
+    ForgesItsRefusal,
+    ForgesMuchMemory,
     LeavesADaemon,
     Mine,
     ReadsAnEarlierCall,
@@ -28,6 +34,7 @@ from misbehaving import (
     RedirectsStandardOutput,
     RenamesItself,
     SaysWhatItSees,
+    SpawnsAPool,
     UsesThePadding,
     WritesNothing,
     WritesPastOut,
@@ -37,7 +44,7 @@ from misbehaving import (
 from lowbit.affine import quantize
 from lowbit.errors import ArgumentError
 from lowbit_conformance import faults
-from lowbit_conformance.arena import PAGE, Arena, Placement, Side
+from lowbit_conformance.arena import ARGUMENTS, CONTROL, PAGE, RESULTS, Arena, Placement, Side
 from lowbit_conformance.process import BOOT, HostEndedError, HostProcess, neutral_environment
 from lowbit_conformance.remote import HostRefusedError, Remote
 from lowbit_conformance.verdicts import BrokenPromiseError
@@ -203,6 +210,47 @@ def test_a_program_that_dies_has_crashed_and_not_forked(tmp_path: Path) -> None:
 def test_what_says_nonsense_of_its_profiles_fails_to_load() -> None:
     """What a backend claims is no part of the suite's own arguments."""
     assert verdict_on(ClaimsANumber).startswith("not loaded: DECLARATION_REFUSED: profiles in capabilities() is 5")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (ForgesItsLimits, "a limit of packing.unpack is 'colour'; allowed: "),
+        (ForgesItsOverread, "overread is -3; allowed: "),
+        (ForgesItsDetails, "details in capabilities() is an object of type tuple; allowed: "),
+    ],
+)
+def test_a_declaration_is_checked_out_of_reach_too(kind: type[Forges], words: str) -> None:
+    """A backend that replaces the checks of the host is refused all the same, in the same words."""
+    assert verdict_on(kind).startswith(f"not loaded: DECLARATION_REFUSED: {words}")
+
+
+def test_a_refusal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend's words on why it cannot run forge no line of what the command says."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    remote = Remote("name", f"misbehaving:{ForgesItsRefusal.__name__}", 5.0)
+    with closing(remote.arena), pytest.raises(HostRefusedError, match=r"^no device mine: passed$"):
+        remote.load()
+
+
+def test_a_reply_names_no_more_memory_than_there_is(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One array that is named many times, or that lies among the arguments, takes no memory of the judge."""
+    read, at = arena.reading(), {"at": CONTROL + ARGUMENTS}
+    assert read(np.dtype("|u1"), (5,), at).shape == (5,)
+    with pytest.raises(ValueError, match="bytes of results"):
+        read(np.dtype("|u1"), (RESULTS - 4,), at)
+    with pytest.raises(ValueError, match="outside the memory of results"):
+        arena.reading()(np.dtype("|u1"), (5,), {"at": CONTROL})
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    with closing(Remote("name", f"misbehaving:{ForgesMuchMemory.__name__}", 5.0)) as remote, closing(remote.arena):
+        remote.load()
+        with pytest.raises(BrokenPromiseError, match=r"^WRONG: .* bytes of results$"):
+            remote.run("packing.unpack", np.zeros((1, 1), np.uint32), 4)
+
+
+def test_processes_of_python_itself_are_no_breach() -> None:
+    """A backend may prepare with `multiprocessing`, whose processes start and whose helpers stay."""
+    assert verdict_on(SpawnsAPool) == "passed"
 
 
 def test_a_reply_out_of_turn_is_a_crash() -> None:

@@ -304,6 +304,14 @@ def test_the_page_says_all() -> None:
     assert "Σ s|x|(q + |z|)" in text  # the bound of the form that is declared
 
 
+def test_every_report_says_that_the_seal_is_advisory(tmp_path: Path) -> None:
+    """A backend that opens the seal passes, so a report does not let it stand for more than it is."""
+    report = sample()
+    write_junit(report, tmp_path / "r.xml")
+    texts = (text_of(report), as_html(report), terminal(report), (tmp_path / "r.xml").read_text("utf-8"))
+    assert ["advisory; it shows a backend" in " ".join(text.split()) for text in texts] == [True] * 4
+
+
 def test_a_page_without_failures_has_none() -> None:
     """A passed run says so and has no list of failures."""
     text = as_html(sample(VERDICTS_OF_A_RUN[:3]))

@@ -13,7 +13,7 @@ from typing import Any
 from lowbit.errors import UnavailableError
 from lowbit.operations import OPERATIONS
 from lowbit.storage import write_whole
-from lowbit_conformance.isolation import ISOLATION
+from lowbit_conformance.isolation import ADVISORY, ISOLATION
 from lowbit_conformance.report import words
 from lowbit_conformance.report.matrix import NONE, Line, matrix
 from lowbit_conformance.report.model import Report
@@ -71,6 +71,7 @@ def as_html(report: Report) -> str:
         missing=_missing(report.tally.verdicts),
         words=words,
         isolation=ISOLATION[report.tally.isolation],
+        seal=ADVISORY,
         kinds=KINDS,
         flat=_flat,
     )

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from lowbit.storage import write_whole
-from lowbit_conformance.isolation import ISOLATION
+from lowbit_conformance.isolation import ADVISORY, ISOLATION
 from lowbit_conformance.report.model import Report
 from lowbit_conformance.tally import Row, Verdict
 
@@ -71,6 +71,7 @@ def _properties(report: Report, row: Row) -> dict[str, str]:
         "suite": report.suite.version,
         "cpu": report.machine.cpu,
         "isolation": ISOLATION[report.tally.isolation],
+        "seal": ADVISORY,
         "report id": report.id,
     }
 

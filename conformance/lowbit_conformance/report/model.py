@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lowbit.check import spoken
-from lowbit_conformance.isolation import ISOLATION
+from lowbit_conformance.isolation import ADVISORY, ISOLATION
 from lowbit_conformance.report.matrix import matrix
 from lowbit_conformance.tally import Tally, Verdict
 
@@ -190,6 +190,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "selection": report.selection,
         "undecided": tally.undecided,
         "isolation": {"method": tally.isolation, "meaning": ISOLATION[tally.isolation]},
+        "seal": ADVISORY,
         "suite": asdict(report.suite),
         "build": asdict(report.build) | {"target": list(report.build.target)},
         "machine": asdict(report.machine),

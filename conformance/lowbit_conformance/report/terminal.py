@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit_conformance.certify import folded as folded_lines
-from lowbit_conformance.isolation import ISOLATION
+from lowbit_conformance.isolation import ADVISORY, ISOLATION
 from lowbit_conformance.report.matrix import Cell, Line, folded, matrix
 from lowbit_conformance.report.model import FailureGroup, Report
 from lowbit_conformance.report.words import meaning, place
@@ -155,7 +155,7 @@ def _show_verdict(report: Report, console: Console) -> None:
         console.print(Text(line), soft_wrap=True)
     if undecided := report.tally.undecided:
         console.print(f"stopped early: {undecided} of {report.tally.collected} cases have no verdict")
-    for line in _wrapped([f"isolation: {ISOLATION[report.tally.isolation]}"]):
+    for line in _wrapped([f"isolation: {ISOLATION[report.tally.isolation]}", f"seal: {ADVISORY}"]):
         console.print(Text(line.strip()), soft_wrap=True)
     for certificate in report.tally.certificates:
         for line in _wrapped([f"{'✓' if certificate.certified else '✗'} {certificate}"]):
