@@ -119,7 +119,7 @@ def test_gate_refuses(backend: Remote, case: RoutingCase) -> None:
 
 def distinct(clause: str, settings: Settings) -> Iterator[Case]:
     yield from random_shapes(clause, settings)
-    yield from shapes(clause, settings, "edge", ("neighbours",))
+    yield from shapes(clause, settings, "edge", ("neighbours", "low", "lowest"))
 
 
 @checks("routing.top_k/C1", with_models(distinct))
@@ -128,6 +128,8 @@ def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
     scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
     if case.variant == "neighbours":
         scores = 1 + scores * np.float32(2.0**-23)
+    if case.variant in ("low", "lowest"):  # below what a search for the greatest may begin with
+        scores = -(scores + 11) * np.float32(1e4 if case.variant == "low" else 1e33)
     given = run(backend, case, scores, case.k)
     expected = [sorted(range(case.experts), key=lambda e: -float(row[e]))[: case.k] for row in scores]
     assert_exact("chosen", given, np.array(expected, np.int64))
@@ -166,6 +168,9 @@ def weight_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
     softmax = {"C1": "after", "C2": "before"}[clause.rpartition("/")[2]]
     for case in random_shapes(clause, settings):
         yield RoutingCase(**{part.name: getattr(case, part.name) for part in fields(case)} | {"softmax": softmax})
+    if softmax == "after":
+        for shape in SHAPES:
+            yield RoutingCase(clause, "random", "far-from-0", *shape, softmax=softmax)
 
 
 @checks("routing.weights/C1", with_models(weight_shapes))
@@ -184,6 +189,8 @@ def assert_weights(backend: Remote, case: RoutingCase, record_property: Record) 
     __tracebackhide__ = True
     rng = case.generator()
     scores = (rng.normal(size=(case.tokens, case.experts)) * SCALES.get(case.variant, 1.0)).astype(np.float32)
+    if case.variant == "far-from-0":  # and near to one another
+        scores += np.float32(2e4)
     if case.softmax == "before":
         scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     chosen, _ = routes(case, rng)
