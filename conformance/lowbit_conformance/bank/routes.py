@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from lowbit import routing
 from lowbit.attention import softmax
-from lowbit.routing import Doubles, Floats, Ids, Softmax
+from lowbit.routing import Doubles, Floats, Ids
 from lowbit_conformance.bank.defect import MOVES, Array, of
 
 # **The gate.**
@@ -20,15 +20,6 @@ def product(x: npt.NDArray[np.floating], matrix: Floats) -> Doubles:
 def scored(logits: Doubles, scores: str) -> Doubles:
     with np.errstate(invalid="ignore"):
         return logits if scores == "logits" else softmax(logits)
-
-
-def based_apart(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> Array:
-    if softmax == "before":
-        return routing.weights(scores, chosen, softmax)
-    own = np.take_along_axis(scores, chosen, axis=1) * np.float32(np.log2(np.e))
-    powers = np.exp2((own - own.max(axis=1, keepdims=True)).astype(np.float64))
-    shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares.astype(np.float32)
 
 
 def gate_in_half(x: Floats, router: Floats, scores: str = "logits") -> Array:
@@ -195,13 +186,6 @@ CHOICES = (
         "The search for the greatest score begins at -1e30, so that lower ones are equals.",
         "C1",
         lambda scores, k: top_k(np.maximum(scores, np.float32(-1e30)), k),
-    ),
-    of(
-        "routing.weights",
-        "weights-by-base-2-before-the-difference",
-        "Logits and the largest are each multiplied by log2 e and rounded before one is taken from the other.",
-        "C1",
-        based_apart,
     ),
     of(
         "routing.top_k",
