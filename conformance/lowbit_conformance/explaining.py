@@ -17,7 +17,7 @@ import numpy as np
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.bank.description import describe
-from lowbit_conformance.bank.diagnosis import Seen, common_defects, nearly, sentence
+from lowbit_conformance.bank.diagnosis import Seen, common_defects, leaves, nearly, sentence
 from lowbit_conformance.remote import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at
@@ -143,8 +143,8 @@ class Explainer:
         if text := _stale(plain):
             return Explanation({}, text)
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
-        names = common_defects(operation, wrong, passes)
-        return Explanation({}, sentence(names), names) if names else Explanation()
+        found = common_defects(operation, wrong, passes)
+        return Explanation({}, sentence(found), tuple(each.name for each in found)) if found else Explanation()
 
 
 def _spread(given: list[Any], most: int) -> list[Any]:
@@ -190,8 +190,11 @@ def _stale_kinds(failure: Failure, seen: Seen) -> set[str]:
 
 
 def _is_other(seen: Seen, other: Any) -> bool:
-    """Whether the wrong result is this one, and this one is not right."""
-    return nearly(seen.given, other, seen.limits) and not nearly(other, seen.right, seen.limits)
+    """Whether the wrong result is this one, and this one is not right; zeros and NaN may come from anywhere."""
+    says = any(
+        np.size(part) and np.any(np.nan_to_num(part)) for _, part in leaves(other) if isinstance(part, np.ndarray)
+    )
+    return says and nearly(seen.given, other, seen.limits) and not nearly(other, seen.right, seen.limits)
 
 
 def asked_of(calls: list[Call]) -> Iterator[Asked]:

@@ -24,6 +24,8 @@ from lowbit_conformance.descendants import adopt_orphans, children, end_orphans,
 Message = dict[str, Tree]
 MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
 ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
+# Signals that the C library keeps for itself: it handles one of them from the first thread that a process starts.
+OF_LIBRARY = sum(1 << (number - 1) for number in range(32, int(signal.SIGRTMIN)))
 
 # The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with
 # ten digits of length before it. The host's own text is the last.
@@ -153,7 +155,7 @@ class HostProcess:
         names, folder = ("SigBlk:", "SigIgn:", "SigCgt:"), f"/proc/{self._inside}/cwd"
         with contextlib.suppress(OSError), open(f"/proc/{self._inside}/status", errors="replace") as file:
             lines = dict(line.split()[:2] for line in file if line.startswith((*names, "Umask:")))
-            signals = " ".join(lines[name] for name in names)
+            signals = " ".join(f"{int(lines[name], 16) & ~OF_LIBRARY:016x}" for name in names)
             state = {"signals blocked, ignored or caught": signals, "the file mode mask": lines["Umask:"]}
             return state | {"the folder": os.readlink(folder)}
         return {}

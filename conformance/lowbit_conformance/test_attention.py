@@ -57,11 +57,13 @@ def test_one_score_takes_all(backend: Remote, case: RowsCase) -> None:
     assert_equal_values(given, expected)
 
 
-@checks("attention.softmax/C2", rows("small", "plain", "huge", "with-masked"))
+@checks("attention.softmax/C2", rows("small", "plain", "huge", "with-masked", "far-from-0"))
 def test_shares_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
     """Flat, plain and saturated rows, far from zero too, stay within the bound."""
     rng, scale = case.generator(), {"small": 0.01, "huge": 3e4}.get(case.variant, 3.0)
     scores = (rng.normal(size=(case.rows, case.columns)) * scale).astype(np.float32)
+    if case.variant == "far-from-0":  # and near to one another, so that all have a share
+        scores += np.float32(2e4) * (1 - 2 * rng.integers(0, 2, (case.rows, 1)).astype(np.float32))
     if case.variant == "with-masked":
         scores[:, 1::2] = -np.inf
     assert_bounded(

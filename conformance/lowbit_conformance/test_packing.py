@@ -27,6 +27,7 @@ def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, "random", "drawn", bits, rows, int(rng.integers(1, 101)), seed=seed)
         yield MatrixCase(clause, "lattice", "large-model", bits, CODES_PER_UNIT[bits], 131072)
         yield MatrixCase(clause, "lattice", "large-model", bits, 28672, 3)
+        yield MatrixCase(clause, "lattice", "large-model", bits, 2**16 + 32, 2)
 
 
 def single_units(clause: str, settings: Settings) -> Iterator[MatrixCase]:

@@ -98,7 +98,7 @@ def test_the_diagnosis_names_the_defect(name: str) -> None:
             here = Seen.of(operation, Asked(operation, called.arguments, called.choices, called.given))
             seen += [here] if here.unequal else []
         assert seen, operation
-        assert name in common_defects(operation, seen, [], most=len(BANK)), operation
+        assert BANK[name] in common_defects(operation, seen, [], most=len(BANK)), operation
 
 
 def test_a_session_is_diagnosed() -> None:
@@ -110,7 +110,7 @@ def test_a_session_is_diagnosed() -> None:
     engine = BANK["lru-as-fifo"].wrong["offload.engine"](arrangement)
     given = tuple(engine.step(request) for request in requests)
     asked = Asked("offload.engine", (arrangement,), {}, given, tuple((each,) for each in requests))
-    assert "lru-as-fifo" in common_defects("offload.engine", [Seen.of("offload.engine", asked)], [])
+    assert BANK["lru-as-fifo"] in common_defects("offload.engine", [Seen.of("offload.engine", asked)], [])
 
 
 # **What is seen where no defect explains a result.**

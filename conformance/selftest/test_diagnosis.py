@@ -4,7 +4,9 @@ The whole list is measured by running this file: it prints a line for each mista
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,10 @@ from mistakes_products import Mistake
 from test_seal import hosted
 
 from lowbit.affine import quantize
+from lowbit.attention import attend_to
+from lowbit.bfp import Blocks, Format, cast
+from lowbit.bfp_dot import dot
+from lowbit.linear import qgemv
 from lowbit_conformance.bank import BANK
 from lowbit_conformance.explaining import Asked, Explainer, asked_of
 from lowbit_conformance.verdicts import BrokenPromiseError
@@ -118,6 +124,69 @@ def test_stale_results_are_named(kind: str, words: str) -> None:
             explainer.note(f"linear.qgemv/C1/lattice/{number}-s0", asked_of(calls), wrong=number > 0)
     told = dict(explainer.explanations())
     assert [each.diagnosis for each in told.values()] == [words]
+
+
+# **Families**: mistakes with a number or a place that the bank does not hold.
+
+
+def explained(operation: str, calls: list[tuple[tuple[Any, ...], Any]], right: int = 0) -> tuple[str, ...]:
+    """The names that are given to calls with wrong results, the last of which may be right."""
+    explainer = Explainer()
+    for number, (arguments, given) in enumerate(calls):
+        asked = Asked(operation, arguments, {}, given)
+        explainer.note(f"{operation}/C2/random/{number}-s0", [asked], wrong=number < len(calls) - right)
+    return next((each.defects for _, each in explainer.explanations() if each.defects), ())
+
+
+def in_tf32(numbers: Any) -> Any:
+    """Ties away, as a tensor core is fed by a conversion in software."""
+    return ((numbers.view(np.uint32) + np.uint32(1 << 12)) & np.uint32(2**32 - (1 << 13))).view(np.float32)
+
+
+def test_a_narrow_input_is_named_by_its_format_and_its_place() -> None:
+    queries, keys, values = (RNG.normal(size=shape).astype(np.float32) for shape in ((3, 2, 8), (1, 3, 8), (1, 3, 8)))
+    given = attend_to(queries, keys, in_tf32(values)).astype(np.float32)
+    names = explained("attention.attend", [((queries, keys, values), given)])
+    assert "values-in-tf32" in names
+
+
+def test_the_neighbour_of_a_column_is_named() -> None:
+    calls = []
+    for matrix in (FIRST, SECOND):
+        rolled = replace(matrix, zeros=np.roll(matrix.zeros, 1, axis=1))
+        calls.append(((X, matrix), qgemv(X, rolled).astype(np.float32)))
+    assert explained("linear.qgemv", calls) == ("zeros-of-previous-column",)
+
+
+def test_integers_that_are_too_narrow_are_named() -> None:
+    a, b = (cast(RNG.normal(size=(2, 64)).astype(np.float32), Format(32, 12)) for _ in range(2))
+    narrow = Blocks(b.mantissas.astype(np.int8).astype(np.int16), b.exponents, b.format)
+    assert explained("bfp.dot", [((a, b), dot(a, narrow))]) == ("mantissas-of-b-wrap-at-8-bits",)
+
+
+def test_a_family_that_spoils_what_was_right_is_not_named() -> None:
+    """Results cut to bfloat16 on one matrix; on the other, where that would show as well, there is nothing wrong."""
+    first, second = qgemv(X, FIRST).astype(np.float32), qgemv(X, SECOND).astype(np.float32)
+    short = (first.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    assert explained("linear.qgemv", [((X, FIRST), short)]) == ("result-in-bfloat16",)
+    assert not explained("linear.qgemv", [((X, FIRST), short), ((X, SECOND), second)], right=1)
+
+
+def test_few_results_are_not_named_by_what_spoils_others() -> None:
+    """One result without its last row, where another is right: no name, since that mistake would have spoilt both."""
+    short = qgemv(X * np.float32(np.arange(16) < 15), FIRST).astype(np.float32)
+    assert explained("linear.qgemv", [((X, FIRST), short)]) == ("last-row-dropped",)
+    right = qgemv(X, SECOND).astype(np.float32)
+    assert not explained("linear.qgemv", [((X, FIRST), short), ((X, SECOND), right)], right=1)
+
+
+def test_zeros_are_not_those_of_a_call_before() -> None:
+    """A result of zeros may come from anywhere, whatever a call before gave."""
+    explainer, nothing = Explainer(), np.zeros(16, np.float32)
+    for number, x in enumerate((nothing, X)):
+        asked = Asked("linear.qgemv", (x, FIRST), {}, np.zeros(5, np.float32))
+        explainer.note(f"linear.qgemv/C1/lattice/{number}-s0", [asked], wrong=number > 0)
+    assert not any("call before" in each.diagnosis for _, each in explainer.explanations())
 
 
 def main(mistakes: list[Mistake]) -> None:

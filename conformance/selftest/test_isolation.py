@@ -46,7 +46,7 @@ from lowbit.errors import ArgumentError
 from lowbit_conformance import faults
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, PAGE, RESULTS, Arena, Placement, Side
 from lowbit_conformance.process import BOOT, HostEndedError, HostProcess, neutral_environment
-from lowbit_conformance.remote import HostRefusedError, Remote
+from lowbit_conformance.remote import Call, HostRefusedError, Remote
 from lowbit_conformance.verdicts import BrokenPromiseError
 
 HERE = Path(__file__).parent
@@ -179,6 +179,16 @@ def test_what_is_seen_without_a_fault(kind: type[Mine], verdict: str) -> None:
 def test_the_judge_sees_for_itself(kind: type[Mine], verdict: str) -> None:
     """A backend that silences the watch in its own process is seen from outside."""
     assert verdict_on(kind).startswith(verdict)
+
+
+def test_the_first_thread_of_a_process_changes_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a library that starts no threads when it is loaded, as BLAS on a machine of one core."""
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    codes = np.arange(32, dtype=np.uint8).reshape(32, 1) % 16
+    with closing(Remote("name", "numpy", 30.0)) as remote:
+        remote.load()
+        remote.together([Call("run", "packing.pack", (codes, 4))] * 2, 2)
 
 
 def test_no_daemon_outlives_its_host() -> None:

@@ -33,6 +33,13 @@ def minus_infinity_shared(scores: Floats) -> Array:
     return softmax(np.maximum(scores.astype(np.float64), -100.0))
 
 
+def based_apart(scores: Floats) -> Array:
+    base = scores * np.float32(np.log2(np.e))
+    powers = np.exp2((base - base.max(axis=1, keepdims=True)).astype(np.float64))
+    shares: Array = powers / powers.sum(axis=1, keepdims=True)
+    return shares.astype(np.float32)
+
+
 def halved(scores: Floats) -> Array:
     return softmax(scores.astype(np.float16).astype(np.float64))
 
@@ -124,6 +131,13 @@ DEFECTS = (
         "Scores of minus infinity count as -100 and get a share.",
         "C1 C2",
         minus_infinity_shared,
+    ),
+    of(
+        "attention.softmax",
+        "base-2-before-the-difference",
+        "Scores and the largest are each multiplied by log2 e and rounded before one is taken from the other.",
+        "C2",
+        based_apart,
     ),
     of("attention.softmax", "softmax-in-half", "Scores are rounded to float16 first.", "C2", halved),
     of(

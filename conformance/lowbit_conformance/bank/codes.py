@@ -125,7 +125,19 @@ def uninitialized(codes: Codes, bits: int) -> Words:
     return words
 
 
+def rows_in_16_bits(codes: Array) -> Array:
+    return codes[np.arange(len(codes)) % 2**16]
+
+
 DEFECTS = (
+    stepwise(
+        "rows-wrap-at-65536",
+        "The number of a row is kept in 16 bits, so that rows begin again at the 65537th.",
+        "packing.pack/C2 packing.unpack/C1",
+        unpack=lambda words, bits: rows_in_16_bits(unpack(words, bits)),
+        pack=lambda codes, bits: pack(rows_in_16_bits(codes), bits),
+        only=("packing.pack", "packing.unpack"),
+    ),
     placed(
         "nibbles-swapped",
         "The two nibbles of each byte change places.",

@@ -6,7 +6,7 @@ by no more than rounding may explain, and if what came back lies many times near
 is right. If no defect explains the results, `lowbit_conformance.bank.description` says what can be seen.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -18,10 +18,12 @@ from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.bank import BANK, steps
 from lowbit_conformance.bank.defect import Array, Defect
+from lowbit_conformance.bank.families import relatives
 
 DECLARED = Arithmetic("direct", "float32", any_order)
 INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
 MOST_NAMED = 2
+LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 UNIT = 2.0**-24
 LARGER = 2.0**-18  # of a result
@@ -87,27 +89,43 @@ class Seen:
         return nearly(wrong, self.right, self.limits)
 
 
-def common_defects(operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED) -> tuple[str, ...]:
-    """The names of the defects that give every one of the wrong results; none if there are too many to mean one.
+def common_defects(
+    operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED
+) -> tuple[Defect, ...]:
+    """The defects that give every one of the wrong results; none if there are too many to mean one.
 
-    Those that leave right what the backend had right go before others.
+    Those that leave right what the backend had right go before others. The others count only where enough results say
+    the same: a mistake may be made in some cases only, but few results resemble those of many mistakes. Where the bank
+    has no name, `families` may have one; of their many members only those count that spoil nothing that was right.
     """
-    named = [defect for defect in BANK.values() if operation in defect.wrong]
+    named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
+    fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
+    fitting = fitting or _fitting(_explaining(relatives(operation), failures), passes)
+    found = {defect.name: defect for defect in fitting}
+    return tuple(found.values()) if len(found) <= most else ()
+
+
+def _fitting(defects: list[Defect], passes: list[Seen]) -> list[Defect]:
+    """Those that leave right what the backend had right."""
+    return [defect for defect in defects if all(passed.unspoilt(defect) for passed in passes)]
+
+
+def _explaining(defects: Iterable[Defect], failures: list[Seen]) -> list[Defect]:
+    """Those that give every one of the wrong results; the small results are looked at first."""
+    left = list(defects)
     for failure in sorted(failures, key=lambda each: sum(np.size(part) for _, part in leaves(each.given))):
-        named = [defect for defect in named if failure.explained(defect)]
-    fitting = [defect for defect in named if all(passed.unspoilt(defect) for passed in passes)]
-    names = tuple(defect.name for defect in fitting or named)
-    return names if len(names) <= most else ()
+        left = [defect for defect in left if failure.explained(defect)]
+    return left
 
 
-def sentence(names: tuple[str, ...]) -> str:
+def sentence(defects: tuple[Defect, ...]) -> str:
     """What a report says of results that a defect explains.
 
-    >>> sentence(("result-doubled",))
+    >>> sentence((BANK["result-doubled"],))
     'all wrong results are what result-doubled gives: Results are twice as large.'
     """
-    causes = " Or: ".join(BANK[name].cause for name in names)
-    return f"all wrong results are what {' or '.join(names)} gives: {causes}"
+    names, causes = " or ".join(each.name for each in defects), " Or: ".join(each.cause for each in defects)
+    return f"all wrong results are what {names} gives: {causes}"
 
 
 def nearly(given: Any, other: Any, limits: Array | None) -> bool:

@@ -175,6 +175,20 @@ CHOICES = (
     ),
     of(
         "routing.top_k",
+        "greatest-from-minus-10000",
+        "The search for the greatest score begins at -10000, so that lower ones are equals.",
+        "C1",
+        lambda scores, k: top_k(np.maximum(scores, np.float32(-1e4)), k),
+    ),
+    of(
+        "routing.top_k",
+        "greatest-from-minus-1e30",
+        "The search for the greatest score begins at -1e30, so that lower ones are equals.",
+        "C1",
+        lambda scores, k: top_k(np.maximum(scores, np.float32(-1e30)), k),
+    ),
+    of(
+        "routing.top_k",
         "chosen-unordered",
         "The chosen stand by id and not best first.",
         "C1 C2 C3",
