@@ -6,6 +6,7 @@ import inspect
 import types
 from collections.abc import Callable
 from contextlib import suppress
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Asking(Backend):
         return Capabilities({"linear.qgemv": Declaration({}, Arithmetic("factored"))})
 
     def _prepare(self, matrix: Any) -> PreparedLinear:
-        return Linear(matrix, self.answer)
+        return Linear(deepcopy(matrix), self.answer)  # its memory is the caller's again after this call
 
     def answer(self, x: Any, codes: Codes, matrix: Any) -> Any:
         raise NotImplementedError
