@@ -40,6 +40,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "limit-empty": (lambda: pack({"bits": ()}), "the number of values of limit bits of packing.pack is 0"),
     "limit-nan": (lambda: pack({"bits": (4, float("nan"))}), "a value of limit bits of packing.pack is nan"),
     "limit-negative": (lambda: pack({"bits": (-4,)}), "a value of limit bits of packing.pack is -4"),
+    "limit-huge": (lambda: pack({"bits": (10**5000,)}), "a value of limit bits of packing.pack is an integer of more"),
     "limit-of-lists": (lambda: pack({"bits": ([4],)}), "a value of limit bits of packing.pack is an object of type"),
     "arithmetic-missing": (
         lambda: Capabilities({"linear.qgemv": Declaration()}),

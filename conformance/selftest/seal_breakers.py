@@ -6,7 +6,7 @@ import inspect
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,7 @@ class Linear(PreparedLinear):
 
     def __init__(self, matrix: Any, answer: Callable[[Any, Codes, Any], Any]) -> None:
         super().__init__("broken", matrix.rows, matrix.columns, matrix.nbytes)
-        own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller's may change
-        self.matrix, self.codes, self.answer = replace(matrix, **own), own_codes(matrix.words, matrix.bits), answer
+        self.matrix, self.codes, self.answer = matrix, own_codes(matrix.words, matrix.bits), answer
 
     def _qgemv(self, x: Any, out: Any) -> None:
         out[:] = self.answer(x, self.codes, self.matrix)
@@ -52,7 +51,7 @@ class Asking(Backend):
         return Capabilities({"linear.qgemv": Declaration({}, Arithmetic("factored"))})
 
     def _prepare(self, matrix: Any) -> PreparedLinear:
-        return Linear(matrix, self.answer)
+        return Linear(deepcopy(matrix), self.answer)  # its memory is the caller's again after this call
 
     def answer(self, x: Any, codes: Codes, matrix: Any) -> Any:
         raise NotImplementedError

@@ -5,7 +5,6 @@ given as a text would match its parts, and bounds cannot be derived for an opera
 mistake in a declaration is refused, with a sentence that says what to change.
 """
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -21,6 +20,7 @@ from lowbit.profiles import PROFILES
 
 MOST_VALUES = 1 << 16
 """Values of one limit. A backend that handles more of them leaves the limit out, or handles all."""
+MOST_NUMBER = 2**64
 MOST_SHOWN = 60
 """Characters of a value in a message."""
 
@@ -159,9 +159,10 @@ def _check_values(what: str, values: object) -> None:
         allowed = f"1 to {MOST_VALUES} values; a parameter that is handled in full has no limit"
         raise ArgumentError(f"the number of values of {what}", len(values), allowed)
     for value in values:
-        number = isinstance(value, Real) and math.isfinite(value) and float(value) >= 0
+        bounded: Any = value  # numbers.Real has no comparison with integers for a type checker
+        number = isinstance(value, Real) and bool(0 <= bounded < MOST_NUMBER)
         if not (number or value is None or isinstance(value, str)):
-            raise ArgumentError(f"a value of {what}", _shown(value), "a text, or a number of at least 0")
+            raise ArgumentError(f"a value of {what}", _shown(value), "a text, or a number from 0 to below 2**64")
 
 
 def _check_arithmetic(operation: str, arithmetic: object) -> None:
@@ -188,6 +189,8 @@ def _answer(ask: Callable[[], Any], what: str) -> Any:
 
 def _shown(given: object) -> str:
     """A value where it is short, its type where it is not."""
+    if type(given) is int and abs(given) >= MOST_NUMBER:  # Python writes no integer of thousands of digits
+        return "an integer of more than 64 bits"
     if isinstance(given, (str, int, float, bool)) or given is None:
         text = repr(given)
         return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
