@@ -4,7 +4,7 @@ What a rounding depends on is supplied by the suite, so a difference of one roun
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,7 +101,14 @@ def positive_definite(case: LayerCase) -> Floats:
 # **The Hessian.**
 
 
-@checks("gptq.hessian/C1", lattice_cases)
+def hessian_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    """The lattice, and as many inputs as a calibration has."""
+    cases = list(lattice_cases(clause, settings))
+    yield from cases
+    yield replace(cases[0], variant="many-inputs", rows=8, columns=5000)
+
+
+@checks("gptq.hessian/C1", hessian_cases)
 def test_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     """Small integers have an exact Hessian."""
     x = case.generator().integers(-9, 10, (case.columns, case.rows)).astype(np.float32)

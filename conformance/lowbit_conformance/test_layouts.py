@@ -64,6 +64,7 @@ def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
             yield LayoutCase(clause, "lattice", "", ColumnPanels.order, rows, columns, rows, width)
     for order in ORDERS:
         yield LayoutCase(clause, "lattice", "large", order, 512, 11008, 24, 312)
+        yield LayoutCase(clause, "lattice", "many-blocks", order, 3, 1300, 1 if order == ZCurve.order else 3, 4)
         for seed in settings.seeds:
             rng = np.random.Generator(np.random.PCG64([seed, ORDERS.index(order)]))
             sizes = (int(size) for size in rng.integers(1, (60, 200, 20, 40)))

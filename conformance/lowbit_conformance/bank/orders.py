@@ -20,6 +20,15 @@ def row_by_row(layout: Layout) -> Array:
     return layouts.apply(numbers, layout).astype(np.int64)
 
 
+def narrow_morton(layout: Layout) -> Array:
+    """Only the low 8 bits of a block's row and column are interleaved."""
+    if isinstance(layout, ColumnPanels):
+        return row_by_row(layout)
+    height, width = layout.block
+    grid = [(r, c) for r in range(-(-layout.rows // height)) for c in range(-(-layout.columns // width))]
+    return by_blocks(layout, sorted(grid, key=lambda block: layouts.morton(block[0] % 256, block[1] % 256)))
+
+
 def other_morton(layout: Layout) -> Array:
     """Bits of the column above those of the row."""
     if isinstance(layout, ColumnPanels):
@@ -93,6 +102,7 @@ def edge_repeated(words: Words, layout: Layout) -> Words:
 
 DEFECTS = (
     moved("z-curve-other-bit-first", "The bits of the column are put above those of the row.", other_morton),
+    moved("z-curve-of-256-blocks", "The row and column of a block keep 8 bits on the curve.", narrow_morton),
     moved("z-curve-missing", "Blocks follow each other row by row, without the curve.", plain_order),
     moved("blocks-column-by-column", "Inside a block words go column by column.", inside_turned),
     of("blocking.apply", "edge-blocks-filled-up", "Blocks at the edges are filled up with zeros.", "C1 C2", padded),

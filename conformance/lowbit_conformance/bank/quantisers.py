@@ -306,6 +306,13 @@ GPTQ = (
         "C1 C2",
         lambda x: np.triu(hessian(x)),
     ),
+    of(
+        "gptq.hessian",
+        "inputs-past-2048-left-out",
+        "Only the first 2048 inputs are summed.",
+        "C1",
+        lambda x: hessian(np.ascontiguousarray(x[:2048])),
+    ),
     of("gptq.hessian", "hessian-in-half", "Inputs are rounded to float16.", "C2", hessian_in_half),
     of(
         "gptq.factor",
