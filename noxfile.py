@@ -30,6 +30,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from email import message_from_bytes
 from pathlib import Path
 
 import nox
@@ -254,7 +255,7 @@ def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
     """The wheels of cppyy and what it needs, as files for pip; built once for this machine.
 
     They are kept in one archive of the cache, as other compiled code is: where no other user can write, and built again
-    where the archive does not match its digest. pip is given each file by name, so that it installs no other.
+    where the archive does not match its digest. pip is given each file by its path, so that it installs no other.
     """
     requirement = next(line for line in PROJECT["project"]["optional-dependencies"]["cppyy"] if "cppyy" in line)
     need_compiler(session)
@@ -273,7 +274,17 @@ def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
         session.error(f"cppyy cannot be kept: {error}")
     with tempfile.TemporaryDirectory() as folder:
         shutil.unpack_archive(archive, folder)
-        yield sorted(str(wheel) for wheel in Path(folder).glob("*.whl"))
+        yield sorted(requirement_for(wheel) for wheel in Path(folder).glob("*.whl"))
+
+
+def requirement_for(wheel: Path) -> str:
+    """A wheel for pip, with the name that its package has: CPyCppyy's headers are installed in a folder of that name.
+
+    pip would take the name from the file, which has it in lower case, and cppyy would not find the headers.
+    """
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = next(name for name in opened.namelist() if name.endswith(".dist-info/METADATA"))
+        return f"{message_from_bytes(opened.read(metadata))['Name']} @ {wheel.as_uri()}"
 
 
 def need_compiler(session: nox.Session) -> None:

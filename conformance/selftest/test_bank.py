@@ -218,9 +218,11 @@ def test_the_command_knows_the_bank() -> None:
 
 
 def test_an_unknown_defect_is_refused() -> None:
-    """The message lists those there are."""
-    with pytest.raises(ArgumentError, match="nibbles-swapped"):
+    """The message says where they are listed, and which are like it."""
+    with pytest.raises(ArgumentError, match="kill matrix in the docs"):
         bank.backend("two-left-feet")
+    with pytest.raises(ArgumentError, match=r"the nearest are .*nibbles-swapped"):
+        bank.backend("nibble-swap")
 
 
 # **The matrix.**

@@ -18,6 +18,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+WHEEL = "cpycppyy-1.13.0-py3-none-any.whl"
+
+
 class SessionError(Exception):
     """What `nox.Session.error` raises here."""
 
@@ -31,7 +34,10 @@ class Session:
     def run(self, *words: str) -> None:
         self.ran.append(words)
         folder = Path(words[words.index("--wheel-dir") + 1])
-        (folder / "cppyy-3.5.0-py3-none-any.whl").write_bytes(b"the wheel")
+        with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
+            wheel.writestr(
+                zipfile.ZipInfo("cpycppyy-1.13.0.dist-info/METADATA"), "Metadata-Version: 2.1\nName: CPyCppyy\n"
+            )
 
     def log(self, text: str) -> None:
         """Nobody reads it."""
@@ -58,13 +64,15 @@ def noxfile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return module
 
 
-def given(noxfile: Any, session: Session) -> list[tuple[str, bytes]]:
-    """The files that pip is given: name and content."""
+def given(noxfile: Any, session: Session) -> list[tuple[str, str, bool]]:
+    """What pip is given: the names of packages and of files, and whether the file is there."""
     with noxfile.cppyy_wheels(session) as wheels:
-        return [(Path(wheel).name, Path(wheel).read_bytes()) for wheel in wheels]
+        named = [wheel.split(" @ file://") for wheel in wheels]
+        return [(name, Path(file).name, zipfile.is_zipfile(file)) for name, file in named]
 
 
-BUILT = [("cppyy-3.5.0-py3-none-any.whl", b"the wheel")]
+BUILT = [("CPyCppyy", WHEEL, True)]
+"""The name is the package's own: pip installs headers in a folder of that name, where cppyy looks for them."""
 
 
 def test_wheels_are_built_once_and_named(noxfile: Any) -> None:

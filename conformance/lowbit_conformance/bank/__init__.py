@@ -12,6 +12,7 @@ True
 """
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from lowbit.backend import Backend
@@ -87,7 +88,9 @@ def defect_of(name: str) -> Defect:
     if name == CONTROL.name:
         return CONTROL
     if name not in BANK:
-        raise ArgumentError("defect", repr(name), f"none, or one of {', '.join(sorted(BANK))}")
+        nearest = ", ".join(get_close_matches(name, BANK, 3))
+        allowed = f"none, or one of the {len(BANK)} names that the kill matrix in the docs lists"
+        raise ArgumentError("defect", repr(name), f"{allowed}; the nearest are {nearest}" if nearest else allowed)
     return BANK[name]
 
 
