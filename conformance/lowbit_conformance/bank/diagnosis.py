@@ -82,10 +82,12 @@ class Seen:
         return _distance(self.given, wrong, self.right, self.limits) is not None
 
     def unspoilt(self, defect: Defect) -> bool:
-        """Whether the defect, too, is right here."""
+        """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
         wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
         if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
             return _identical(wrong, self.given)
+        if self.wrong:
+            return _distance(self.given, wrong, self.right, self.limits) is not None
         return nearly(wrong, self.right, self.limits)
 
 

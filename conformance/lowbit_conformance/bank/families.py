@@ -44,7 +44,7 @@ def _changed(value: Any, path: tuple[str, ...], change: Change) -> Any:
 def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]]:
     """What of an operation may be rounded, and the operation with that rounded."""
     reference = OPERATIONS[operation].reference
-    names = list(inspect.signature(reference).parameters)
+    parameters = inspect.signature(reference).parameters
 
     def of_input(number: int, path: tuple[str, ...]) -> Callable[[Change], Function]:
         def rounded(change: Change) -> Function:
@@ -66,11 +66,13 @@ def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]
 
         return run
 
-    for number, name in enumerate(names):
-        yield name, of_input(number, ())
+    arrays = [name for name, each in parameters.items() if "ndarray" in str(each.annotation)]
+    for number, name in enumerate(parameters):
+        if name in arrays:
+            yield name, of_input(number, ())
         for part in {"matrix": ("scales", "zeros"), "turn": ("cos", "sin")}.get(name, ()):
             yield f"{part}", of_input(number, (part,))
-    if len(names) > 1:
+    if len(arrays) > 1:
         yield "all-inputs", of_all
     yield "result", of_result
 

@@ -6,6 +6,7 @@ rule for the ends of a range. `VARIANTS` holds them by operation; a name may sta
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from lowbit.bfp_storage import EXPONENT_BIAS, StoredBlocks, store, unpack_signed
 from lowbit.hqq import HqqMatrix
 from lowbit.hqq_numbers import EightBit, Numbers, decode
 from lowbit.kvcache import BfpKeyValueCache
-from lowbit_conformance.bank import attention, blocks, experts, heads, quantisers, reals, routes
+from lowbit.offload import Offload, Request, Staged
+from lowbit_conformance.bank import attention, blocks, engines, experts, heads, quantisers, reals, routes
 from lowbit_conformance.bank.defect import Array, Function, unchecked
 from lowbit_conformance.bank.narrow import FORMATS, Change
 
@@ -32,7 +34,8 @@ SMALL = tuple(10.0**-power for power in range(5, 21))
 
 def up(numbers: Array) -> Array:
     """Ties upwards."""
-    return np.floor(numbers + numbers.dtype.type(0.5))
+    answer: Array = np.floor(numbers + numbers.dtype.type(0.5))
+    return answer
 
 
 ROUNDINGS: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
@@ -58,6 +61,8 @@ def quantize_variants() -> Variants:
     for name, words, way in ROUNDINGS:
         yield f"codes-{name}", f"In a code, {words}.", quantisers.replacing(rounded=way)
         yield f"zero-points-{name}", f"In a zero-point, {words}.", quantisers.replacing(zero_rounded=way)
+    inside = "A code is round(w / scale + zero), where the zero is added after the rounding."
+    yield "zero-point-inside-rounding", inside, quantisers.replacing(zero_inside=True)
     for small in SMALL:
         cause = f"A group without a range has a scale of {small:g} instead of 1."
         yield "no-range-small-scale", cause, quantisers.replacing(no_range=small)
@@ -127,6 +132,7 @@ def total_variants() -> Variants:
     for lanes in (2, 4, 8, 16, 32):
         cause = f"Blocks are added in {lanes} partial sums, which are added at the end."
         yield "blocks-in-partial-sums", cause, lambda given, n=lanes: _in_lanes(given, n)
+        yield "blocks-in-partial-sums", cause, lambda given, n=lanes: _in_lanes(given, n) + np.float32(0)
     yield "blocks-in-two-halves", "Each half of the blocks has a sum of its own.", _in_halves
 
 
@@ -252,6 +258,19 @@ def _laid_by_rows(matrix: HqqMatrix, right: Array) -> Array:
     return np.ascontiguousarray(right.T.reshape(matrix.rows, matrix.columns))
 
 
+def _by_rows(matrix: HqqMatrix) -> Array:
+    flat = np.arange(matrix.rows * matrix.columns).reshape(matrix.rows, matrix.columns)
+    return flat // matrix.group_size if matrix.axis == 1 else flat % matrix.groups
+
+
+def _with_zeros(way: Change) -> Callable[[HqqMatrix], Array]:
+    return lambda matrix: reals.weights(matrix, zeros=way)
+
+
+def _of_weights(way: Change) -> Callable[[HqqMatrix], Array]:
+    return lambda matrix: way(reals.weights(matrix))
+
+
 def _hqq_weights() -> Iterator[tuple[str, str, Callable[[HqqMatrix], Array]]]:
     yield (
         "real-zero-of-other-sign",
@@ -268,15 +287,17 @@ def _hqq_weights() -> Iterator[tuple[str, str, Callable[[HqqMatrix], Array]]]:
         "The weight is scale q - scale zero, rounded three times.",
         lambda matrix: reals.weights(matrix, value=lambda q, s, z: s * q - s * z),
     )
+    cause = "Groups run along the rows of K x N and not of N x K."
+    yield "groups-along-other-axis", cause, lambda matrix: reals.weights(matrix, group=_by_rows)
     by_rows = "Weights are laid out as K x N and not as N x K."
     yield "weights-laid-by-rows", by_rows, lambda matrix: _laid_by_rows(matrix, reals.weights(matrix))
     for format, words, way in narrowed():
         yield (
             f"real-zeros-in-{format}",
             f"Real zeros: {words}.",
-            lambda matrix, w=way: reals.weights(matrix, zeros=w),
+            _with_zeros(way),
         )
-        yield f"weights-in-{format}", f"Weights: {words}.", lambda matrix, w=way: w(reals.weights(matrix))
+        yield f"weights-in-{format}", f"Weights: {words}.", _of_weights(way)
 
 
 def real_zero_variants() -> Variants:
@@ -294,18 +315,21 @@ def code_variants() -> Variants:
 
     def separately(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
         with np.errstate(all="ignore"):
-            return np.clip(np.rint(weights / scales) + np.rint(zeros), 0, 2**bits - 1).astype(np.uint8)
+            real = np.rint(weights / scales) + np.rint(zeros)
+        answer: Array = np.clip(real, 0, 2**bits - 1).astype(np.uint8)
+        return answer
 
     def wrapped(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
         with np.errstate(all="ignore"):
             real = np.nan_to_num(np.rint(weights / scales + zeros))
-            return np.mod(np.where(np.abs(real) < 2.0**31, real, 0), 2**bits).astype(np.uint8)
+            answer: Array = np.mod(np.where(np.abs(real) < 2.0**31, real, 0), 2**bits).astype(np.uint8)
+        return answer
 
     def without_last(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
         return np.minimum(reals.codes(weights, scales, zeros, bits), np.uint8(2**bits - 2))
 
     def wide(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
-        return reals.codes(weights.astype(np.float64), scales, zeros, bits)  # type: ignore[arg-type]  # the mistake
+        return reals.codes(weights.astype(np.float64), scales, zeros, bits)
 
     yield "weight-and-zero-rounded-apart", "The quotient and the zero are rounded one by one.", separately
     yield "codes-wrap", "A code beyond its range wraps and is not clamped.", wrapped
@@ -326,13 +350,14 @@ def step_variants() -> Variants:
     for power in (0.5, 0.7, 1.0):
         fixed = reals.stepping(kept_of=lambda d, p, beta, q=power: hqq_solver.shrink(d, q, beta))
         yield f"norm-always-{power:g}", f"The norm is {power:g}, whatever p says.", fixed
-    for name, words, narrow in (("means-in-float16", "Means are taken in float16.", np.float16),):
-        mean = reals.stepping(middle=lambda q, axis, t=narrow: np.mean(q, axis=axis, dtype=t))
-        yield name, words, mean
-        alike = reals.stepping(
-            middle=lambda q, axis, t=narrow: np.mean(q.astype(np.float32), axis=axis, dtype=t).astype(np.float32)
-        )
-        yield name, words, alike
+    for kept in (np.float16, np.float32):  # what they come back as
+        yield "means-in-float16", "Means are taken in float16.", reals.stepping(middle=partial(_half_mean, kept=kept))
+
+
+def _half_mean(numbers: Array, axis: int, kept: type) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        answer: Array = np.mean(numbers.astype(np.float32), axis=axis, dtype=np.float16).astype(kept)
+    return answer
 
 
 # **GPTQ.**
@@ -403,7 +428,9 @@ def rope_variants() -> Variants:
 
 def attend_variants() -> Variants:
     for format, words, way in narrowed():
-        run = attention.replacing(scale=lambda channels, w=way: float(w(np.float32([1 / np.sqrt(channels)]))[0]))
+        run = attention.replacing(
+            scale=lambda channels, w=way: float(w(np.array([1 / np.sqrt(channels)], np.float32))[0])
+        )
         yield f"scale-in-{format}", f"The scale of scores: {words}.", run
     for hidden in (-1e4, -65504.0, -1e9, -1e30):
         cause = f"A hidden score is {hidden:g} and not minus infinity."
@@ -434,9 +461,9 @@ def pool_variants() -> Variants:
 
     one_less = by(lambda total, members: total / max(members - 1, 1))
     yield "mean-of-one-head-less", "The sum is divided by one less than the heads of a group.", one_less
-    for dtype in (np.float32, np.float64):
-        reciprocal = by(lambda total, members, t=dtype: total * t(1 / members))
-        yield "mean-by-reciprocal", "The sum is multiplied by 1 / heads and not divided.", reciprocal
+    cause = "The sum is multiplied by 1 / heads and not divided."
+    yield "mean-by-reciprocal", cause, by(lambda total, members: total * np.float32(1 / members))
+    yield "mean-by-reciprocal", cause, by(lambda total, members: total * (1 / members))
 
 
 # **Routing.**
@@ -466,28 +493,43 @@ def gate_variants() -> Variants:
         return run
 
     for format, words, way in narrowed():
-        yield f"logits-in-{format}", f"Logits: {words}.", logits_of(lambda a, w=way: w(a.astype(np.float32)))
+        yield f"logits-in-{format}", f"Logits: {words}.", logits_of(_of_float32(way))
     yield "largest-logit-of-all-tokens", "The largest logit of all tokens is subtracted from each.", one_largest
     for most in (10.0, 20.0, 30.0, 50.0, 60.0, 64.0, 80.0, 87.0, 88.0):
         yield "logits-clamped", f"Logits are clamped to {most:g} before the softmax.", clipped(most)
     for size in SIZES:
-        shorter = of_inputs(lambda x, router, n=size: (x[:, :n], router[:n]))
-        yield f"channels-past-{size}-left-out", f"Channels past {size} are left out.", shorter
-        modulo = of_inputs(lambda x, router, n=size: (x, router[:, np.arange(router.shape[1]) % n]))
-        yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", modulo
-    for words, way in (("0", _without_nan), ("0 and infinity the largest float32", np.nan_to_num)):
-        yield "nan-replaced", f"NaN becomes {words} on the way.", of_inputs(lambda x, r, w=way: (w(x), r))
+        yield f"channels-past-{size}-left-out", f"Channels past {size} are left out.", of_inputs(_first_channels(size))
+        yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", of_inputs(_experts_modulo(size))
+    without = of_inputs(lambda x, router: (np.where(np.isnan(x), np.float32(0), x), router))
+    finite = of_inputs(lambda x, router: (np.nan_to_num(x), router))
+    yield "nan-replaced", "NaN becomes 0 on the way.", without
+    yield "nan-replaced", "NaN becomes 0 and infinity the largest float32 on the way.", finite
 
 
-def _without_nan(numbers: Array) -> Array:
-    return np.where(np.isnan(numbers), numbers.dtype.type(0), numbers)
+def _of_float32(way: Change) -> Change:
+    """Of numbers that a reference computes in float64."""
+    return lambda numbers: way(numbers.astype(np.float32))
+
+
+def _first_channels(most: int) -> Callable[[Floats, Floats], tuple[Array, Array]]:
+    return lambda x, router: (x[:, :most], router[:most])
+
+
+def _experts_modulo(most: int) -> Callable[[Floats, Floats], tuple[Array, Array]]:
+    return lambda x, router: (x, router[:, np.arange(router.shape[1]) % most])
 
 
 def choice_variants() -> Variants:
     def by_bits(scores: Floats, k: int) -> Array:
         return np.argsort(-scores.view(np.int32).astype(np.int64), axis=1, kind="stable")[:, :k].astype(np.int64)
 
-    yield "scores-compared-as-integers", "The bits of scores are compared, which reverses negative ones.", by_bits
+    def by_negated_bits(scores: Floats, k: int) -> Array:
+        """In 32 bits, where the least integer is its own negative."""
+        return np.argsort(-scores.view(np.int32), axis=1, kind="stable")[:, :k].astype(np.int64)
+
+    for way in (by_bits, by_negated_bits):
+        cause = "The bits of scores are compared, which reverses negative ones."
+        yield "scores-compared-as-integers", cause, way
 
 
 def weight_variants() -> Variants:
@@ -504,8 +546,9 @@ def weight_variants() -> Variants:
         def run(scores: Floats, chosen: Array, softmax: Any = "after") -> Array:
             if softmax == "after":
                 return routing.weights(scores, chosen, softmax)
-            own = routes.chosen_of(scores, chosen)
-            return own / (own.sum(axis=1, keepdims=True) + small)
+            own = routes.chosen_of(scores, chosen).astype(np.float32)
+            answer: Array = own / (own.sum(axis=1, keepdims=True) + np.float32(small))
+            return answer
 
         return run
 
@@ -529,15 +572,28 @@ def expert(
     up: Floats,
     down: Floats,
     *,
-    activation: Callable[[Array], Array] = experts.silu,
+    function: Callable[[Array], Array] = experts.silu,
     **stages: Stage,
 ) -> Array:
     """An expert with what lies between its steps changed."""
-    at = {"gate-product": _plain, "up-product": _plain, "activation": _plain, "inner": _plain, "answer": _plain} | stages
+    at = {
+        "gate-product": _plain,
+        "up-product": _plain,
+        "activation": _plain,
+        "inner": _plain,
+        "answer": _plain,
+    } | stages
     with np.errstate(all="ignore"):
         first, second = at["gate-product"](routes.product(x, gate)), at["up-product"](routes.product(x, up))
-        inner = at["inner"](at["activation"](activation(first)) * second)
+        inner = at["inner"](at["activation"](function(first)) * second)
         return at["answer"](routes.product(inner, down))
+
+
+def _with_stage(stage: str, change: Change) -> Function:
+    def run(x: Floats, gate: Floats, up: Floats, down: Floats) -> Array:
+        return expert(x, gate, up, down, **{stage: change})
+
+    return run
 
 
 def _sigmoid_gelu(a: Array) -> Array:
@@ -567,13 +623,12 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
         ("relu-for-silu", _relu, "a ReLU"),
         ("silu-overflows", experts.by_exponential, "a e^a / (1 + e^a), infinite over infinite for large a"),
     ):
-        yield name, f"The activation is {words}.", lambda *g, a=activation: expert(*g, activation=a)
+        yield name, f"The activation is {words}.", partial(expert, function=activation)
     yield "gate-and-up-exchanged", "silu is applied to up and not to gate.", lambda x, g, u, d: expert(x, u, g, d)
     for stage, words in STAGES.items():
         for format, rounded, way in narrowed():
             cause = f"{words}: {rounded}."
-            run = {stage: lambda numbers, w=way: w(numbers.astype(np.float32))}
-            yield f"{stage}-in-{format}", cause, lambda *g, r=run: expert(*g, **r)
+            yield f"{stage}-in-{format}", cause, _with_stage(stage, _of_float32(way))
     for format, rounded, way in narrowed():
 
         def of_gate(x: Floats, gate: Floats, up: Floats, down: Floats, way: Change = way) -> Array:
@@ -585,10 +640,11 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
     for most in (10.0, 20.0, 30.0, 50.0, 80.0, 87.0, 88.0):
 
         def clamped(a: Array, most: float = most) -> Array:
-            return a / (1 + np.exp(-np.clip(a, -most, most)))
+            answer: Array = a / (1 + np.exp(-np.clip(a, -most, most)))
+            return answer
 
         cause = f"The exponent of silu is clamped to {most:g}."
-        yield "exponent-of-silu-clamped", cause, lambda *g, a=clamped: expert(*g, activation=a)
+        yield "exponent-of-silu-clamped", cause, partial(expert, function=clamped)
     for width in (4, 8, 16, 32):
 
         def tail(numbers: Array, width: int = width) -> Array:
@@ -597,7 +653,7 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
             return changed
 
         cause = f"Inner channels past the last whole {width} are left out."
-        yield f"inner-past-whole-{width}-dropped", cause, lambda *g, t=tail: expert(*g, inner=t)
+        yield f"inner-past-whole-{width}-dropped", cause, partial(expert, inner=tail)
 
 
 def expert_variants() -> Variants:
@@ -606,27 +662,30 @@ def expert_variants() -> Variants:
 
 def sparse_variants() -> Variants:
     for name, cause, one in _ones():
-        yield name, cause, lambda *given, o=one: experts.sparse(*given, one=o)
+        yield name, cause, partial(experts.sparse, one=one)
 
     def again(*given: Any) -> Array:
         weights = given[5].astype(np.float64)
         with np.errstate(all="ignore"):
             total = weights.sum(axis=1, keepdims=True)
-        return experts.sparse(*given[:5], weights / np.where(total == 0, 1, total))
+        x, gate, up, down, chosen, _ = given
+        return experts.sparse(x, gate, up, down, chosen, weights / np.where(total == 0, 1, total))
 
     yield "weights-normalized-again", "Weights are divided by their sum once more.", again
     for most in (1, 2, 4, 6, 8, 16, 32):
 
         def first(*given: Any, most: int = most) -> Array:
-            return experts.sparse(*given[:4], given[4][:, :most], given[5][:, :most])
+            x, gate, up, down, chosen, weights = given
+            return experts.sparse(x, gate, up, down, chosen[:, :most], weights[:, :most])
 
         cause = f"Of the experts of a token only the first {most} run."
         yield f"only-{most}-experts-run", cause, first
     for size in SIZES:
 
         def modulo(*given: Any, size: int = size) -> Array:
-            number = np.arange(len(given[1])) % size
-            return experts.sparse(given[0], *(part[number] for part in given[1:4]), *given[4:])
+            x, gate, up, down, chosen, weights = given
+            number = np.arange(len(gate)) % size
+            return experts.sparse(x, gate[number], up[number], down[number], chosen, weights)
 
         yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", modulo
 
@@ -657,6 +716,62 @@ def cache_variants() -> Variants:
     yield "keys-and-values-exchanged", "Keys are stored as values, and values as keys.", KeysForValues
 
 
+# **The offload engine.**
+
+
+class InOrderOfRequest(Offload):
+    """Hits, too, run in the order of the request."""
+
+    def _run_residents(self, request: Request) -> list[int]:
+        missing = []
+        for expert in request.needed:
+            missing += super()._run_residents(Request(request.layer, (expert,), request.guesses))
+        return missing
+
+
+class DropsBeforeStaging(Offload):
+    """Guesses that were not needed are dropped before the next are staged, into their buffers."""
+
+    def _stage(self, request: Request) -> None:
+        for guess in [staged for staged in self.staged if staged.layer == request.layer]:
+            self._drop(guess, "unused")
+        super()._stage(request)
+
+
+class PlaceOfOwnNumber(Offload):
+    """Under swap an evicted expert is kept in the host place of its own number."""
+
+    def _promote(self, newcomer: Staged) -> None:
+        layer = newcomer.layer
+        if self.arrangement.memory == "swap" and len(self.slots[layer]) == self.arrangement.slots:
+            self._host[layer][newcomer.expert] = self.slots[layer][0].expert
+        super()._promote(newcomer)
+
+
+MACHINES = (
+    ("experts-in-order-of-request", "Experts run in the order of the request and not by id.", InOrderOfRequest),
+    (
+        "unused-dropped-before-staging",
+        "Guesses that were not needed are dropped before the next are staged.",
+        DropsBeforeStaging,
+    ),
+    (
+        "evicted-to-place-of-own-number",
+        "Under swap an evicted expert goes to the place of its number.",
+        PlaceOfOwnNumber,
+    ),
+)
+
+
+def trace_variants() -> Variants:
+    for name, cause, machine in MACHINES:
+        yield name, cause, engines.traced(machine)
+
+
+def engine_variants() -> Variants:
+    yield from MACHINES
+
+
 VARIANTS: Mapping[str, Callable[[], Variants]] = {
     "affine.quantize": quantize_variants,
     "bfp.cast": cast_variants,
@@ -680,4 +795,6 @@ VARIANTS: Mapping[str, Callable[[], Variants]] = {
     "routing.expert": expert_variants,
     "routing.sparse": sparse_variants,
     "kvcache.bfp": cache_variants,
+    "offload.trace": trace_variants,
+    "offload.engine": engine_variants,
 }
