@@ -102,8 +102,9 @@ def common_defects(
     """
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
-    fitting = fitting or _fitting(_explaining(relatives(operation), failures), passes)
     found = {defect.name: defect for defect in fitting}
+    if not 0 < len(found) <= most:
+        found = {defect.name: defect for defect in _fitting(_explaining(relatives(operation), failures), passes)}
     return tuple(found.values()) if len(found) <= most else ()
 
 

@@ -34,6 +34,7 @@ def quantize(
     wrapped: bool = False,
     mirrored: bool = False,
     zero_inside: bool = False,
+    scale_changed: Callable[[Floats], Floats] = lambda scale: scale,
 ) -> QuantizedMatrix:
     """Right, unless something is replaced; `levels` is added to 2^b − 1."""
     rows, columns = weights.shape
@@ -49,6 +50,7 @@ def quantize(
             low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
         with np.errstate(all="ignore"):
             fine = ((high - low) / np.float32(top + levels)).astype(np.float32)
+            fine = scale_changed(fine)
             scale = fine.astype(dtype)
             least = dtype.type(1) if no_range is None else dtype.type(no_range)
             scale = np.where(scale > 0, scale, least)

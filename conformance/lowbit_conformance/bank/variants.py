@@ -21,7 +21,7 @@ from lowbit.hqq import HqqMatrix
 from lowbit.hqq_numbers import EightBit, Numbers, decode
 from lowbit.kvcache import BfpKeyValueCache
 from lowbit.offload import Offload, Request, Staged
-from lowbit_conformance.bank import attention, blocks, engines, experts, heads, quantisers, reals, routes
+from lowbit_conformance.bank import attention, blocks, depth, engines, experts, heads, quantisers, reals, routes
 from lowbit_conformance.bank.defect import Array, Function, unchecked
 from lowbit_conformance.bank.narrow import FORMATS, Change
 
@@ -61,10 +61,13 @@ def quantize_variants() -> Variants:
     for name, words, way in ROUNDINGS:
         yield f"codes-{name}", f"In a code, {words}.", quantisers.replacing(rounded=way)
         yield f"zero-points-{name}", f"In a zero-point, {words}.", quantisers.replacing(zero_rounded=way)
+    for format, words, way in narrowed():
+        cause = f"Scales: {words}, before codes are found with them."
+        yield f"scales-in-{format}", cause, quantisers.replacing(scale_changed=way)
     inside = "A code is round(w / scale + zero), where the zero is added after the rounding."
     yield "zero-point-inside-rounding", inside, quantisers.replacing(zero_inside=True)
     for small in SMALL:
-        cause = f"A group without a range has a scale of {small:g} instead of 1."
+        cause = "A group without a range has a very small scale instead of 1."
         yield "no-range-small-scale", cause, quantisers.replacing(no_range=small)
 
 
@@ -130,7 +133,7 @@ def decode_variants() -> Variants:
 
 def total_variants() -> Variants:
     for lanes in (2, 4, 8, 16, 32):
-        cause = f"Blocks are added in {lanes} partial sums, which are added at the end."
+        cause = "Blocks are added in several partial sums, which are added at the end."
         yield "blocks-in-partial-sums", cause, lambda given, n=lanes: _in_lanes(given, n)
         yield "blocks-in-partial-sums", cause, lambda given, n=lanes: _in_lanes(given, n) + np.float32(0)
     yield "blocks-in-two-halves", "Each half of the blocks has a sum of its own.", _in_halves
@@ -365,7 +368,7 @@ def _half_mean(numbers: Array, axis: int, kept: type) -> Array:
 
 def factor_variants() -> Variants:
     for damping in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1):
-        cause = f"{damping:g} of the mean of the diagonal is added to the diagonal."
+        cause = "A share of the mean of the diagonal is added to the diagonal."
         yield "hessian-damped-again", cause, lambda h, d=damping: gptq.factor(_damped(h, d))
 
 
@@ -426,15 +429,25 @@ def rope_variants() -> Variants:
     yield "pairs-mirrored", mirrored, lambda x, turn: heads.rotate(x, turn, np.arange(x.shape[2])[::-1])
 
 
+def _masked(way: Change) -> Callable[[Array, Array], Array]:
+    return lambda scores, mask: np.where(mask, way(scores), -np.inf)
+
+
+def _shares_in(way: Change) -> Callable[[Array], Array]:
+    return lambda scores: way(softmax_of(scores))
+
+
 def attend_variants() -> Variants:
     for format, words, way in narrowed():
         run = attention.replacing(
             scale=lambda channels, w=way: float(w(np.array([1 / np.sqrt(channels)], np.float32))[0])
         )
         yield f"scale-in-{format}", f"The scale of scores: {words}.", run
+        yield f"scores-in-{format}", f"Scores: {words}.", depth.attending(masked=_masked(_of_float32(way)))
+        yield f"shares-in-{format}", f"Shares: {words}.", depth.attending(shares=_shares_in(_of_float32(way)))
     for hidden in (-1e4, -65504.0, -1e9, -1e30):
-        cause = f"A hidden score is {hidden:g} and not minus infinity."
-        yield "hidden-scores-finite", cause, attention.replacing(hidden=hidden)
+        cause = "A hidden score is a large negative number and not minus infinity."
+        yield "hidden-scores-finite", cause, depth.attending(masked=depth.replaced(hidden))
     for size in SIZES[3:]:
 
         def least(channels: int, size: int = size) -> float:
@@ -496,7 +509,7 @@ def gate_variants() -> Variants:
         yield f"logits-in-{format}", f"Logits: {words}.", logits_of(_of_float32(way))
     yield "largest-logit-of-all-tokens", "The largest logit of all tokens is subtracted from each.", one_largest
     for most in (10.0, 20.0, 30.0, 50.0, 60.0, 64.0, 80.0, 87.0, 88.0):
-        yield "logits-clamped", f"Logits are clamped to {most:g} before the softmax.", clipped(most)
+        yield "logits-clamped", "Logits are clamped before the softmax.", clipped(most)
     for size in SIZES:
         yield f"channels-past-{size}-left-out", f"Channels past {size} are left out.", of_inputs(_first_channels(size))
         yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", of_inputs(_experts_modulo(size))
@@ -556,7 +569,7 @@ def weight_variants() -> Variants:
     cause = "Probabilities of the chosen are divided by the sum of all."
     yield "divided-by-sum-of-all", cause, of_all
     for small in SMALL:
-        yield "sum-plus-small-number", f"{small:g} is added to the sum lest it be zero.", padded(small)
+        yield "sum-plus-small-number", "A small number is added to the sum lest it be zero.", padded(small)
 
 
 Stage = Callable[[Array], Array]
@@ -643,7 +656,7 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
             answer: Array = a / (1 + np.exp(-np.clip(a, -most, most)))
             return answer
 
-        cause = f"The exponent of silu is clamped to {most:g}."
+        cause = "The exponent of silu is clamped."
         yield "exponent-of-silu-clamped", cause, partial(expert, function=clamped)
     for width in (4, 8, 16, 32):
 
@@ -680,6 +693,11 @@ def sparse_variants() -> Variants:
 
         cause = f"Of the experts of a token only the first {most} run."
         yield f"only-{most}-experts-run", cause, first
+        yield (
+            f"only-{most}-experts-run",
+            f"Of the experts of a token only the {most} lowest run.",
+            partial(_lowest, most),
+        )
     for size in SIZES:
 
         def modulo(*given: Any, size: int = size) -> Array:
@@ -688,6 +706,13 @@ def sparse_variants() -> Variants:
             return experts.sparse(x, gate[number], up[number], down[number], chosen, weights)
 
         yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", modulo
+
+
+def _lowest(most: int, x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Array, weights: Floats) -> Array:
+    """Experts are sorted by their ids, and the first of them run."""
+    order = np.argsort(chosen, axis=1)[:, :most]
+    kept, shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
+    return experts.sparse(x, gate, up, down, kept, shares)
 
 
 # **The key-value cache.**
