@@ -57,18 +57,29 @@ def narrowed() -> Iterator[tuple[str, str, Change]]:
 # **Affine quantisation.**
 
 
+def _zero_below(least: float) -> Change:
+    return lambda scale: np.where(scale < least, np.float32(0), scale)
+
+
 def quantize_variants() -> Variants:
     for name, words, way in ROUNDINGS:
         yield f"codes-{name}", f"In a code, {words}.", quantisers.replacing(rounded=way)
         yield f"zero-points-{name}", f"In a zero-point, {words}.", quantisers.replacing(zero_rounded=way)
     for format, words, way in narrowed():
-        cause = f"Scales: {words}, before codes are found with them."
-        yield f"scales-in-{format}", cause, quantisers.replacing(scale_changed=way)
+        if format != "normal-range":  # that has a name of its own below
+            cause = f"Scales: {words}, before codes are found with them."
+            yield f"scales-in-{format}", cause, quantisers.replacing(scale_changed=way)
     inside = "A code is round(w / scale + zero), where the zero is added after the rounding."
     yield "zero-point-inside-rounding", inside, quantisers.replacing(zero_inside=True)
     for small in SMALL:
         cause = "A group without a range has a very small scale instead of 1."
         yield "no-range-small-scale", cause, quantisers.replacing(no_range=small)
+        least = quantisers.replacing(scale_changed=partial(np.maximum, np.float32(small)))
+        yield "scales-with-a-least-number", "A scale is never less than a small number.", least
+    for small in (2.0**-126, *SMALL):
+        nothing = quantisers.replacing(scale_changed=_zero_below(small))
+        cause = "A very small scale, such as a subnormal one, counts as 0: its group as one without a range."
+        yield "small-scales-count-as-zero", cause, nothing
 
 
 # **Block Floating Point.**
@@ -662,7 +673,7 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
 
         def tail(numbers: Array, width: int = width) -> Array:
             changed = numbers.copy()
-            changed[..., numbers.shape[-1] // width * width :] = 0
+            changed[..., numbers.shape[-1] // width * width or numbers.shape[-1] :] = 0
             return changed
 
         cause = f"Inner channels past the last whole {width} are left out."
