@@ -378,7 +378,7 @@ summing("weights-bfloat16", "weights-in-bfloat16", lambda x, w: times(x, bfloat(
 summing("result-half", "result-in-half", lambda x, w: times(x, w).astype(np.float16).astype(np.float32))
 summing("result-doubled", "result-doubled", lambda x, w: 2 * times(x, w))
 summing("result-negated", "weights-negated", lambda x, w: -times(x, w))
-summing("abs", "", lambda x, w: np.abs(times(x, w)))
+summing("abs", "result-without-sign", lambda x, w: np.abs(times(x, w)))
 summing("a-lot-of-noise", "", lambda x, w: times(x, w) * (1 + 1e-3 * np.cos(np.arange(w.shape[1]))).astype(np.float32))
 summing("one-element", "", of_columns(lambda y: y + (np.arange(y.shape[1]) == y.shape[1] // 2)))
 

@@ -16,10 +16,15 @@ from test_seal import hosted
 
 from lowbit.affine import quantize
 from lowbit.attention import attend_to
-from lowbit.bfp import Blocks, Format, cast
+from lowbit.bfp import Blocks, Format, bfp12, cast
 from lowbit.bfp_dot import dot
+from lowbit.bfp_storage import load, store
+from lowbit.gptq import factor
 from lowbit.linear import qgemv
+from lowbit.operations import OPERATIONS
+from lowbit.rope import half_split, rotate_heads, rotation
 from lowbit_conformance.bank import BANK
+from lowbit_conformance.bank.families import relatives
 from lowbit_conformance.explaining import Asked, Explainer, asked_of
 from lowbit_conformance.verdicts import BrokenPromiseError
 
@@ -38,10 +43,11 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_list_is_long_and_its_names_exist() -> None:
-    """At least a hundred mistakes, each of another name; the right names are the bank's, as far as it has one."""
+    """At least a hundred mistakes, each of another name; the right names are those of the bank and its families."""
     assert len(MISTAKES) >= 100
     assert len({each.name for each in MISTAKES}) == len(MISTAKES)
-    unknown = {name for each in MISTAKES for name in each.right} - BANK.keys()
+    families = {defect.name for operation in OPERATIONS for defect in relatives(operation)}
+    unknown = {name for each in MISTAKES for name in each.right} - BANK.keys() - families
     assert not unknown, unknown
 
 
@@ -53,7 +59,9 @@ def test_mistakes_are_named_rightly() -> None:
     assert said.count("wrong") <= MOST_WRONG * len(said), said
 
 
-@pytest.mark.parametrize("name", ["one-element:linear.qgemv", "lanes-unpacked:linear.qgemv", "abs:linear.qgemv"])
+@pytest.mark.parametrize(
+    "name", ["one-element:linear.qgemv", "lanes-unpacked:linear.qgemv", "a-lot-of-noise:linear.qgemv"]
+)
 def test_what_has_no_name_is_described(name: str) -> None:
     """A mistake that the bank does not have is given no name."""
     mistake = next(each for each in MISTAKES if each.name == name)
@@ -162,6 +170,66 @@ def test_integers_that_are_too_narrow_are_named() -> None:
     a, b = (cast(RNG.normal(size=(2, 64)).astype(np.float32), Format(32, 12)) for _ in range(2))
     narrow = Blocks(b.mantissas.astype(np.int8).astype(np.int16), b.exponents, b.format)
     assert explained("bfp.dot", [((a, b), dot(a, narrow))]) == ("mantissas-of-b-wrap-at-8-bits",)
+
+
+def test_exponents_without_their_bias_are_named() -> None:
+    stored = store(cast(RNG.normal(size=(3, 40)).astype(np.float32), bfp12(32)))
+    right = load(stored)
+    wrong = Blocks(right.mantissas, stored.exponents.view(np.int8).astype(np.int16), right.format)
+    assert explained("bfp.load", [((stored,), wrong)]) == ("exponents-without-bias",)
+
+
+def expert_inputs() -> tuple[Any, ...]:
+    shapes = (4, 16), (16, 12), (16, 12), (12, 16)
+    return tuple(RNG.normal(size=shape).astype(np.float32) for shape in shapes)
+
+
+def in_bfloat16(numbers: Any) -> Any:
+    return (numbers.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def test_what_lies_between_two_steps_in_a_narrow_format_is_named() -> None:
+    x, gate, up, down = expert_inputs()
+    a = in_bfloat16(x @ gate)
+    given = (a / (1 + np.exp(-a)) * (x @ up)) @ down
+    assert explained("routing.expert", [((x, gate, up, down), given)]) == ("gate-product-in-bfloat16",)
+
+
+def test_a_case_that_passed_with_the_same_mistake_does_not_hide_its_name() -> None:
+    """A case that judges bits of two calls passes with wrong numbers; they speak for the mistake and not against it."""
+    calls = []
+    for _ in range(2):
+        x, gate, up, down = expert_inputs()
+        a = x @ gate
+        calls.append(((x, gate, up, down), (a / (1 + np.exp(np.float32(-1.702) * a)) * (x @ up)) @ down))
+    assert explained("routing.expert", calls, right=1) == ("gelu-for-silu",)
+
+
+def test_a_count_that_ends_too_early_is_named_with_its_number() -> None:
+    x = RNG.normal(size=(2, 3, 24)).astype(np.float32)
+    turn = rotation(half_split(24), 10000.0, 5, 2)
+    given = rotate_heads(x, turn).astype(np.float32)
+    given[..., 16:] = x[..., 16:]
+    assert explained("rope.rotate", [((x, turn), given)]) == ("channels-past-16-not-turned",)
+
+
+def test_a_result_that_stands_otherwise_is_named() -> None:
+    x = RNG.normal(size=(20, 6))
+    hessian = x.T @ x
+    given = np.ascontiguousarray(factor(hessian).T).astype(np.float32)
+    assert explained("gptq.factor", [((hessian,), given)]) == ("result-transposed",)
+
+
+def test_masks_of_several_finite_numbers_are_one_mistake() -> None:
+    """Hidden scores far below all others: no number can be told from another, and the kind is named."""
+    queries, keys, values = (RNG.normal(size=shape).astype(np.float32) for shape in ((3, 1, 8), (1, 3, 8), (1, 3, 8)))
+    keys[...], keys[0, 1:, 0], queries[..., 0] = 0, 1e18, -1e18
+    keys[0, 0, 0] = 9e17
+    scores = queries[:, 0].astype(np.float64) @ keys[0].astype(np.float64).T / np.sqrt(8)
+    scores = np.where(np.tri(3, dtype=bool), scores, -1e9)
+    shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+    given = ((shares / shares.sum(axis=1, keepdims=True)) @ values[0])[:, None].astype(np.float32)
+    assert explained("attention.attend", [((queries, keys, values), given)]) == ("hidden-scores-finite",)
 
 
 def test_a_family_that_spoils_what_was_right_is_not_named() -> None:

@@ -82,10 +82,12 @@ class Seen:
         return _distance(self.given, wrong, self.right, self.limits) is not None
 
     def unspoilt(self, defect: Defect) -> bool:
-        """Whether the defect, too, is right here."""
+        """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
         wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
         if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
             return _identical(wrong, self.given)
+        if self.wrong:
+            return _distance(self.given, wrong, self.right, self.limits) is not None
         return nearly(wrong, self.right, self.limits)
 
 
@@ -100,8 +102,9 @@ def common_defects(
     """
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
-    fitting = fitting or _fitting(_explaining(relatives(operation), failures), passes)
     found = {defect.name: defect for defect in fitting}
+    if not 0 < len(found) <= most:
+        found = {defect.name: defect for defect in _fitting(_explaining(relatives(operation), failures), passes)}
     return tuple(found.values()) if len(found) <= most else ()
 
 

@@ -17,52 +17,14 @@ from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.bank import steps
 from lowbit_conformance.bank.defect import Array, Defect, Function, arithmetical, unchecked
+from lowbit_conformance.bank.narrow import FORMATS, Change
+from lowbit_conformance.bank.variants import VARIANTS
 
-Change = Callable[[Array], Array]
 WIDTHS = (4, 8, 16, 32, 64, 128, 256)
 COUNTERS = (7, 8, 15, 16)  # bits
-LEAST_NORMAL = 2.0**-126
 
 
-# **Narrow formats**: an input, the weights or the result in fewer bits, by each rounding that is common.
-
-
-def _cut(bits: int, add: Callable[[Array], Array]) -> Change:
-    """Without the last bits of a float32; `add` says what is added to them first."""
-
-    def rounded(numbers: Array) -> Array:
-        whole = np.ascontiguousarray(numbers, np.float32).view(np.uint32)
-        near = (whole + add(whole)) & np.uint32(2**32 - 2**bits)
-        return np.where(np.isfinite(numbers), near, whole).astype(np.uint32).view(np.float32).astype(numbers.dtype)
-
-    return rounded
-
-
-def _ways(bits: int) -> tuple[Change, ...]:
-    """Ties to even, ties away, and towards zero."""
-    half = 1 << (bits - 1)
-    return (
-        _cut(bits, lambda whole: np.uint32(half - 1) + (whole >> np.uint32(bits) & np.uint32(1))),
-        _cut(bits, lambda whole: np.full_like(whole, half)),
-        _cut(bits, np.zeros_like),
-    )
-
-
-def _half(numbers: Array) -> Array:
-    return numbers.astype(np.float16).astype(numbers.dtype)
-
-
-def _flushed(numbers: Array) -> Array:
-    return np.where(np.abs(numbers) < LEAST_NORMAL, np.copysign(numbers.dtype.type(0), numbers), numbers)
-
-
-FORMATS: dict[str, tuple[str, tuple[Change, ...]]] = {
-    "float16": ("rounded to float16", (_half,)),
-    "bfloat16": ("rounded to bfloat16", _ways(16)),
-    "tf32": ("rounded to TF32, 10 bits after the leading one", _ways(13)),
-    "12-bits": ("kept to 12 bits, as a fast reciprocal is", _ways(12)),
-    "normal-range": ("flushed to zero where subnormal", (_flushed,)),
-}
+# **Narrow formats**: an input, the weights or the result in fewer bits.
 
 
 def _is_real(value: Any) -> bool:
@@ -82,7 +44,7 @@ def _changed(value: Any, path: tuple[str, ...], change: Change) -> Any:
 def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]]:
     """What of an operation may be rounded, and the operation with that rounded."""
     reference = OPERATIONS[operation].reference
-    names = list(inspect.signature(reference).parameters)
+    parameters = inspect.signature(reference).parameters
 
     def of_input(number: int, path: tuple[str, ...]) -> Callable[[Change], Function]:
         def rounded(change: Change) -> Function:
@@ -104,11 +66,14 @@ def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]
 
         return run
 
-    for number, name in enumerate(names):
-        yield name, of_input(number, ())
+    arrays = [name for name, each in parameters.items() if "ndarray" in str(each.annotation)]
+    for number, name in enumerate(parameters):
+        if name in arrays:
+            yield name, of_input(number, ())
         for part in {"matrix": ("scales", "zeros"), "turn": ("cos", "sin")}.get(name, ()):
             yield f"{part}", of_input(number, (part,))
-    yield "all-inputs", of_all
+    if len(arrays) > 1:
+        yield "all-inputs", of_all
     yield "result", of_result
 
 
@@ -187,6 +152,74 @@ def _rounded(operation: str) -> Iterator[Defect]:
             cause = f"{place.replace('-', ' ').capitalize()}: {words}."
             for way in ways:
                 yield arithmetical(f"{place}-in-{format}", cause, "", {operation: rounded(way)})
+
+
+# **Results** that stand otherwise, or end at other numbers.
+
+
+def _filled(value: Any) -> Any:
+    return _is_real(value) and value.ndim == 2 and value.shape[0] == value.shape[1]
+
+
+def _where_real(change: Change) -> Change:
+    return lambda value: change(value.astype(np.float32)) if _is_real(value) else value
+
+
+def _where_square(change: Change) -> Change:
+    return lambda value: np.ascontiguousarray(change(value)) if _filled(value) else value
+
+
+def _where_whole(change: Change) -> Change:
+    whole = "iu"
+    return lambda value: change(value) if isinstance(value, np.ndarray) and value.dtype.kind in whole else value
+
+
+def _modulo_of(dtype: str) -> Change:
+    return lambda value: value.astype(dtype).astype(value.dtype)
+
+
+def _finite(most: float) -> Change:
+    return lambda value: np.clip(value, np.float32(-most), np.float32(most))
+
+
+def _zeros(sign: float) -> Change:
+    return lambda value: np.where(value == 0, np.float32(sign * 0.0), value)
+
+
+RESULTS: tuple[tuple[str, str, Change], ...] = (
+    ("result-transposed", "The result is transposed.", _where_square(np.transpose)),
+    ("result-half-filled", "Only the lower half of the result is filled.", _where_square(np.tril)),
+    ("result-half-filled", "Only the upper half of the result is filled.", _where_square(np.triu)),
+    (
+        "result-saturates",
+        "A result past the largest float32 is that number and not infinite.",
+        _where_real(_finite(float(np.finfo(np.float32).max))),
+    ),
+    ("result-saturates-at-65504", "A result ends at 65504, the largest float16.", _where_real(_finite(65504.0))),
+    ("zeros-never-negative", "A result of -0 comes back as +0.", _where_real(_zeros(1.0))),
+    ("zeros-always-negative", "A result of 0 comes back as -0.", _where_real(_zeros(-1.0))),
+    ("result-without-sign", "Results lose their sign.", _where_real(np.abs)),
+    *(
+        (f"result-wraps-in-{dtype}", f"Integers of the result wrap in {dtype}.", _where_whole(_modulo_of(dtype)))
+        for dtype in ("int8", "uint8", "int16", "uint16")
+    ),
+)
+
+
+def _resulting(operation: str) -> Iterator[Defect]:
+    reference = OPERATIONS[operation].reference
+
+    def changed(change: Change) -> Function:
+        return lambda *given, **choices: change(reference(*given, **choices))
+
+    for name, cause, change in RESULTS:
+        yield arithmetical(name, cause, "", {operation: changed(change)})
+
+
+def _varied(operation: str) -> Iterator[Defect]:
+    if operation in VARIANTS:
+        for name, cause, run in VARIANTS[operation]():
+            yield arithmetical(name, cause, "", {operation: run})
 
 
 # **Products with quantised weights**, one step replaced.
@@ -374,4 +407,10 @@ def _stepwise(operation: str) -> Iterator[Defect]:
 @cache
 def relatives(operation: str) -> tuple[Defect, ...]:
     """All members of all families that an operation can have; several of one name are ways to make one mistake."""
-    return (*_stepwise(operation), *_integers(operation), *_rounded(operation))
+    return (
+        *_stepwise(operation),
+        *_varied(operation),
+        *_integers(operation),
+        *_resulting(operation),
+        *_rounded(operation),
+    )

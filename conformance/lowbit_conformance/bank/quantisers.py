@@ -33,6 +33,8 @@ def quantize(
     no_range: float | None = None,
     wrapped: bool = False,
     mirrored: bool = False,
+    zero_inside: bool = False,
+    scale_changed: Callable[[Floats], Floats] = lambda scale: scale,
 ) -> QuantizedMatrix:
     """Right, unless something is replaced; `levels` is added to 2^b − 1."""
     rows, columns = weights.shape
@@ -48,6 +50,7 @@ def quantize(
             low, high = np.minimum(low, np.float32(0)), np.maximum(high, np.float32(0))
         with np.errstate(all="ignore"):
             fine = ((high - low) / np.float32(top + levels)).astype(np.float32)
+            fine = scale_changed(fine)
             scale = fine.astype(dtype)
             least = dtype.type(1) if no_range is None else dtype.type(no_range)
             scale = np.where(scale > 0, scale, least)
@@ -57,7 +60,8 @@ def quantize(
                 real = rounded((group - (zero.astype(np.float32) if stored_first else low)) / used)
             else:
                 zero = np.clip(zero_rounded(-low / used), 0, top).astype(np.uint8)
-                real = rounded(group / used) + zero.astype(np.float32)
+                point = zero.astype(np.float32)
+                real = rounded(group / used + point) if zero_inside else rounded(group / used) + point
             real = np.nan_to_num(real)
             codes[start : start + group_size] = real.astype(np.int64) & top if wrapped else np.clip(real, 0, top)
         scales.append(scale)
