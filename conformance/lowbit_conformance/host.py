@@ -631,7 +631,7 @@ class Host:
         return {"outcomes": outcomes, "breaches": self.watch.breaches(False) + breaches_asked()}
 
     def walk(self, handles: list[int], steps: list[Tree], times: int) -> Message:
-        """Take the same steps of each session so many times, and give no answers."""
+        """Repeat the same steps of each session, and give no answers."""
         arguments = [decode(step, self.memory.get) for step in steps]
         for handle in handles:
             take = self.function("step", "", handle)

@@ -665,7 +665,7 @@ class Remote:
             self._free(segments)
 
     def walk(self, session: RemoteSession, steps: list[tuple[Any, ...]], times: int) -> None:
-        """Take the same steps, whose arguments have no arrays, so many times; their answers are not looked at."""
+        """Repeat the same steps, whose arguments have no arrays; their answers are not compared."""
         request = {"do": "walk", "handles": session.handles, "times": times}
         trees = [[encode(part, _no_array) for part in step] for step in steps]
         reply = self._ask(request | {"steps": trees}, self.deadline * 4)

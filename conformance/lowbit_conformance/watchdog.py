@@ -93,7 +93,7 @@ def follow(
 
 
 def reason_to_end(stopped: float, silent: float, deadline: float) -> str:
-    """Why a judge is ended that was stopped, and silent, for so many seconds; empty if it is not.
+    """Why a judge that was stopped, or silent, for some seconds is ended; empty if it is not.
 
     >>> reason_to_end(6.0, 6.0, 30.0)
     'UNDECIDED: the process that judges was stopped, and was ended after 6 s'
@@ -129,7 +129,7 @@ class Sources:
         self._end = os.pidfd_open(process) if hasattr(os, "pidfd_open") else -1  # readable when the process has ended
 
     def ready(self, seconds: float) -> Iterator[tuple[int, bytes]]:
-        """What can be read now from each of them; waits for something for so many seconds at most."""
+        """What can be read now from each of them, after waiting for at most the given seconds."""
         watched = self._open if self._end < 0 else [*self._open, self._end]
         found = select.select(watched, [], [], seconds if self._end >= 0 else min(seconds, 0.05))[0]
         for descriptor in [each for each in found if each != self._end]:

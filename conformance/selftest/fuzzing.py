@@ -60,7 +60,7 @@ class TooLateError(BaseException):
 
 
 def fuzzed(target: str, seed: int, count: int, space: int = ADDRESS_SPACE) -> dict[str, Any]:
-    """What a child process found that made so many mutations."""
+    """What a child process that made these mutations found."""
     count = int(os.environ.get("LOWBIT_MUTATIONS", count))
     here = Path(__file__).parent
     folders = str(here), str(here.parent.parent / "bench"), os.environ.get("PYTHONPATH", "")

@@ -123,7 +123,7 @@ class Control:
         return CONTEXTS[self._library.standInCurrent()]
 
     def take(self, nbytes: int) -> None:
-        """Another process takes so many bytes of the device, and no others."""
+        """Another process takes this number of bytes of the device."""
         self._library.standInTake(nbytes)
 
     def forget(self) -> None:

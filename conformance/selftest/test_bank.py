@@ -244,7 +244,7 @@ def test_the_matrix_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_sample_of_the_matrix_is_always_the_same(tmp_path: Path) -> None:
-    """One defect in so many, by their order in the bank, and every operation of the control."""
+    """Every third defect by its order in the bank, and every operation of the control."""
     missing = matrix.Matrix(tmp_path / "kill.json", 2, "first-kill", sample=3).missing()
     assert [name for name, _ in missing if name != "none"] == list(BANK)[::3]
     assert [operation for name, operation in missing if name == "none"] == list(OPERATIONS)

@@ -88,7 +88,7 @@ def test_a_series_survives_a_refused_call(remote: Remote) -> None:
 
 
 def test_offsets_are_those_of_the_elements_or_of_the_alignment() -> None:
-    """An array begins so many elements from the border of its pages, or so many steps of a declared alignment."""
+    """An array begins at each offset, in elements or in steps of a declared alignment, from the border of its pages."""
     arena = Arena()
     array = np.ones(7, np.float32)
     for side in ("left", "right"):

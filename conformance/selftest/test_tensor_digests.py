@@ -97,7 +97,7 @@ def digests(table: Table) -> dict[str, str]:
 
 @pytest.fixture
 def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """The clock of the digests, so many seconds ahead of that of the file system."""
+    """The clock of the digests, some seconds ahead of that of the file system."""
 
     def set_clock(seconds: float) -> None:
         ahead = SimpleNamespace(time_ns=lambda: time.time_ns() + int(seconds * SECOND))

@@ -9,7 +9,7 @@ in a block (`lowbit_cuda.port.DevicePort.batch`), within which the context is on
 The device's *primary context* is the one that every library shares which uses the runtime API. It is retained through
 cuda.core, which never releases it, and nothing here resets it or changes its flags.
 
-Source: lowbit's own; the calls are those of the CUDA driver API.
+Source: the CUDA driver API.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ this one, without a word. So the device asks before it pins much.
 What the host has is ``MemAvailable``, the kernel's own estimate. A container's control group may allow less: its limit
 less what is in use there, where pages of files do not count, since they can be dropped.
 
-Source: lowbit's own; the files are those of proc(5) and of the kernel's documentation of cgroup v2.
+Source: proc(5), and the Linux kernel's documentation of cgroup v2.
 """
 
 from contextlib import suppress

@@ -17,7 +17,7 @@ have taken everything, a launch fails in the middle of a run. So a device opens 
 Memory that the context itself takes is not free any more when the device asks, and needs no place here. These
 numbers come from the reference and from what others report; they were not measured.
 
-Source: lowbit's own; the limits and attributes are those of the CUDA driver API.
+Source: the limits and attributes of the CUDA driver API.
 """
 
 from dataclasses import dataclass

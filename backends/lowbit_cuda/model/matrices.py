@@ -64,7 +64,7 @@ def blob_of(layout: Layout, matrix: Matrix) -> Blob:
 
 
 def product(layout: Layout, tokens: int) -> Kernel:
-    """The kernel that multiplies so many tokens by a matrix of this layout."""
+    """The kernel that multiplies this number of tokens by a matrix of this layout."""
     if isinstance(layout, DenseLayout):
         return kernel("dense", weights=layout.dtype)
     return kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1 if tokens == 1 else MANY)

@@ -30,7 +30,7 @@ Rounding = Callable[[Any], Any]
 
 
 def significant(numbers: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
-    """To so many significant bits, ties to even, with the exponents of float32."""
+    """Round to a number of significant bits, ties to even, with the exponents of float32."""
     with np.errstate(invalid="ignore"):
         mantissa, exponent = np.frexp(numbers.astype(np.float64))
         rounded: Floats = np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits).astype(np.float32)
@@ -75,7 +75,7 @@ def operands(of_x: Rounding, of_weights: Rounding = exactly) -> Callable[[Floats
 
 
 def eight_bits(size: int) -> Callable[[Floats, Floats], Array]:
-    """Activations become integers of 8 bits, with one step for so many of them, where the product is deep."""
+    """Activations become 8-bit integers, with one scale for each run of them, where the product is deep."""
 
     def product(x: Floats, weights: Floats) -> Array:
         if len(weights) < DEEP:

@@ -40,7 +40,7 @@ def matrix_at_offset(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any
 
 
 def wraps(count: int, axis: int) -> Habit:
-    """What lies past so many along an axis of the result is what lies at its beginning: an index of too few bits."""
+    """Past a limit along an axis, the result repeats its beginning: an index of too few bits."""
 
     def act(call: Call) -> Any:
         result = own(call)

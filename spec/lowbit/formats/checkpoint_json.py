@@ -110,7 +110,7 @@ def parsed(file: str, data: bytes) -> Fields:
     >>> parsed("config.json", b'{"layers": 2, "window": null}').optional("window", int)
 
     Raises:
-        FormatError: not JSON in UTF-8, too many values, a key twice in one object, a number that is none, or no object
+        FormatError: not JSON in UTF-8, too many values, a key twice in one object, NaN or infinity, or not an object
             at all.
     """
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
