@@ -103,7 +103,7 @@ def assert_equal_at_offsets(backend: Remote, call: Call, expected: Any, variants
 @checks("*/H4", every("rewritten"))
 def test_other_contents_in_the_same_arrays(backend: Remote, case: HabitCase) -> None:
     """A call whose arrays have been given other contents answers for these, as it does from arrays elsewhere; one
-    element is another, or two have changed places."""
+    element is changed, or two are swapped."""
     for call in own_calls(backend, case.operation, CALLS):
         calls = [replace(call, result=None), *rewritten(call)]
         with backend.same_arrays():
