@@ -3,7 +3,7 @@
 The judge sends this file's text to the host, which runs it before it imports the code under test. Every function and
 method of the chapters in `CHAPTERS` then raises, wherever it has been imported to, and the call is noted as a breach.
 What makes no result stays callable: types with their properties, constants, checks, names of parameters, errors, what
-a declaration is made of (`lowbit.bounds`, `lowbit.integer_bounds`), programs and generators of kernels, and the few
+a declaration is made of (`lowbit.rounding`, `lowbit.integer_bounds`), programs and generators of kernels, and the few
 helpers in `KEPT`. Checks may go on using what is sealed, since every call of a backend begins with them.
 
 A copy is noticed, too: code that is executed, or made into a function, is searched for the bytecode of what is sealed.
@@ -20,35 +20,35 @@ from types import CodeType, FunctionType
 from typing import Any
 
 CHAPTERS = (
-    "affine",
-    "attention",
-    "bfp",
-    "bfp_dot",
-    "bfp_storage",
-    "blocks",
-    "gptq",
-    "hqq",
-    "hqq_numbers",
-    "hqq_solver",
-    "integer",
-    "interpreter",
-    "ksort",
-    "kvcache",
-    "layouts",
-    "linear",
-    "offload",
-    "offload_engine",
-    "ordered",
-    "packing",
-    "pooling",
-    "reference",
-    "rope",
-    "routing",
-    "vector",
-    "vector_dot",
-    "vector_more",
+    "lowbit.affine",
+    "lowbit.attention",
+    "lowbit.bfp",
+    "lowbit.bfp_dot",
+    "lowbit.bfp_storage",
+    "lowbit.blocks",
+    "lowbit.gptq",
+    "lowbit.hqq",
+    "lowbit.hqq_numbers",
+    "lowbit.hqq_solver",
+    "lowbit.integer",
+    "lowbit.interpreter",
+    "lowbit.ksort",
+    "lowbit.kvcache",
+    "lowbit.layouts",
+    "lowbit.linear",
+    "lowbit.offload",
+    "lowbit.offload_engine",
+    "lowbit.ordered",
+    "lowbit.packing",
+    "lowbit.pooling",
+    "lowbit.reference",
+    "lowbit.rope",
+    "lowbit.routing",
+    "lowbit.vector",
+    "lowbit.vector_dot",
+    "lowbit.vector_more",
 )
-"""Modules of `lowbit` whose functions compute results."""
+"""The modules whose functions compute results."""
 
 KEPT = {
     "lowbit.bfp.Format.blocks",
@@ -151,7 +151,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 def _functions() -> Iterator[tuple[str, FunctionType, bool]]:
     """Every function and method of the chapters with its full name, and whether it stays callable."""
     for chapter in CHAPTERS:
-        module = importlib.import_module(f"lowbit.{chapter}")
+        module = importlib.import_module(chapter)
         declared = [value for value in vars(module).values() if hasattr(value, "check_step")]
         own = {getattr(each, part) for each in declared for part in ("check", "check_step", "parameters")}
         for name, value in list(vars(module).items()):

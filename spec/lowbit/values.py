@@ -46,8 +46,9 @@ import dataclasses
 import importlib
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -66,12 +67,25 @@ Get = Callable[[np.dtype[Any], tuple[int, ...], dict[str, Tree]], Array]
 
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
-KINDS = (
-    *("affine.QuantizedMatrix", "bfp.Blocks", "bfp.Format", "bfp_dot.BlockSums", "bfp_storage.StoredBlocks"),
-    *("hqq.HqqMatrix", "hqq_numbers.EightBit", "layouts.ColumnPanels", "layouts.ZCurve"),
-    *("offload.Arrangement", "offload.Event", "offload.Request", "rope.Layout", "rope.Rotation"),
+KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "affine.QuantizedMatrix": ("lowbit.affine", "QuantizedMatrix"),
+        "bfp.Blocks": ("lowbit.bfp", "Blocks"),
+        "bfp.Format": ("lowbit.bfp", "Format"),
+        "bfp_dot.BlockSums": ("lowbit.bfp_dot", "BlockSums"),
+        "bfp_storage.StoredBlocks": ("lowbit.bfp_storage", "StoredBlocks"),
+        "hqq.HqqMatrix": ("lowbit.hqq", "HqqMatrix"),
+        "hqq_numbers.EightBit": ("lowbit.hqq_numbers", "EightBit"),
+        "layouts.ColumnPanels": ("lowbit.layouts", "ColumnPanels"),
+        "layouts.ZCurve": ("lowbit.layouts", "ZCurve"),
+        "offload.Arrangement": ("lowbit.offload", "Arrangement"),
+        "offload.Event": ("lowbit.offload", "Event"),
+        "offload.Request": ("lowbit.offload", "Request"),
+        "rope.Layout": ("lowbit.rope", "Layout"),
+        "rope.Rotation": ("lowbit.rope", "Rotation"),
+    }
 )
-"""The dataclasses that have a tree, by module and name."""
+"""The dataclasses that have a tree: the name on the wire, which never changes, to the module and the class."""
 MOST_DEPTH = 16
 """Of lists and objects inside one another; a result of the specification has five."""
 MOST_DIMENSIONS = 8
@@ -219,16 +233,13 @@ def _scalar_shown(value: object) -> str:
     return str(value) if type(value) in (bool, int, float) else f"a {type(value).__name__}"
 
 
-# **Dataclasses** are named by their module inside lowbit; a subclass elsewhere counts as what it derives from.
+# **Dataclasses** have the names of `KINDS`, wherever their modules are; a subclass counts as the class it derives from.
 
 
 @cache
 def _type_name(kind: type) -> str:
-    for base in kind.__mro__:
-        package, _, module = base.__module__.partition(".")
-        if package == "lowbit" and (name := f"{module}.{base.__qualname__}") in KINDS:
-            return name
-    return ""
+    places = {(base.__module__, base.__qualname__) for base in kind.__mro__}
+    return next((name for name, place in KINDS.items() if place in places), "")
 
 
 @cache
@@ -246,8 +257,8 @@ def _type(name: str, given: str) -> type:
 
 @cache
 def _known(name: str) -> type:
-    module, _, attribute = name.rpartition(".")
-    kind: type = getattr(importlib.import_module(f"lowbit.{module}"), attribute)
+    module, attribute = KINDS[name]
+    kind: type = getattr(importlib.import_module(module), attribute)
     return kind
 
 
