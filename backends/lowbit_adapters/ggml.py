@@ -5,7 +5,7 @@ what the type's own conversion to float calls, and ``ggml_quantize_chunk`` witho
 file is quantised with.
 
 **What is not declared.** ggml's product of matrices rounds the activations to 8 bits first (Q8_0 or Q8_1), which none
-of the forms of `bounds` describes: it is another operation, and no tolerance is invented for it.
+of the forms of `rounding` describes: it is another operation, and no tolerance is invented for it.
 
 Source: ggml.h and ggml-quants.c in the project's repository.
 """

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from lowbit.affine import Convention, Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic, any_order
+from lowbit.rounding import Arithmetic, any_order
 from lowbit_adapters.layout import Octets, code_rows, group_rows, pack_bits, padded
 from lowbit_adapters.libraries import availability, versions
 

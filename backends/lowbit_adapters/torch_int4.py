@@ -9,7 +9,7 @@ scale s and a zero z. The adapter fills N up with outputs that it drops, and K w
 roundings of a dot product in any order, and those of z, of the product and of the sum.
 
 **What is not declared.** The same product in bfloat16 and float16 rounds x, scales and result to those formats, for
-which `bounds` has no accumulator. ``_dyn_quant_matmul_4bit`` rounds the activations to 8 bits first, which no form
+which `rounding` has no accumulator. ``_dyn_quant_matmul_4bit`` rounds the activations to 8 bits first, which no form
 describes. ``_weight_int8pack_mm`` knows one scale a column and no zero.
 
 Source: PyTorch's kernel int4mm_kernel.cpp in the project's repository.
@@ -22,7 +22,7 @@ import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic, any_order
+from lowbit.rounding import Arithmetic, any_order
 from lowbit_adapters.layout import code_rows, group_rows, offsets_of_code, padded
 from lowbit_adapters.libraries import availability, versions
 

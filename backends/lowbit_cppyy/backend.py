@@ -8,11 +8,11 @@ import numpy as np
 from lowbit import bfp
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
-from lowbit.bounds import Arithmetic
 from lowbit.check import check_choice, check_integer
 from lowbit.errors import UnavailableError
 from lowbit.integer_bounds import integer_loop
 from lowbit.prepared import PreparedLinear
+from lowbit.rounding import Arithmetic
 from lowbit_cppyy import outcomes, processor
 from lowbit_cppyy.choices import Purpose, layout_for, recipe_for
 from lowbit_cppyy.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime

@@ -10,9 +10,9 @@ import numpy as np
 
 from lowbit.affine import Floats
 from lowbit.backend import Declaration
-from lowbit.bounds import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.rope import Rotation
+from lowbit.rounding import Arithmetic
 from lowbit_cppyy.blocks_of_integers import BlockOperations
 from lowbit_cppyy.compiler import Pool, preparing, runtime
 from lowbit_cppyy.heads import mixed, scores, tile_channels

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.backend import Capabilities, Declaration
-from lowbit.bounds import FORMS, UNIT_ROUNDOFF, Arithmetic, Roundings, any_order, one_loop
 from lowbit.check import check_choice, check_integer, spoken
 from lowbit.contract import Promise
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint_json import parsed
 from lowbit.operations import OPERATIONS
+from lowbit.rounding import FORMS, UNIT_ROUNDOFF, Arithmetic, Roundings, any_order, one_loop
 
 KEYS = ("name", "version", "operations", "concurrent", "alignment", "overread", "profiles", "details", "prepare")
 ROUNDINGS: Mapping[str, Roundings] = {"any_order": any_order, "one_loop": one_loop}

@@ -6,7 +6,7 @@ import numpy as np
 
 from lowbit.affine import Floats
 from lowbit.backend import Declaration
-from lowbit.bounds import Arithmetic, any_order
+from lowbit.rounding import Arithmetic, any_order
 
 DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 

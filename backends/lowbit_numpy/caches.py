@@ -8,9 +8,9 @@ import numpy.typing as npt
 from lowbit.backend import Declaration
 from lowbit.bfp import Blocks, Floats, Format
 from lowbit.bfp_dot import BlockSums
-from lowbit.bounds import Arithmetic, any_order
 from lowbit.ksort import Order, Reals
 from lowbit.rope import Layout, Rotation
+from lowbit.rounding import Arithmetic, any_order
 
 BOUNDED = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from lowbit.affine import Floats
 from lowbit.backend import Declaration
-from lowbit.bounds import Arithmetic, any_order
 from lowbit.errors import ArgumentError
 from lowbit.gptq import Reals
+from lowbit.rounding import Arithmetic, any_order
 
 # A target is a weight and at most K − 1 products, added in any order; a quotient and a difference go into each product.
 DECLARED = {

@@ -5,7 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from lowbit.backend import Declaration
-from lowbit.bounds import Arithmetic, any_order
+from lowbit.rounding import Arithmetic, any_order
 from lowbit.routing import Floats, Ids, Scores, Softmax
 
 BOUNDED = ("routing.gate", "routing.weights", "routing.expert", "routing.sparse")

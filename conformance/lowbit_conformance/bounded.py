@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from lowbit.bounds import Arithmetic, Bound
 from lowbit.errors import ArgumentError
+from lowbit.rounding import Arithmetic, Bound
 from lowbit_conformance.cases import Case
 from lowbit_conformance.remote import Remote
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bounds import Bound
 from lowbit.errors import ArgumentError
 from lowbit.linear import Doubles
+from lowbit.rounding import Bound
 
 Kind = TypeVar("Kind")
 

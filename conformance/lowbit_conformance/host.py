@@ -37,10 +37,10 @@ import numpy as np
 
 import lowbit.backend
 from lowbit.backend import Backend, PreparedLinear
-from lowbit.bounds import any_order, one_loop
 from lowbit.declarations import availability_of, capabilities_of
 from lowbit.entries import entries
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.rounding import any_order, one_loop
 from lowbit.values import Tree, decode, encode
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)

@@ -25,10 +25,10 @@ import numpy.typing as npt
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Capabilities, Declaration
 from lowbit.bfp import Blocks
-from lowbit.bounds import Arithmetic, Roundings, any_order, one_loop
 from lowbit.declarations import check_capabilities
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
+from lowbit.rounding import Arithmetic, Roundings, any_order, one_loop
 from lowbit.text import one_line
 from lowbit.values import Get, decode, encode
 from lowbit_conformance import faults

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bounds import Arithmetic, Bound
 from lowbit.linear import Doubles
+from lowbit.rounding import Arithmetic, Bound
 from lowbit.routing import Floats, Ids, Scores, Softmax
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.cases import Case

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from lowbit.attention_bounds import attend_bound
 from lowbit.blocks_bounds import rms_norm_bound, swiglu_bound
-from lowbit.bounds import Arithmetic, gamma
+from lowbit.rounding import Arithmetic, gamma
 from lowbit_cuda.kernels.table import MAKERS, kernel
 from lowbit_cuda.port import Kernel, Number
 from lowbit_cuda.shim.runner import Launch, Options

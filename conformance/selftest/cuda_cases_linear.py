@@ -8,9 +8,10 @@ from cuda_cases import FLOAT32, Array, Case, Limits, choices_of, floats, integer
 
 from lowbit.affine import Convention, QuantizedMatrix
 from lowbit.blocks_bounds import swiglu_bound
-from lowbit.bounds import Arithmetic, linear_bound
+from lowbit.bounds import linear_bound
 from lowbit.linear import qgemv
 from lowbit.packing import CODES_PER_UNIT
+from lowbit.rounding import Arithmetic
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.port import Number

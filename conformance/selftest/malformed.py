@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
-from lowbit.bounds import Arithmetic
+from lowbit.rounding import Arithmetic
 
 GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "a-dict": (lambda: {"packing.pack": Declaration()}, "result of capabilities() is an object of type dict"),

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic
+from lowbit.rounding import Arithmetic
 
 
 class Mine(Backend):

@@ -6,7 +6,7 @@ import numpy as np
 from seal_breakers import Linear, own_codes
 
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic
+from lowbit.rounding import Arithmetic
 
 
 def weights_of(matrix: Any) -> Any:

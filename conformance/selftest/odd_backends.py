@@ -3,8 +3,8 @@
 import pytest
 
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic
 from lowbit.packing import Codes, Words
+from lowbit.rounding import Arithmetic
 
 
 class Narrow(Backend):

@@ -16,9 +16,9 @@ import numpy as np
 import lowbit.linear
 import lowbit.reference
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
-from lowbit.bounds import Arithmetic
 from lowbit.linear import qgemv_codes
 from lowbit.packing import unpack
+from lowbit.rounding import Arithmetic
 
 FOLDER = Path(lowbit.linear.__file__).parent
 Codes = Any

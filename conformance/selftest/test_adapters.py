@@ -13,9 +13,10 @@ import pytest
 
 from lowbit import affine, backend, linear
 from lowbit.affine import CONVENTIONS, QuantizedMatrix, quantize
-from lowbit.bounds import checked_gamma, linear_bound
+from lowbit.bounds import linear_bound
 from lowbit.errors import NotDeclaredError, UnavailableError
 from lowbit.packing import BITS, pack, unpack
+from lowbit.rounding import checked_gamma
 from lowbit_adapters import blocks, ggml, layout, libraries, onnx_runtime, torch_int4
 
 NAMES = ("ggml", "gguf", "onnxruntime", "onnxruntime-minimum", "torch")

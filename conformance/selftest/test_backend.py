@@ -9,8 +9,8 @@ import pytest
 from lowbit import backend as registry
 from lowbit.affine import QuantizedMatrix, quantize
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic
 from lowbit.errors import ArgumentError, LowbitError, NotDeclaredError, UnavailableError
+from lowbit.rounding import Arithmetic
 
 
 class FourBits(Backend):

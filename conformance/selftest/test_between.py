@@ -11,12 +11,12 @@ from lowbit.affine import Floats
 from lowbit.backend import Backend, Capabilities, Declaration, load
 from lowbit.between import Float32Cache, on_backend
 from lowbit.blocks import FORMULAS
-from lowbit.bounds import Arithmetic, any_order
 from lowbit.config import LlamaConfig
 from lowbit.decoder import generate
 from lowbit.engine import build
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.gguf import open_gguf, read_llama
+from lowbit.rounding import Arithmetic, any_order
 from lowbit.weights import LlamaWeights
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]

@@ -10,8 +10,8 @@ from hypothesis import given
 
 from lowbit import blocks
 from lowbit.blocks_bounds import rms_norm_bound, swiglu_bound
-from lowbit.bounds import Arithmetic, Bound, any_order
 from lowbit.errors import ArgumentError
+from lowbit.rounding import Arithmetic, Bound, any_order
 from lowbit.routing import Doubles, Floats
 
 FLOAT32 = Arithmetic("direct", "float32", any_order)

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from lowbit.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix, dequantize, quantize
-from lowbit.bounds import Arithmetic, Form, any_order, gamma, linear_bound, one_loop
+from lowbit.bounds import linear_bound
 from lowbit.errors import ArgumentError
 from lowbit.linear import qgemv
 from lowbit.packing import unpack
+from lowbit.rounding import Arithmetic, Form, any_order, gamma, one_loop
 
 ROWS, GROUP = 256, 64
 

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from lowbit import backend as registry
 from lowbit.affine import QuantizedMatrix
 from lowbit.backend import Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic
 from lowbit.cli import app, demo
 from lowbit.cli.loading import load_model
 from lowbit.decoder import generate
 from lowbit.engine import build
 from lowbit.reference import ReferenceBackend, ReferenceLinear
+from lowbit.rounding import Arithmetic
 
 ARGUMENTS = ["demo", "--prompt", "hello", "--tokens", "4", "--text-tokens", "32"]
 

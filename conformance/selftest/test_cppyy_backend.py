@@ -12,9 +12,9 @@ import pytest
 
 from lowbit.affine import QuantizedMatrix, quantize
 from lowbit.backend import find, load
-from lowbit.bounds import Arithmetic, checked_gamma
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.linear import qgemv
+from lowbit.rounding import Arithmetic, checked_gamma
 from lowbit_cppyy import CppyyBackend, compiler, outcomes, processor, toolchain
 from lowbit_cppyy.backend import integer_roundings, roundings
 from lowbit_cppyy.isa import TABLES

@@ -7,9 +7,10 @@ import pytest
 from kernel_runs import Compiled, assert_same_bits, interpreted, some_blocks, some_matrix, some_rows
 
 from lowbit.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix
-from lowbit.bounds import Arithmetic, gamma, linear_bound
+from lowbit.bounds import linear_bound
 from lowbit.linear import qgemv
 from lowbit.packing import BITS, CODES_PER_UNIT
+from lowbit.rounding import Arithmetic, gamma
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.backend import roundings
 from lowbit_cppyy.compiler import TINY

@@ -14,9 +14,10 @@ import pytest
 
 import lowbit_cppyy
 from lowbit.affine import QuantizedMatrix, quantize
-from lowbit.bounds import Arithmetic, linear_bound
+from lowbit.bounds import linear_bound
 from lowbit.errors import UnavailableError
 from lowbit.linear import qgemv
+from lowbit.rounding import Arithmetic
 from lowbit_cppyy import CppyyBackend, choices, outcomes
 from lowbit_cppyy.backend import roundings
 from lowbit_cppyy.choices import default_recipe, layout_for, recipe_for

@@ -13,11 +13,11 @@ from malformed import CLASSES, GIVEN, Malformed
 
 from lowbit.backend import Capabilities, Declaration
 from lowbit.backend import find as find_backend
-from lowbit.bounds import Arithmetic
 from lowbit.declarations import LIMITS, availability_of, capabilities_of, check_capabilities
 from lowbit.errors import ArgumentError
 from lowbit.interpreters import python_command, python_environment
 from lowbit.operations import OPERATIONS
+from lowbit.rounding import Arithmetic
 from lowbit_conformance.bank.trial import cases_of, run
 from lowbit_conformance.cases import HABIT
 

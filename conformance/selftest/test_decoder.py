@@ -13,7 +13,6 @@ from tiny_gguf import CONFIG, Published, published, write
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
 from lowbit.blocks import plain_linear
-from lowbit.bounds import Arithmetic, one_loop
 from lowbit.config import LlamaConfig
 from lowbit.decoder import Decoder, Step, first_difference, generate, next_logits
 from lowbit.engine import backend_linear, build
@@ -21,6 +20,7 @@ from lowbit.errors import ArgumentError
 from lowbit.formats.gguf import open_gguf, read_llama
 from lowbit.perplexity import perplexity
 from lowbit.reference import ReferenceLinear
+from lowbit.rounding import Arithmetic, one_loop
 from lowbit.weights import (
     GatedWeights,
     LlamaWeights,

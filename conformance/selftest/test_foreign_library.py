@@ -14,9 +14,9 @@ from building import SOURCES, STRICT, build, c_library, compiler
 from lowbit.affine import quantize
 from lowbit.backend import Backend, Capabilities, Declaration
 from lowbit.bfp import Format, cast
-from lowbit.bounds import Arithmetic
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.offload import Arrangement, Request
+from lowbit.rounding import Arithmetic
 from lowbit_foreign import LibraryBackend
 from lowbit_foreign.abi import Call, Value
 from lowbit_foreign.declared import LinearRoundings

@@ -10,12 +10,13 @@ from lowbit import bfp, integer
 from lowbit.affine import CONVENTIONS, QuantizedMatrix, dequantize, quantize
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
 from lowbit.bfp import Blocks, Format, bfp16, cast
-from lowbit.bounds import Arithmetic, linear_bound, one_loop
+from lowbit.bounds import linear_bound
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.integer import ACTIVATIONS, code_sums, qgemm_bfp, segments
 from lowbit.integer_bounds import integer_bound, integer_loop, segments_of_group
 from lowbit.linear import group_offsets, qgemm
 from lowbit.packing import unpack
+from lowbit.rounding import Arithmetic, one_loop
 
 LOOP = Arithmetic("integer", "float32", integer_loop(1))
 

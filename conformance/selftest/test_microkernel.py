@@ -7,13 +7,14 @@ import pytest
 
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.blocking import equation_4, equation_4_extended, tiles
-from lowbit.bounds import Arithmetic, linear_bound
+from lowbit.bounds import linear_bound
 from lowbit.errors import ArgumentError
 from lowbit.interpreter import Counts, run
 from lowbit.linear import group_offsets, qgemv
 from lowbit.microkernel import algorithm_1, algorithm_2, algorithm_3, algorithm_3_streamed, closing, codes_per_turn
 from lowbit.packing import BITS, CODES_PER_UNIT, pack, unpack
 from lowbit.program import Instruction, Program, live_registers
+from lowbit.rounding import Arithmetic
 
 LANES = 4
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
 from lowbit import routing
-from lowbit.bounds import Arithmetic, Bound, any_order
+from lowbit.rounding import Arithmetic, Bound, any_order
 from lowbit.routing import Floats, Ids
 from lowbit.routing_bounds import expert_bound, gate_bound, sparse_bound, weights_bound
 

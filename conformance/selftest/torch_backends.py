@@ -8,7 +8,7 @@ import numpy as np
 
 from lowbit.affine import Floats, QuantizedMatrix, dequantize
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bounds import Arithmetic
+from lowbit.rounding import Arithmetic
 
 ALIGNMENT, OVERREAD = 256, 64
 PRODUCTS = dict.fromkeys(("linear.qgemv", "linear.qgemm"), Declaration(arithmetic=Arithmetic("dequantised")))

@@ -1,6 +1,6 @@
 """lowbit: the executable specification of low-bit LLM inference.
 
-Read the chapters in this order: `packing`, `affine`, `linear`, then `contract`, `bounds` and `backend` for what a
+Read the chapters in this order: `packing`, `affine`, `linear`, then `contract`, `rounding` and `backend` for what a
 kernel must keep to, then `rope`, `attention`, `decoder`, `perplexity` and `formats.gguf` for a whole model.
 """
 

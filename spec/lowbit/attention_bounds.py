@@ -18,7 +18,7 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 import numpy as np
 
 from lowbit.attention import Floats, Reals, softmax
-from lowbit.bounds import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
+from lowbit.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
 from lowbit.routing_bounds import REFERENCE, Steps, declared, product_error, softmax_error
 
 SCALE_ROUNDINGS = 3

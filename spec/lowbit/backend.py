@@ -67,7 +67,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from lowbit import bfp
 from lowbit.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
-from lowbit.bounds import Arithmetic
 from lowbit.check import check_choice, check_integer, spoken
 from lowbit.contract import Parameters
 from lowbit.entries import entries, loaded
@@ -75,6 +74,7 @@ from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.prepared import PreparedLinear as PreparedLinear
+from lowbit.rounding import Arithmetic
 from lowbit.session import Session
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported

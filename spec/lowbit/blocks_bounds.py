@@ -42,7 +42,7 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 
 import numpy as np
 
-from lowbit.bounds import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
+from lowbit.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
 from lowbit.routing import Doubles, Floats, silu
 from lowbit.routing_bounds import QUOTIENT, REFERENCE, Steps, declared, silu_error
 

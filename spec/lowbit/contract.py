@@ -13,7 +13,7 @@ There are three kinds of promise.
 
 .. math:: |\hat y - y| \le \mathrm{bound}(\text{inputs},\ \text{declared arithmetic}),
 
-where *y* is the value in real arithmetic. The bound is derived in `bounds` from the way in which a backend declares
+where *y* is the value in real arithmetic. The bound is derived in `rounding` from the way in which a backend declares
 that it computes; it is never tuned to what a kernel happens to return.
 
 **Either**: where a standard leaves a choice, one of the named alternatives, and the same one all through a run.

@@ -11,12 +11,12 @@ from numbers import Integral, Real
 from typing import Any
 
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
-from lowbit.bounds import Arithmetic
 from lowbit.check import spoken
 from lowbit.contract import Promise
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
+from lowbit.rounding import Arithmetic
 
 MOST_VALUES = 1 << 16
 """Values of one limit. A backend that handles more of them leaves the limit out, or handles all."""
@@ -167,10 +167,10 @@ def _check_values(what: str, values: object) -> None:
 
 def _check_arithmetic(operation: str, arithmetic: object) -> None:
     if not isinstance(arithmetic, Arithmetic):
-        raise ArgumentError(f"arithmetic of {operation}", _shown(arithmetic), "a lowbit.bounds.Arithmetic")
+        raise ArgumentError(f"arithmetic of {operation}", _shown(arithmetic), "a lowbit.rounding.Arithmetic")
     roundings: Any = arithmetic.roundings
     if not callable(roundings):
-        allowed = "a function of rows and group size, such as lowbit.bounds.any_order"
+        allowed = "a function of rows and group size, such as lowbit.rounding.any_order"
         raise ArgumentError(f"roundings of {operation}", _shown(roundings), allowed)
     count = _answer(lambda: roundings(64, 32), f"roundings(64, 32) of {operation}")
     if not isinstance(count, Integral) or count < 1:

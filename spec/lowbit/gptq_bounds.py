@@ -21,7 +21,9 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1 a
 import numpy as np
 
 from lowbit.affine import Floats
-from lowbit.bounds import (
+from lowbit.gptq import Reals
+from lowbit.linear import Doubles
+from lowbit.rounding import (
     HALF_LEAST_SUBNORMAL,
     UNIT_ROUNDOFF,
     Arithmetic,
@@ -31,8 +33,6 @@ from lowbit.bounds import (
     gamma,
     one_loop,
 )
-from lowbit.gptq import Reals
-from lowbit.linear import Doubles
 
 
 def hessian_bound(x: Floats, arithmetic: Arithmetic, exact: Doubles) -> Bound:

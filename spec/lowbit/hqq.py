@@ -46,7 +46,6 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.affine import Floats, QuantizedMatrix, ScaleDtype, check_quantize
-from lowbit.bounds import HALF_LEAST_SUBNORMAL, LARGEST_GAMMA, UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
 from lowbit.check import check_array, check_choice, check_finite, check_integer
 from lowbit.contract import BOUNDED, EXACT, Parameters, operation
 from lowbit.errors import ArgumentError
@@ -54,6 +53,7 @@ from lowbit.hqq_numbers import EightBit, Numbers, above_zero, check_plain, decod
 from lowbit.hqq_solver import Solver, codes, solve
 from lowbit.linear import Doubles
 from lowbit.packing import BITS, WORD_BITS, Words, check_rows, pack, unpack
+from lowbit.rounding import HALF_LEAST_SUBNORMAL, LARGEST_GAMMA, UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
 
 Axis = Literal[0, 1]
 AXES: tuple[Axis, ...] = (0, 1)

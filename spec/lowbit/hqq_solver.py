@@ -47,12 +47,12 @@ from math import fsum
 import numpy as np
 
 from lowbit.affine import Floats
-from lowbit.bounds import UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
 from lowbit.check import check_array, check_choice, check_finite, check_integer
 from lowbit.contract import BOUNDED, EXACT, operation
 from lowbit.errors import ArgumentError
 from lowbit.linear import Doubles
 from lowbit.packing import BITS, Codes
+from lowbit.rounding import UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
 
 WEIGHTS_AT_A_TIME = 2**15
 """Of which the numbers on the way, under 1 MB, stay in a processor's cache."""

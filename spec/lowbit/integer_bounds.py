@@ -1,6 +1,6 @@
 r"""Bounds of integer products: how far a correct result of `integer` may lie from the exact one.
 
-In the chapter `bounds` every product of an activation and a weight is a term that may be rounded. Here whole segments
+In the chapter `rounding` every product of an activation and a weight is a term that may be rounded. Here whole segments
 are: their integers :math:`D` and :math:`S` are exact, and what rounding can touch is
 
 .. math:: s\,2^{e} D \qquad\text{and}\qquad o\,2^{e} S,
@@ -36,10 +36,10 @@ import numpy as np
 
 from lowbit.affine import QuantizedMatrix
 from lowbit.bfp import Blocks
-from lowbit.bounds import HALF_LEAST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, Bound, Roundings, checked_gamma, gamma
 from lowbit.check import check_choice, check_integer
 from lowbit.integer import CodeSums, code_sums
 from lowbit.linear import Doubles, group_offsets
+from lowbit.rounding import HALF_LEAST_SUBNORMAL, UNIT_ROUNDOFF, Arithmetic, Bound, Roundings, checked_gamma, gamma
 
 
 def segments_of_group(block: int, group_size: int) -> int:

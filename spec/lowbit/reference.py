@@ -16,10 +16,10 @@ from lowbit import integer, linear, packing
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.bfp import Blocks
-from lowbit.bounds import Arithmetic, one_loop
 from lowbit.contract import Promise
 from lowbit.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
+from lowbit.rounding import Arithmetic, one_loop
 
 
 class ReferenceLinear(PreparedLinear):

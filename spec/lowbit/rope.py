@@ -34,10 +34,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bounds import Arithmetic, Bound, direct_bound
 from lowbit.check import check_array, check_integer, check_reals
 from lowbit.contract import BOUNDED, operation
 from lowbit.errors import ArgumentError
+from lowbit.rounding import Arithmetic, Bound, direct_bound
 
 Floats = npt.NDArray[np.float32]
 Reals = npt.NDArray[np.float64]

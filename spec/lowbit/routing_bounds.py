@@ -1,6 +1,6 @@
 r"""Bounds of routing: how far a correct gate, weight, expert or layer may lie from the exact one.
 
-The products are sums like any other, and `bounds` says how far those may lie. What is new is that they are chained:
+The products are sums like any other, and `rounding` says how far those may lie. What is new is that they are chained:
 the error of one step enters the next, which may enlarge it and adds its own. Each step below takes an error and
 returns one, and the bound of an operation is their composition, once for the arithmetic that a backend declares and
 once, far smaller, for the reference's own float64.
@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.bounds import (
+from lowbit.rounding import (
     HALF_LEAST_SUBNORMAL,
     UNIT_ROUNDOFF,
     Arithmetic,

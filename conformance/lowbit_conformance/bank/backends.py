@@ -13,10 +13,10 @@ import numpy as np
 from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.bfp import Blocks
-from lowbit.bounds import Arithmetic, any_order
 from lowbit.contract import Promise
 from lowbit.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
+from lowbit.rounding import Arithmetic, any_order
 from lowbit_conformance.bank import integers, steps
 from lowbit_conformance.bank.defect import Call, Defect, Function
 

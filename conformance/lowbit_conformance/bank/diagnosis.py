@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from lowbit import attention_bounds, blocks_bounds, gptq_bounds, hqq, hqq_solver, integer_bounds, rope, routing_bounds
-from lowbit.bounds import Arithmetic, Bound, any_order, gamma
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
+from lowbit.rounding import Arithmetic, Bound, any_order, gamma
 from lowbit_conformance.bank import BANK, steps
 from lowbit_conformance.bank.defect import Array, Defect
 from lowbit_conformance.bank.families import relatives

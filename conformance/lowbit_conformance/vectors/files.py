@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from lowbit.bounds import Arithmetic
 from lowbit.contract import OPERATIONS, Operation
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_json import Fields, described, parsed, read_bytes
+from lowbit.rounding import Arithmetic
 from lowbit.storage import write_whole
 from lowbit.text import quoted
 from lowbit.values import MOST_DEPTH, Tree

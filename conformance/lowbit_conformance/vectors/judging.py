@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from lowbit.attention_bounds import attend_bound, softmax_bound
 from lowbit.blocks_bounds import rms_norm_bound, swiglu_bound
-from lowbit.bounds import Arithmetic, Bound, any_order, linear_bound
+from lowbit.bounds import linear_bound
 from lowbit.contract import OPERATIONS, Promise
 from lowbit.gptq_bounds import hessian_bound, targets_bound
 from lowbit.hqq import qgemv_bound
@@ -23,6 +23,7 @@ from lowbit.hqq_solver import step_bound
 from lowbit.integer_bounds import integer_bound, integer_loop
 from lowbit.operations import OPERATIONS as _ALL
 from lowbit.rope import rotate_bound
+from lowbit.rounding import Arithmetic, Bound, any_order
 from lowbit.routing_bounds import expert_bound, gate_bound, sparse_bound, weights_bound
 from lowbit.values import as_json
 
