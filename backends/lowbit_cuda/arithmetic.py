@@ -19,8 +19,8 @@ multiplied by an exponential, which counts 4: the product and its own error (``n
 :math:`2^{-24}`). The rounding of the exponents' arguments needs no more than the bound has for one: scores approach the
 greatest from below, so that their distances add up.
 
-Source: the kernels; the chapters `lowbit.rounding`, `lowbit.blocks_bounds` and `lowbit.attention_bounds` for what is made
-of the counts.
+Source: the kernels; the chapters `lowbit.rounding`, `lowbit.blocks_bounds` and `lowbit.attention_bounds` for what is
+made of the counts.
 """
 
 from lowbit.rounding import Arithmetic
