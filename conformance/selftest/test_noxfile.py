@@ -107,7 +107,8 @@ def test_planted_wheels_are_refused(noxfile: Any, tmp_path: Path) -> None:
     kept = archive(tmp_path / "cache")
     with zipfile.ZipFile(kept, "w") as planted:
         planted.writestr("cppyy-3.5.0-py3-none-any.whl", b"planted")
-    kept.with_name(f"{kept.name}.sha256").write_text(hashlib.sha256(kept.read_bytes()).hexdigest())
+    content = kept.read_bytes()
+    kept.with_name(f"{kept.name}.sha256").write_text(f"{len(content)} {hashlib.sha256(content).hexdigest()}")
     kept.parent.chmod(0o777)
     with pytest.raises(SessionError, match=r"cppyy cannot be kept: .*other users can write to .*chmod go-w"):
         given(noxfile, session)
