@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,12 @@ def test_what_others_can_change_is_made_again(source: Checkpoint, tmp_path: Path
         path.rename(aside)
         path.symlink_to(aside)
 
-    harms = [linked, lambda: aside.hardlink_to(path), lambda: path.chmod(0o664), lambda: path.chmod(0o646)]
+    harms: list[Callable[[], object]] = [
+        linked,
+        lambda: aside.hardlink_to(path),
+        lambda: path.chmod(0o664),
+        lambda: path.chmod(0o646),
+    ]
     if os.geteuid() == 0:  # nobody else can give a file away
         harms.append(lambda: os.chown(path, 12345, -1))
     for use in (lambda: made.layer(1), lambda: made.keep("layer-00001")):

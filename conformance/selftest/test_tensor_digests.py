@@ -298,7 +298,7 @@ def test_a_record_that_others_can_change(
         record.rename(aside)
         record.symlink_to(aside)
 
-    harms = [linked, lambda: aside.hardlink_to(record), lambda: record.chmod(0o620)]
+    harms: list[Callable[[], object]] = [linked, lambda: aside.hardlink_to(record), lambda: record.chmod(0o620)]
     if os.geteuid() == 0:  # nobody else can give a file away
         harms.append(lambda: os.chown(record, 12345, -1))
     for harm in harms:
