@@ -294,6 +294,23 @@ def test_a_damaged_package_of_a_killed_fetch_is_downloaded_again(shelf: Shelf) -
     assert shelf.in_cache() == ["both.bin"]
 
 
+def test_what_cannot_be_removed_stays(shelf: Shelf) -> None:
+    """Folders within folders, deeper than Python's stack, under the name of a workplace that a process left."""
+    left = shelf.cache / ".fetching-left"
+    left.mkdir(parents=True)
+    place = os.open(left, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    try:
+        assert fetch("both").read_bytes() == FIRST + SECOND
+    finally:
+        subprocess.run(["rm", "-rf", str(left)], check=True)  # which pytest could not remove either
+
+
 def test_a_fetch_that_runs_is_left_alone(shelf: Shelf) -> None:
     """However old its folder looks: it goes on where it was, and ends with the whole file too."""
     with another_fetch(shelf, "unpacking", 3000, "wait") as running:

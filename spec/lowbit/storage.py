@@ -246,6 +246,6 @@ def read_own(path: Path, most_bytes: int) -> bytes:
 def _sweep(folder: Path) -> None:
     """Remove the workplaces of processes that were killed a day ago or more."""
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-        with suppress(OSError):
+        with suppress(OSError, RecursionError):
             if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
