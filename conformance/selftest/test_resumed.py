@@ -115,7 +115,11 @@ def test_half_of_a_surrogate_pair_does_not_end_a_run(tmp_path: Path) -> None:
         assert changed != text
         file.write_text(changed)
         resumed = read(file)
-        resumed.save() if isinstance(resumed, matrix.Matrix) else resumed.add("numpy", 20, ENTRY)
+        if isinstance(resumed, matrix.Matrix):
+            resumed.save()
+        else:
+            assert isinstance(resumed, soak.Soak)
+            resumed.add("numpy", 20, ENTRY)
         assert "\\ud800" in file.read_text()
         read(file)
 
