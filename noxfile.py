@@ -227,7 +227,7 @@ def install(
         mark(session, "packages", packages)
     sources = digest(path.read_bytes() for path in shipped())
     if wheel and not marked(session, "wheel", sources):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=session.virtualenv.location) as folder:
             session.run("python", "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
             session.install("--no-deps", "--force-reinstall", *map(str, Path(folder).glob("*.whl")))
         mark(session, "wheel", sources)
@@ -255,7 +255,8 @@ def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
     """The wheels of cppyy and what it needs, as files for pip; built once for this machine.
 
     They are kept in one archive of the cache, as other compiled code is: where no other user can write, and built again
-    where the archive does not match its digest. pip is given each file by its path, so that it installs no other.
+    where the archive does not match its digest. pip is given each file by its path, so that it installs no other. The
+    files lie in the environment that they are installed in: others may be able to replace them in the folder of TMPDIR.
     """
     requirement = next(line for line in PROJECT["project"]["optional-dependencies"]["cppyy"] if "cppyy" in line)
     need_compiler(session)
@@ -263,7 +264,7 @@ def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
 
     def build(archive: Path) -> None:
         session.log("building cppyy, once for this machine: one to three minutes")
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(archive, "w") as kept:
+        with tempfile.TemporaryDirectory(dir=archive.parent) as folder, zipfile.ZipFile(archive, "w") as kept:
             session.run("python", "-P", "-m", "pip", "wheel", "--wheel-dir", folder, requirement)
             for wheel in sorted(Path(folder).glob("*.whl")):
                 kept.write(wheel, wheel.name)
@@ -272,7 +273,7 @@ def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
         archive = kept_code(code_folder("wheelhouse"), f"{key}.zip", build)
     except (UnavailableError, OSError) as error:
         session.error(f"cppyy cannot be kept: {error}")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=session.virtualenv.location) as folder:
         shutil.unpack_archive(archive, folder)
         yield sorted(requirement_for(wheel) for wheel in Path(folder).glob("*.whl"))
 

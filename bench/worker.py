@@ -8,6 +8,7 @@ process, compare.py knows which contestant it was and goes on without it.
 
 import json
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,8 @@ SUSPECT = 4  # rows of activations whose error is looked at; those of more rows 
 
 def main() -> None:
     """Measure what the first argument says, a JSON object: contests, threads, pairs, left_out, peers."""
+    # A library that ends the process by a signal leaves no core file in the folder of the user.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     given, say = json.loads(sys.argv[1]), sayer()
     say("starting")
     reader = MemoryReader(given["threads"])

@@ -29,8 +29,10 @@ def handler() -> str:
 
     def compile_to(path: Path) -> None:
         command = [compiler, *FLAGS, "-x", "c", "-", "-o", str(path)]
-        # In an empty folder, since the linker takes a libgcc_s.so.1 of the current folder for the system's.
-        subprocess.run(command, input=source, capture_output=True, check=True, timeout=60, cwd=path.parent)
+        # In an empty folder, since the linker takes a libgcc_s.so.1 of the current folder for the system's. What the
+        # compiler puts aside lies there too: others may be able to replace files in the folder of TMPDIR.
+        folder, environment = path.parent, os.environ | {"TMPDIR": str(path.parent)}
+        subprocess.run(command, input=source, capture_output=True, check=True, timeout=60, cwd=folder, env=environment)
 
     try:
         return str(kept_code(code_folder("faults"), f"faults-{key}.so", compile_to))

@@ -743,6 +743,8 @@ def main() -> None:
     channel = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 50))
     with open(os.devnull) as empty:
         os.dup2(empty.fileno(), 0)
+    # A backend that crashes leaves no core file in the folder of the user; it would hold 4 GiB of shared memory.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if sys.platform == "linux":
         LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: do not outlive the judge
         LIBC.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: grandchildren become children

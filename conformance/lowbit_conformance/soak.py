@@ -61,7 +61,9 @@ class Soak:
         self.content["backends"].setdefault(name, {})[str(first)] = entry
         self.content["date"] = datetime.now(UTC).date().isoformat()
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file, (json.dumps(self.content, indent=1, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(self.content, indent=1, ensure_ascii=False) + "\n"
+        # Half of a surrogate pair that the file spelled is spelled again so: JSON has the same escape as Python.
+        write_whole(self._file, text.encode(errors="backslashreplace"))
 
     def failures(self) -> Iterator[str]:
         """A line for each failure."""

@@ -1,9 +1,11 @@
 """What holds for every test here: none sees what `lowbit tune` may have found on this machine.
 
-The environment is set when pytest reads this file, so programs that tests start have it too.
+The environment is set when pytest reads this file, so programs that tests start have it too. The same holds of the
+limit of core files: some of these programs crash on purpose.
 """
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from lowbit_cppyy import hardware, outcomes
 
 os.environ["LOWBIT_CPPYY_TUNED"] = "off"
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
 @pytest.fixture

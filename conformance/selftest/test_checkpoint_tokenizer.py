@@ -177,6 +177,7 @@ def test_a_panic_of_the_library_is_an_error_of_the_file(tmp_path: Path) -> None:
         ({"generation_config": {"eos_token_id": ["a"]}}, r"eos_token_id is \['a'\]"),
         ({"generation_config": {"eos_token_id": True}}, "eos_token_id is True"),
         ({"config": without_eos(), "tokenizer_config": {"eos_token": "<q>"}}, "eos_token is '<q>'"),
+        ({"config": without_eos(), "tokenizer_config": {"eos_token": "\ud800"}}, r"eos_token is '\\ud800'"),
     ],
 )
 def test_ends_that_are_refused(files: dict[str, Any], message: str, tmp_path: Path) -> None:

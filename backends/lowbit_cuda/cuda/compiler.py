@@ -30,8 +30,8 @@ from typing import Any
 
 from lowbit.check import check_choice
 from lowbit.errors import LowbitError, UnavailableError
-from lowbit.formats.checkpoint_json import parsed, read_bytes
-from lowbit.storage import code_folder, write_whole
+from lowbit.formats.checkpoint_json import parsed
+from lowbit.storage import OWN_MODE, code_folder, read_own, write_whole
 from lowbit_cuda.cuda.driver import installed
 
 FORMAT, VERSION = "lowbit-cubin", 1
@@ -250,18 +250,18 @@ def _write(path: Path, key: str, made: Cubin) -> None:
     header = {"format": FORMAT, "version": VERSION, "key": key, "source": made.source, "arch": made.arch}
     header |= {"nvrtc": made.nvrtc, "log": made.log, "sha256": hashlib.sha256(made.code).hexdigest()}
     with suppress(OSError):
-        write_whole(path, json.dumps(header).encode() + b"\n" + made.code)
+        write_whole(path, json.dumps(header).encode() + b"\n" + made.code, OWN_MODE)
 
 
 def _read(path: Path, key: str) -> Cubin | None:
     """What is kept there, if it is all there and what its name says."""
     try:
-        head, _, code = read_bytes(path, MOST_BYTES, "cache").partition(b"\n")
+        head, _, code = read_own(path, MOST_BYTES).partition(b"\n")
         header = parsed(path.name, head)
         told = header.value("format", str), header.value("version", int), header.value("key", str)
         if told != (FORMAT, VERSION, key) or header.value("sha256", str) != hashlib.sha256(code).hexdigest():
             return None
         source, arch, nvrtc, log = (header.value(name, str) for name in ("source", "arch", "nvrtc", "log"))
         return Cubin(source, arch, nvrtc, code, log, True)
-    except LowbitError:
+    except (LowbitError, OSError):
         return None

@@ -113,7 +113,7 @@ def build(sources: Sequence[Path], flavor: Flavor) -> Path:
         runtime = [pool.submit(_object, HERE / name, (*COMMON, *flavor.runtime)) for name in flavor.sources]
         objects = [str(future.result()) for future in (*kernels, *runtime)]
     name = f"{flavor.name}-{_digest(*objects, *flavor.link)}{'.so' if flavor.is_library else ''}"
-    return _made(name, lambda target: _run([compiler(), *objects, *flavor.link, "-o", str(target)]))
+    return _made(name, lambda target: _run([compiler(), *objects, *flavor.link, "-o", str(target)], "", target.parent))
 
 
 def _kernel_object(source: Path, flavor: Flavor) -> Path:
@@ -137,7 +137,7 @@ def _including(source: Path) -> str:
 def _compiled(text: str, name: str, options: tuple[str, ...]) -> Path:
     key = _digest(_preprocessed(text, options), _version(compiler()), *options)
     command = [compiler(), *options, "-xc++", "-c", "-"]
-    return _made(f"{name}-{key}.o", lambda target: _run([*command, "-o", str(target)], text))
+    return _made(f"{name}-{key}.o", lambda target: _run([*command, "-o", str(target)], text, target.parent))
 
 
 def _preprocessed(text: str, options: tuple[str, ...]) -> str:
@@ -163,11 +163,14 @@ def _made(name: str, make: Callable[[Path], object]) -> Path:
         raise UnavailableError("the kernels' C++", reason, "make it writeable, or set LOWBIT_CACHE") from None
 
 
-def _run(command: Sequence[str], text: str = "") -> str:
-    """What a command prints, run in lowbit's own folder: the linker takes a libgcc_s.so.1 of the current folder for the
-    system's."""
-    folder = code_folder("shim")
-    environment = {**os.environ, "LC_ALL": "C"}
+def _run(command: Sequence[str], text: str = "", folder: Path | None = None) -> str:
+    """What a command prints, run in a folder of lowbit's own.
+
+    The linker takes a libgcc_s.so.1 of the current folder for the system's. Temporary files lie there too, since others
+    may be able to replace files in the folder of TMPDIR.
+    """
+    folder = code_folder("shim") if folder is None else folder
+    environment = {**os.environ, "LC_ALL": "C", "TMPDIR": str(folder)}
     try:
         done = subprocess.run(
             command,

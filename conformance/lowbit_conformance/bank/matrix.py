@@ -128,7 +128,8 @@ class Matrix:
         defects = [self.content["defects"][name] for name in BANK if name in self.content["defects"]]
         text = text_of(self.content | {"defects": defects})
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(self._file, text.encode())
+        # Half of a surrogate pair that the file spelled is spelled again so: JSON has the same escape as Python.
+        write_whole(self._file, text.encode(errors="backslashreplace"))
         self._saved = time.monotonic()
 
     def complaints(self) -> Iterator[str]:

@@ -10,7 +10,8 @@ the checkpoint (`tensor_digests`), the configuration, the index, the plan, and `
 does. Another plan, or another checkpoint under the same path, has another folder; names and times of files do not
 count. A tensor that is read later must still have the digest. Nothing in the folder is believed that does not carry the
 same digest and hold together (`quantized_file`); a file that does not is made again. Another user could write a file
-that does and holds other weights, so a folder in which others can write is refused (`storage.own_folder`).
+that does and holds other weights, so a folder in which others can write is refused (`storage.own_folder`), and in it
+a file that is another user's, or that others can write to, is made again (`storage.opened_own`).
 
 **Interrupted, and twice at once.** A file appears whole under its name or not at all, so an interrupt loses one block.
 Two processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
@@ -41,7 +42,7 @@ from lowbit.formats.quantized_file import Origin, check_origin, read_matrices, w
 from lowbit.formats.tensor_digests import with_digests
 from lowbit.host_memory import check_memory
 from lowbit.plan import HEAD, Plan
-from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder, own_folder
+from lowbit.storage import CACHE_VARIABLE, cache_folder, make_folder, opened_own, own_folder
 from lowbit.text import quoted
 from lowbit.threads import usable_processors
 from lowbit.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
@@ -114,7 +115,7 @@ class QuantizedCheckpoint:
     def keep(self, name: str) -> None:
         """See to it that a part of `parts` has its file; of one that is there only the header is looked at."""
         with suppress(ArgumentError, FormatError):
-            check_origin(self._file(name), self._origin(name))
+            check_origin(self._own_file(name), self._origin(name))
             return
         write_quantized(self._file(name), self._made(name), self._origin(name))
 
@@ -143,6 +144,16 @@ class QuantizedCheckpoint:
     def _file(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
 
+    def _own_file(self, name: str) -> Path:
+        """The same, if no other user can change what is in it while it is mapped."""
+        path = self._file(name)
+        try:
+            opened_own(path).close()
+        except OSError as error:
+            allowed = "a plain file of this user, to which no other can write"
+            raise ArgumentError("cache", f"{quoted(str(path))} ({error.strerror})", allowed) from error
+        return path
+
     def _origin(self, name: str) -> Origin:
         return Origin(self.digest, name)
 
@@ -162,7 +173,7 @@ class QuantizedCheckpoint:
         return self._checked(name, shapes)
 
     def _checked(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
-        found = read_matrices(self._file(name), self._origin(name))
+        found = read_matrices(self._own_file(name), self._origin(name))
         given = {
             part: (matrix.rows, matrix.columns) if isinstance(matrix, QuantizedMatrix) else matrix.shape
             for part, matrix in found.items()

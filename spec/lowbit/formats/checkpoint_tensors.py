@@ -292,13 +292,16 @@ def _changed(shard: Shard) -> FormatError:
 # **Writing.**
 
 
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], mode: int = 0o666
+) -> None:
     """A safetensors file, whole or not at all.
 
     Args:
         path: where; the folder exists.
         tensors: C-contiguous, of types that numpy has.
         metadata: texts for its header.
+        mode: of the file, less the bits of the umask.
 
     Raises:
         UnavailableError: it cannot be written.
@@ -308,7 +311,7 @@ def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata:
             part, plain = place / path.name, place / "plain"
             save_file(dict(tensors), part, metadata=dict(metadata))
             plain.touch()
-            part.chmod(S_IMODE(plain.stat().st_mode))  # the library's files are their owner's alone
+            part.chmod(S_IMODE(plain.stat().st_mode) & mode)  # the library's files are their owner's alone
             part.replace(path)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -212,7 +212,10 @@ def _content(settings: Fields, key: str) -> str | None:
 
 
 def _number(token: str, field: str, file: str, library: tokenizers.Tokenizer) -> int:
-    number = library.token_to_id(token)
+    try:
+        number = library.token_to_id(token)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and UTF-8 cannot
+        number = None
     if number is None:
         raise FormatError(file, field, quoted(token), "a token of the vocabulary")
     return number

@@ -34,6 +34,7 @@ from lowbit.affine import QuantizedMatrix
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint_json import Fields, parsed
 from lowbit.formats.checkpoint_tensors import DTYPES, Table, read_header, write_tensors
+from lowbit.storage import OWN_MODE
 from lowbit.text import quoted
 from lowbit.weights import Floats, Matrix
 
@@ -81,7 +82,7 @@ def write_quantized(path: Path, matrices: Mapping[str, Matrix | Floats], origin:
         else:
             tensors[f"{name}.weights"] = matrix
     account = origin.texts() | {"matrices": values, "sha256": _sum_of(tensors)}
-    write_tensors(path, tensors, {TEXT: json.dumps(account, sort_keys=True)})
+    write_tensors(path, tensors, {TEXT: json.dumps(account, sort_keys=True)}, OWN_MODE)
 
 
 def _sum_of(tensors: Mapping[str, Array]) -> str:

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.checkpoint_json import parsed, read_bytes
+from lowbit.formats.checkpoint_json import parsed
 from lowbit.formats.checkpoint_tensors import MOST_INDEX_BYTES, Place, Shard, Table, check_unchanged, opened_shard
-from lowbit.storage import code_folder, write_whole
+from lowbit.storage import OWN_MODE, code_folder, read_own, write_whole
 from lowbit.text import quoted
 from lowbit.threads import side_by_side, usable_processors
 from lowbit.weights import Progress
@@ -168,14 +168,14 @@ def _keep(shard: Shard, began: int, digests: Mapping[str, str]) -> None:
         lasting = settled(shard, began) and has_own_times(stream)
     if lasting:
         with suppress(OSError, UnavailableError):
-            write_whole(_record(shard), whole.encode())
+            write_whole(_record(shard), whole.encode(), OWN_MODE)
 
 
 def _kept(shard: Shard, names: list[str]) -> dict[str, str]:
     """The digests that were noted for a shard, if there is a sound record and the file has not changed since."""
     try:
         path = _record(shard)
-        outer = parsed(path.name, read_bytes(path, MOST_INDEX_BYTES))
+        outer = parsed(path.name, read_own(path, MOST_INDEX_BYTES))
         text = outer.value("record", str).encode()
         if hashlib.sha256(text).hexdigest() != outer.value("sha256", str):
             return {}
@@ -190,7 +190,7 @@ def _kept(shard: Shard, names: list[str]) -> dict[str, str]:
             return {}
         with opened_shard(shard) as stream:
             return tensors if has_own_times(stream) else {}
-    except (ArgumentError, FormatError, UnavailableError, ValueError):
+    except (ArgumentError, FormatError, UnavailableError, ValueError, OSError):
         return {}
 
 
