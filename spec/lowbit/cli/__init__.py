@@ -1,8 +1,8 @@
 """The command line ``lowbit``.
 
 Each command that answers something takes ``--json`` and then prints one JSON object on standard output; progress goes
-to standard error. Exit status: 0 done, 1 a check failed, 2 a wrong argument, something unavailable or too little
-memory, 130 interrupted.
+to standard error. Exit status: 0 done, 1 a check failed or standard output was closed before all of the answer was
+read, 2 a wrong argument, something unavailable or too little memory, 130 interrupted.
 
 Other packages add commands by an entry point in the group ``lowbit.commands``, a function or a `typer.Typer` with
 commands of its own; the conformance suite comes in that way, since the specification knows nothing of the suite.
@@ -21,7 +21,7 @@ from lowbit.cli.commands import Commands
 from lowbit.errors import LowbitError
 from lowbit.text import one_line
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+UNREAD, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 NO_THREAD = "can't start new thread"  # Python's words, in an error that has no class of its own
 
 app = typer.Typer(
@@ -51,6 +51,8 @@ def answered(run: Callable[[], object]) -> None:
             run()
         finally:
             _written_out()
+    except BrokenPipeError:  # nobody reads the answer any more, as behind `| head`; typer ends in the same way
+        sys.exit(UNREAD)
     except (LowbitError, OSError) as error:  # such as a full disk
         _fail(str(error))
     except MemoryError as error:
