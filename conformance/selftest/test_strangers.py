@@ -6,6 +6,7 @@ breaks its own line of ``lowbit backends``.
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -71,13 +72,20 @@ def lowbit(folder: Path | str, *arguments: str, **variables: str) -> "subprocess
 
 # **Lists of entries.**
 
+
+def sparse(path: Path, size: int) -> None:
+    """A file of many bytes, none of which is on the disk."""
+    path.touch()
+    os.truncate(path, size)
+
+
 MALFORMED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pipe": (os.mkfifo, "is not a regular file"),
     "folder": (Path.mkdir, "is not a regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
     "loop": (lambda path: path.symlink_to(path.name), "cannot be read: Too many levels of symbolic links"),
     "long": (lambda path: path.write_bytes(b" " * (MOST_LIST_BYTES + 1)), f"has more than {MOST_LIST_BYTES} bytes"),
-    "sparse": (lambda path: (path.touch(), os.truncate(path, 2**40)), f"has more than {MOST_LIST_BYTES} bytes"),
+    "sparse": (lambda path: sparse(path, 2**40), f"has more than {MOST_LIST_BYTES} bytes"),
     "bytes": (lambda path: path.write_bytes(b"[lowbit.backends]\n\xff = a:b\n"), "is not UTF-8 text"),
     "words": (lambda path: path.write_text("[lowbit.backends]\nwords\n"), "is no list of entries: "),
 }
@@ -273,3 +281,56 @@ def test_an_answer_that_nobody_reads(arguments: list[str], unbuffered: str) -> N
             check=False,
         )
     assert (done.returncode, done.stderr.strip()) == (1, b"")  # a progress bar leaves an empty line
+
+
+# **Variables and folders that are not as they should be.**
+
+
+@pytest.mark.parametrize("width", ["0", "1", "99999999999", "²", "x", "-5"])
+@pytest.mark.parametrize("variable", ["COLUMNS", "TERMINAL_WIDTH"])
+def test_a_width_that_no_terminal_has(variable: str, width: str, tmp_path: Path) -> None:
+    """The answer is what it is without the variable, not empty, and no trace."""
+    for arguments, status in ((["--help"], 0), (["profiles"], 0), (["no-such-command"], 2)):
+        done = lowbit(tmp_path, *arguments, **{"COLUMNS": "", variable: width})
+        usual = lowbit(tmp_path, *arguments, COLUMNS="")
+        assert (done.returncode, done.stdout, done.stderr) == (status, usual.stdout, usual.stderr)
+
+
+def test_a_narrow_terminal_without_unicode(tmp_path: Path) -> None:
+    """Twenty columns of ASCII."""
+    for arguments in (["--help"], ["profiles"], ["backends"]):
+        done = lowbit(tmp_path, *arguments, COLUMNS="20", LC_ALL="C", PYTHONIOENCODING="ascii")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout and done.stdout.isascii()
+
+
+def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
+    """What needs none works, and the others say it."""
+    gone = tmp_path / "gone"
+    command = shlex.join(python_command("-m", "lowbit"))
+    for words, status, said in (
+        ("profiles", 0, ""),
+        ("conformance numpy --op packing.unpack --quick", 2, "lowbit: the current folder does not exist any more; "),
+        ("new-backend mine", 2, "lowbit: the current folder does not exist any more; "),
+    ):
+        gone.mkdir()
+        line = f"cd {shlex.quote(str(gone))} && rmdir {shlex.quote(str(gone))} && {command} {words}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=100, check=False)
+        assert (done.returncode, done.stderr.strip()) == (status, f"{said}change to another one" if said else "")
+
+
+ODD_NAMES = ["", " ", "[red]x[/]", "--json", "-x", "a/b", "\u202eback", "\x9b31m", "\x00", "x" * 5000, "ünï"]
+ODD_NAMES += ["a:b", "__main__"]
+
+
+def test_names_of_entries_that_are_odd(tmp_path: Path) -> None:
+    """They are listed without control characters, and break nothing."""
+    listed = "".join(f"{name} = strangers.absent:x\n" for name in ODD_NAMES)
+    package(tmp_path, "odd", f"[lowbit.commands]\n{listed}[lowbit.backends]\n{listed}")
+    for arguments in (["--help"], ["backends"]):
+        done = lowbit(tmp_path, *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert not set(done.stdout) & {"\u202e", "\x9b", "\x00"}
+    found = json.loads(lowbit(tmp_path, "backends", "--json").stdout)
+    assert found["numpy"]["usable"]
+    assert not any(found[name]["usable"] for name in ODD_NAMES if name.strip() and name in found)
