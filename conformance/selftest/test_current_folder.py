@@ -119,8 +119,6 @@ def test_python_m_keeps_what_the_user_has_named(planted: Planted, tmp_path: Path
     own.mkdir()
     starter = REPOSITORY / "conformance/lowbit_conformance/starter/backend.py"
     (own / "starter_backend.py").write_text(starter.read_text("utf-8"))
-        (REPOSITORY / "conformance/lowbit_conformance/starter/backend.py").read_text()
-    )
     (own / "mine-1.0.dist-info").mkdir()
     (own / "mine-1.0.dist-info/entry_points.txt").write_text("[lowbit.backends]\nmine = starter_backend:MyBackend\n")
     for flags in ([], ["-P"]):
