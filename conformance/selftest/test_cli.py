@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lowbit import backend as registry
+from lowbit.asking import describe
 from lowbit.backend import Availability
 from lowbit.cli import app
+from lowbit.cli import backends as command
 from lowbit_numpy import NumpyBackend
 
 LOWBIT = [sys.executable, "-m", "lowbit.cli"]
@@ -26,8 +27,9 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 def test_backends_says_what_each_declares(monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON lists every installed backend; one that cannot run says why and what to do, in the table too."""
-    monkeypatch.setattr(registry, "names", lambda: ["numpy", "reference"])
     monkeypatch.setattr(NumpyBackend, "availability", lambda self: Availability(False, "no beads", "buy an abacus"))
+    found = {name: describe(name) for name in ("numpy", "reference")}
+    monkeypatch.setattr(command, "ask", lambda names: [(name, found[name], "") for name in found])
     answer = json.loads(CliRunner().invoke(app, ["backends", "--json"]).stdout)
     assert answer["numpy"] == {"usable": False, "reason": "no beads", "remedy": "buy an abacus"}
     assert answer["reference"]["operations"]["packing.pack"] == {}

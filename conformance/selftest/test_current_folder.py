@@ -40,6 +40,7 @@ class Planted:
         packages = set(importlib.metadata.packages_distributions())
         names = set(sys.stdlib_module_names) | packages
         names |= {"sitecustomize", "usercustomize", "conftest", "planted_plugin", "lowbit_conformance", "lowbit_numpy"}
+        names |= {"lowbit_cppyy", "lowbit_cuda", "lowbit_adapters", "lowbit_foreign"}
         for name in filter(str.isidentifier, names):
             note = f"open({str(self._marker)!r}, 'a').write({name!r} + chr(10))\nraise ImportError('planted')\n"
             (self.folder / f"{name}.py").write_text(note)
@@ -70,6 +71,62 @@ def planted(tmp_path: Path) -> Planted:
 
 LOWBIT = str(Path(sys.executable).parent / "lowbit")
 QUICK = ("--op", "packing.unpack", "--quick")
+
+
+COMMANDS = {
+    "--help": 0,
+    "backends --json": 0,
+    "profiles": 0,
+    "kernel list": 0,
+    "kernel show --bits 2 --isa plain": 0,
+    "tune --bits 9": 2,
+    "vectors export out --op packing.unpack --seeds 0": 0,
+    "new-backend mine": 0,
+    "new-weights out --layers 0": 2,
+    "generate --prompt x --model absent": 2,
+    "logits --prompt x --model absent --backend cppyy": 2,
+    "perplexity --text absent --model absent --backend lowbit_numpy:NumpyBackend": 2,
+    "demo --model absent --text absent": 2,
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_no_command_runs_anything_of_it(planted: Planted, words: str) -> None:
+    """Each of them gets as far as it does elsewhere."""
+    done = planted.runs(LOWBIT, *words.split())
+    assert done.returncode == COMMANDS[words], done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_python_m_runs_nothing_of_it(planted: Planted) -> None:
+    """``python -m lowbit`` leaves the folder once it has control; what Python itself imports before is Python's."""
+    own = subprocess.check_output([sys.executable, "-P", "-c", "import runpy, sys; print(*sys.modules)"], text=True)
+    for name in own.split():
+        (planted.folder / f"{name}.py").unlink(missing_ok=True)
+    assert (planted.folder / "signal.py").exists() and (planted.folder / "numpy.py").exists()
+    metadata = planted.folder / "planted-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "entry_points.txt").write_text("[lowbit.backends]\nplanted = planted_plugin:Backend\n")
+    done = planted.runs(sys.executable, "-m", "lowbit", "backends", "--json")
+    assert done.returncode == 0, done.stderr
+    assert '"numpy": {"usable": true' in done.stdout
+    assert '"planted"' not in done.stdout
+
+
+def test_python_m_keeps_what_the_user_has_named(planted: Planted, tmp_path: Path) -> None:
+    """A folder on PYTHONPATH is there on purpose, also where it is the current one and Python has not added it."""
+    own = tmp_path / "own"
+    own.mkdir()
+    starter = REPOSITORY / "conformance/lowbit_conformance/starter/backend.py"
+    (own / "starter_backend.py").write_text(starter.read_text("utf-8"))
+    (own / "mine-1.0.dist-info").mkdir()
+    (own / "mine-1.0.dist-info/entry_points.txt").write_text("[lowbit.backends]\nmine = starter_backend:MyBackend\n")
+    for flags in ([], ["-P"]):
+        for place in (str(own), "."):
+            environment = os.environ | {"PYTHONPATH": place}
+            command = [sys.executable, *flags, "-m", "lowbit", "backends", "--json"]
+            said = subprocess.check_output(command, cwd=own, env=environment, text=True)
+            assert '"mine": {"usable": true' in said
 
 
 @pytest.mark.parametrize("name", ["numpy", "lowbit_numpy:NumpyBackend"])

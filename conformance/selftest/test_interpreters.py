@@ -66,3 +66,13 @@ def test_a_child_still_has_the_users_packages(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("print('mine')\n")
     environment = python_environment() | {"PYTHONPATH": str(tmp_path)}
     assert said(python_command("-m", "mine"), Path.cwd(), environment) == "mine\n"
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-s"])
+def test_a_child_is_as_isolated_as_its_parent(flag: str, tmp_path: Path) -> None:
+    """Where this process ignores PYTHONPATH or the user's packages, a child does too."""
+    shown = "import sys; print(sys.flags.ignore_environment, sys.flags.no_user_site, sys.flags.safe_path)"
+    start = f"import subprocess; from lowbit.interpreters import *; subprocess.run(python_command('-c', {shown!r}))"
+    expected = {"-I": "1 1 True\n", "-E": "1 0 True\n", "-s": "0 1 True\n"}
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONNOUSERSITE"}
+    assert said([sys.executable, flag, "-c", start], tmp_path, variables) == expected[flag]

@@ -1,9 +1,13 @@
 """``python -m lowbit`` is ``lowbit``: the command line, and Ctrl-C before and after a command."""
 
-import atexit
 import os
-import signal
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path and sys.path[0] == os.getcwd():
+    del sys.path[0]  # the current folder, in which a numpy.py or signal.py would be run instead of the real module
+
+import atexit
+import signal
 from types import FrameType
 
 INTERRUPTED = 130

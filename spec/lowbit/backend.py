@@ -355,8 +355,8 @@ def _split(declaration: Declaration, parameters: Parameters) -> tuple[Declaratio
 
 
 def names() -> list[str]:
-    """The names of all installed backends, sorted."""
-    return sorted({entry.name for entry in entries(ENTRY_POINTS)})
+    """The names of all installed backends, sorted; no package can offer a name that is a ``module:Class``."""
+    return sorted({entry.name for entry in entries(ENTRY_POINTS) if not DIRECT.fullmatch(entry.name)})
 
 
 def find(name: str) -> Backend:

@@ -1,15 +1,42 @@
 """Entry points: what other packages add to lowbit, of which a broken one breaks nothing else.
 
-A package adds backends and commands by entry points (`lowbit.backend`, `lowbit.cli`). Nothing of it is imported before
-it is asked for by name, and whatever its import raises, `SystemExit` included, becomes an error that names the entry.
+A package adds backends and commands by entry points (`lowbit.backends`, `lowbit.commands`). Nothing of it is imported
+before it is asked for by name, and whatever its import raises, `SystemExit` included, becomes an error that names the
+entry.
+
+The lists of all installed packages are read for that, those of packages that know nothing of lowbit too. Python's own
+reader opens whatever has the name of a list, and waits for ever where that is a pipe. Here a list is read only if it is
+a regular file of bounded size.
 """
 
+import os
+import re
+import stat
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from importlib.metadata import EntryPoint, distributions, entry_points
+from dataclasses import dataclass
+from importlib.metadata import Distribution, EntryPoint, distributions
+from pathlib import Path
 from typing import Any
 
-from lowbit.errors import UnavailableError, words_of
+from lowbit.errors import UnavailableError, on_one_line, words_of
+from lowbit.text import quoted
+
+MOST_LIST_BYTES = 2**20
+ABSENT = (FileNotFoundError, NotADirectoryError, KeyError)  # the last one of an archive
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the lists of the installed packages hold.
+
+    Attributes:
+        entries: of one group, sorted by name.
+        broken: one sentence for each package whose list cannot be read; it has no entries.
+    """
+
+    entries: list[EntryPoint]
+    broken: list[str]
 
 
 def entries(group: str) -> list[EntryPoint]:
@@ -18,17 +45,105 @@ def entries(group: str) -> list[EntryPoint]:
     Args:
         group: such as ``lowbit.backends``.
     """
-    try:
-        found = list(entry_points(group=group))
-    except Exception:  # the list of one package; those of the others are read one by one
-        found = [entry for entry in _one_by_one() if entry.group == group]
-    return sorted(set(found), key=lambda entry: (entry.name, entry.value))
+    return read(group).entries
 
 
-def _one_by_one() -> Iterator[EntryPoint]:
-    for distribution in distributions():
-        with suppress(Exception):
-            yield from list(distribution.entry_points)
+def read(group: str) -> Found:
+    """The same, and which lists could not be read."""
+    found: set[EntryPoint] = set()
+    broken = []
+    for name, distribution in _first_of_each_name():
+        try:
+            found |= {entry for entry in _Checked(distribution).entry_points if entry.group == group}
+        except Exception as error:
+            reason = f"its entry_points.txt {_words(error)}"
+            broken.append(f"package {quoted(name)} is skipped: {reason}; repair or uninstall it")
+    return Found(sorted(found, key=lambda entry: (entry.name, entry.value)), broken)
+
+
+class _Checked(Distribution):
+    """A distribution whose files are checked before they are read."""
+
+    def __init__(self, distribution: Distribution) -> None:
+        self._distribution = distribution
+
+    def read_text(self, filename: str) -> str | None:
+        """The text of a file beside the metadata; None if there is none."""
+        folder = getattr(self._distribution, "_path", None)
+        if folder is None:  # found by a finder other than Python's own
+            return self._distribution.read_text(filename)
+        try:
+            return _text(folder / filename)
+        except ABSENT:
+            return None
+
+    def locate_file(self, path: Any) -> Any:
+        """As the distribution says."""
+        return self._distribution.locate_file(path)
+
+
+def _text(path: Any) -> str:
+    """The text of a regular file, or of a file in an archive on the path of imports.
+
+    Raises:
+        OSError: it cannot be opened.
+        ValueError: it is no regular file, too large, or not UTF-8.
+    """
+    if isinstance(path, Path):
+        _check_regular(os.stat(path))
+        with open(path, "rb", opener=_without_waiting) as stream:
+            _check_regular(os.fstat(stream.fileno()))  # again, since it may have been replaced
+            found = stream.read(MOST_LIST_BYTES + 1)
+    else:
+        with path.open("rb") as stream:
+            found = stream.read(MOST_LIST_BYTES + 1)
+    if len(found) > MOST_LIST_BYTES:
+        raise ValueError(f"has more than {MOST_LIST_BYTES} bytes")
+    return str(found, "utf-8")
+
+
+def _check_regular(status: os.stat_result) -> None:
+    """Refuse what would be waited for, or has no end, when it is read.
+
+    Raises:
+        ValueError: it is no regular file.
+    """
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("is not a regular file")
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _words(error: Exception) -> str:
+    """What is wrong with a list, to go on a sentence."""
+    if isinstance(error, UnicodeDecodeError):
+        return "is not UTF-8 text"
+    if isinstance(error, OSError):
+        return f"cannot be read: {error.strerror or on_one_line(error)}"
+    return str(error) if type(error) is ValueError else f"is no list of entries: {on_one_line(words_of(error))}"
+
+
+def _first_of_each_name() -> Iterator[tuple[str, Distribution]]:
+    """The installed distributions; of several with one name, the first on the path, which is the one in use."""
+    seen = set()
+    places = [place for place in sys.path if os.path.isdir(place or ".") or os.path.isfile(place)]  # no pipes
+    for distribution in distributions(path=places):
+        name = _name(distribution)
+        if name not in seen:
+            seen.add(name)
+            yield name, distribution
+
+
+def _name(distribution: Distribution) -> str:
+    """Its name, normalised; from the name of its folder, since the metadata may be as broken as the list."""
+    folder = getattr(distribution, "_path", None)
+    if folder is None:
+        name = str(distribution.name)
+    else:
+        name = os.path.splitext(os.path.basename(str(folder).rstrip("/")))[0].partition("-")[0]
+    return re.sub("[-_.]+", "-", name).lower()
 
 
 def loaded(entry: EntryPoint, what: str, use: Callable[[Any], object] = lambda found: found) -> object:

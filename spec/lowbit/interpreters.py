@@ -3,7 +3,8 @@
 ``python -m`` and ``python -c`` put the current folder first on the path of imports, so that a file ``pip.py`` or
 ``ctypes.py`` lying there would run in place of the real module. Python's flag ``-P`` turns that off, and the
 environment variable ``PYTHONSAFEPATH`` does the same for the interpreters that the child starts. ``-I`` would also drop
-``PYTHONPATH`` and the user's own site-packages, in which backends may be installed.
+``PYTHONPATH`` and the user's own site-packages, in which backends may be installed. So a child has that flag, or one of
+its parts, only where this process was started with it.
 
 The variable has a side effect: ``python program.py`` no longer finds the modules beside ``program.py``. So a program
 that the user names is started with `program_environment`, which takes the variable away again.
@@ -23,7 +24,8 @@ def python_command(*words: str) -> list[str]:
     >>> python_command("-m", "pip")[1:]
     ['-P', '-m', 'pip']
     """
-    return [sys.executable, "-P", *words]
+    kept = {"-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site, "-S": sys.flags.no_site}  # -I is -EsP
+    return [sys.executable, "-P", *(flag for flag, given in kept.items() if given), *words]
 
 
 def python_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

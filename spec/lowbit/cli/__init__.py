@@ -1,8 +1,8 @@
 """The command line ``lowbit``.
 
 Each command that answers something takes ``--json`` and then prints one JSON object on standard output; progress goes
-to standard error. Exit status: 0 done, 1 a check failed, 2 a wrong argument, something unavailable or too little
-memory, 130 interrupted.
+to standard error. Exit status: 0 done, 1 a check failed or standard output was closed before all of the answer was
+read, 2 a wrong argument, something unavailable or too little memory, 130 interrupted.
 
 Other packages add commands by an entry point in the group ``lowbit.commands``, a function or a `typer.Typer` with
 commands of its own; the conformance suite comes in that way, since the specification knows nothing of the suite.
@@ -21,7 +21,9 @@ from lowbit.cli.commands import Commands
 from lowbit.errors import LowbitError
 from lowbit.text import one_line
 
-USAGE_ERROR, INTERRUPTED = 2, 130
+UNREAD, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+GONE = "the current folder does not exist any more; change to another one"
+WIDTHS = range(10, 1001)  # columns in which a table can be read
 NO_THREAD = "can't start new thread"  # Python's words, in an error that has no class of its own
 
 app = typer.Typer(
@@ -44,6 +46,7 @@ def main() -> None:
 
 def answered(run: Callable[[], object]) -> None:
     """Run a program of commands; what goes wrong on purpose is a line on standard error and a status."""
+    _check_width()
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -51,8 +54,10 @@ def answered(run: Callable[[], object]) -> None:
             run()
         finally:
             _written_out()
+    except BrokenPipeError:  # nobody reads the answer any more, as behind `| head`; typer ends in the same way
+        sys.exit(UNREAD)
     except (LowbitError, OSError) as error:  # such as a full disk
-        _fail(str(error))
+        _fail(GONE if isinstance(error, FileNotFoundError) and _is_gone() else str(error))
     except MemoryError as error:
         _fail(f"out of memory: {str(error) or 'an allocation failed'}; free some, or ask for less")
     except RecursionError:
@@ -65,6 +70,23 @@ def answered(run: Callable[[], object]) -> None:
         if end.code == INTERRUPTED:
             print("lowbit: interrupted", file=sys.stderr)
         raise
+
+
+def _check_width() -> None:
+    """Drop widths that no terminal has. In 0 columns an answer is empty, and a huge number of them fills the memory."""
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # of rich, and of typer, which fails if it is no number
+        given = os.environ.get(name, "")
+        if not (given.isascii() and given.isdecimal() and int(given[:9]) in WIDTHS):
+            os.environ.pop(name, None)
+
+
+def _is_gone() -> bool:
+    """Whether the folder in which the user stands has been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _written_out() -> None:

@@ -6,6 +6,7 @@ package can break it.
 
 import ast
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from lowbit.entries import entries, loaded
+from lowbit.entries import loaded, read
 from lowbit.errors import UnavailableError, words_of
 from lowbit.host_memory import check_address_space
 from lowbit.text import one_line, quoted
@@ -99,7 +100,11 @@ class Commands(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         offers = {name: [EntryPoint(name, value, GROUP)] for name, value in OWN.items()}
-        for entry in entries(GROUP):
+        found = read(GROUP)
+        for sentence in found.broken:
+            with suppress(OSError):  # where standard error cannot be written, the command does its work all the same
+                print(f"lowbit: {one_line(sentence)}", file=sys.stderr)
+        for entry in found.entries:
             if entry.name not in OWN:
                 offers.setdefault(entry.name, []).append(entry)
         for name, offered in offers.items():
@@ -136,7 +141,7 @@ def _sources(module: str) -> Iterator[Path]:
     spec = find_spec(package)
     if spec is None:
         return
-    if not rest and spec.origin is not None:
+    if not rest and spec.has_location and spec.origin is not None:
         yield Path(spec.origin)
     for folder in spec.submodule_search_locations or ():
         place = Path(folder, *rest)
