@@ -374,8 +374,8 @@ class Remote:
             operations[name] = Declaration(limits, arithmetic)
         known = {item.name for item in dataclasses.fields(Capabilities)}
         rest = {key: _plain(value) for key, value in told.items() if key in known}
-        capabilities = Capabilities(operations, **rest)
-        check_capabilities(capabilities)  # the host has done so within reach of the backend
+        # The host has done so within reach of the backend.
+        capabilities = check_capabilities(Capabilities(operations, **rest))
         details = islice((capabilities.details or {}).items(), MOST_DETAILS)
         return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
 

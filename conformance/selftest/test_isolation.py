@@ -43,7 +43,7 @@ from misbehaving import (
 
 from lowbit.affine import quantize
 from lowbit.errors import ArgumentError
-from lowbit_conformance import faults
+from lowbit_conformance import faults, isolation
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, PAGE, RESULTS, Arena, Placement, Side
 from lowbit_conformance.process import BOOT, HostEndedError, HostProcess, neutral_environment
 from lowbit_conformance.remote import Call, HostRefusedError, Remote
@@ -191,11 +191,16 @@ def test_the_first_thread_of_a_process_changes_no_state(monkeypatch: pytest.Monk
         remote.together([Call("run", "packing.pack", (codes, 4))] * 2, 2)
 
 
-def test_no_daemon_outlives_its_host() -> None:
+@pytest.mark.parametrize("method", isolation.methods())
+def test_no_daemon_outlives_its_host(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that has left the host's session ends with the host, even where the host ends by itself."""
-    verdict = verdict_on(LeavesADaemon)
-    assert verdict.startswith("CRASHED: the process ended with status 0: daemon ")
-    assert not Path(f"/proc/{int(verdict.rpartition(' ')[2])}").exists()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("HELD_OPEN", str(tmp_path / "pipe"))
+    monkeypatch.setenv(isolation.VARIABLE, method)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert verdict_on(LeavesADaemon).startswith(("CRASHED: the process ended with status 0", "not loaded: NOT_ISO"))
+    assert os.read(reader, 1) == b""  # BlockingIOError while it is held open
+    os.close(reader)
 
 
 DIES = """import json, os, sys
