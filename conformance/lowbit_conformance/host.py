@@ -51,6 +51,7 @@ MOST_KEPT = 1 << 16  # bytes of a result that is kept, to see whether a later ca
 KEPT_RESULTS = 8  # arrays; a backend may have as many buffers as matrices, or take turns with a few
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
 MOST_NOTED = 100  # answers that are not the backend's own, and its child processes
+CHANNEL_LOST = 4  # a status
 MOST_CLASS = 1000  # characters of the name of its class
 SUITE = "lowbit_conformance"
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
@@ -456,7 +457,7 @@ class Host:
         }
 
     def capabilities(self) -> Message:
-        given = capabilities_of(self.backend)  # plain values
+        given: Any = capabilities_of(self.backend)  # plain values
         self.claimed = given.operations
         operations = {}
         for name, declaration in given.operations.items():
@@ -752,7 +753,11 @@ def main() -> None:
     os.close(greeting["file"])
     isolation = globals().get("ISOLATION", "")  # set by the text before this one
     send(channel, {"base": memory.base, "isolation": isolation, "token": greeting["token"]})
-    serve(channel, memory, Watch(1), Others())
+    try:
+        serve(channel, memory, Watch(1), Others())
+    except OSError as error:
+        os.write(2, f"the channel to the process that judges was closed or replaced: {error.strerror}".encode())
+        os._exit(CHANNEL_LOST)
     os._exit(0)
 
 

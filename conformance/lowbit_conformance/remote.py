@@ -434,6 +434,9 @@ class Remote:
         if isinstance(results[0], Held):
             call.result = results[0]
         else:
+            for result in results:  # what was written or broken is the verdict, in whatever words on each side
+                if isinstance(result, BrokenPromiseError) and str(result).startswith(tuple(OWN_WORDS.values())):
+                    raise result
             for other in results[1:]:
                 if not same(results[0], other):
                     self._explain(call, results[0], other)

@@ -77,7 +77,7 @@ class NoName(type):
     """The class of classes whose name cannot be asked for."""
 
     @property
-    def __name__(cls) -> str:
+    def __name__(cls) -> str:  # type: ignore[override]  # wrong on purpose
         raise RuntimeError("no name")
 
 

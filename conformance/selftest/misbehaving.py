@@ -122,6 +122,14 @@ class ClosesStandardOutput(Mine):
         out[:] = 0
 
 
+class ClosesTheChannel(Mine):
+    """Closes the socket to the judge."""
+
+    def act(self, x: Any, out: Any) -> None:
+        os.closerange(3, 300)
+        out[:] = 0
+
+
 class RedirectsStandardOutput(Mine):
     def act(self, x: Any, out: Any) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)

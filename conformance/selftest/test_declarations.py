@@ -71,7 +71,8 @@ def test_what_is_handed_on_is_plain() -> None:
     found = capabilities_of(Derived())
     values = found.operations["packing.pack"].limits["bits"]
     assert [(type(value), value) for value in values] == [(int, 4), (int, 8), (float, 2.0)]
-    assert type(found.operations) is type(found.operations["packing.pack"].limits) is type(found.details) is dict
+    parts: list[Any] = [found.operations, found.operations["packing.pack"].limits, found.details]
+    assert [type(part) for part in parts] == [dict] * 3
     assert found.details == {"made of": "x" * 1000, "threads": "4"}
 
 

@@ -19,6 +19,7 @@ from misbehaving import (
     BlindsTheWatchOfTheMask,
     ClaimsANumber,
     ClosesStandardOutput,
+    ClosesTheChannel,
     Forges,
     ForgesItsDetails,
     ForgesItsLimits,
@@ -220,6 +221,12 @@ def test_a_program_that_dies_has_crashed_and_not_forked(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(BrokenPromiseError, match=r"^CRASHED: .* has ended by signal 6"):
                 remote.run("packing.unpack", np.zeros((1, 1), np.uint32), 4)
+
+
+def test_a_closed_channel_is_said_in_words() -> None:
+    """Not in those of an exception of the host."""
+    words = "the channel to the process that judges was closed or replaced: Bad file descriptor"
+    assert verdict_on(ClosesTheChannel) == f"CRASHED: the process ended with status 4: {words}"
 
 
 def test_what_says_nonsense_of_its_profiles_fails_to_load() -> None:

@@ -143,7 +143,7 @@ def _integer(what: str, owner: object, name: str) -> int:
     value = _field(owner, name, "capabilities()")
     if not _is(value, Integral):
         raise ArgumentError(what, _shown(value), "an integer")
-    return _exactly(what, value)
+    return int(_exactly(what, value))
 
 
 def _details(details: Any) -> dict[str, str] | None:
@@ -151,7 +151,7 @@ def _details(details: Any) -> dict[str, str] | None:
         return None
     what = "details in capabilities()"
     entries = _entries(what, details, "None or a mapping of texts")
-    texts = [_answer(lambda entry=entry: [str(part)[:MOST_WORDS] for part in entry], what) for entry in entries]
+    texts = _answer(lambda: [[str(part)[:MOST_WORDS] for part in entry] for entry in entries], what)
     return {str.__str__(key): str.__str__(value) for key, value in texts}
 
 
@@ -241,8 +241,9 @@ def _is(given: object, kind: type) -> bool:
 def _exactly(what: str, number: Any) -> Any:
     """A number as Python's own."""
     whole = _is(number, Integral)
-    plain = _answer(lambda: operator.index(number) if whole else float(number), what)
-    return int.__add__(plain, 0) if whole else float.__add__(plain, 0.0)
+    plain: Any = _answer(lambda: operator.index(number) if whole else float(number), what)
+    kind: Any = int if whole else float
+    return kind.__add__(plain, 0)
 
 
 def _field(owner: object, name: str, of: str) -> Any:
@@ -259,9 +260,8 @@ def _text(what: str, given: Any) -> str:
 def _entries(what: str, mapping: Any, allowed: str) -> list[tuple[Any, Any]]:
     if not _is(mapping, Mapping):
         raise ArgumentError(what, _shown(mapping), allowed)
-    items = _answer(mapping.items, what)
-    pairs = _first(what, items, MOST_ENTRIES)
-    return [_answer(lambda pair=pair: (pair[0], pair[1]), what) for pair in pairs]
+    pairs: list[Any] = _first(what, _answer(mapping.items, what), MOST_ENTRIES)
+    return _answer(lambda: [(pair[0], pair[1]) for pair in pairs], what)
 
 
 def _first(what: str, values: Iterable[T], most: int) -> list[T]:
@@ -279,8 +279,9 @@ def _answer(ask: Callable[[], T], what: str) -> T:
     except KeyboardInterrupt:  # the user's
         raise
     except BaseException as error:
-        if type(error) is ArgumentError and all(_is(part, str) for part in (error.argument, error.allowed)):
-            given = error.given[:MOST_WORDS] if _is(error.given, str) else _shown(error.given)
+        if type(error) is ArgumentError and _is(error.argument, str) and _is(error.allowed, str):
+            part: Any = error.given
+            given = part[:MOST_WORDS] if _is(part, str) else _shown(part)
             raise ArgumentError(f"{error.argument[:MOST_WORDS]} in {what}", given, error.allowed[:MOST_WORDS]) from None
         raise ArgumentError(f"the result of {what}", f"a {words_of(error)[:MOST_WORDS]}", "no exception") from None
 
