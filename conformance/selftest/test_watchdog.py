@@ -172,9 +172,9 @@ def arena() -> Iterator[Arena]:
 def test_a_stopped_host_has_hung(arena: Arena, size: int) -> None:
     """Whether the request fits the channel, or the judge would wait for the host to read it."""
     host = HostProcess(arena)
-    os.kill(host._process.pid, signal.SIGSTOP)
+    os.kill(host._inside, signal.SIGSTOP)
     with pytest.raises(HostEndedError, match=r"HUNG: longer than 0\.5 s"):
         host.ask({"do": "x" * size}, 0.5)
     with suppress(ProcessLookupError):
-        os.kill(host._process.pid, 0)
+        os.kill(host._inside, 0)
         raise AssertionError("the host lives on")
