@@ -9,11 +9,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 
 SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER = 36, 37  # of prctl
-MOST_ROUNDS = 1000  # of killing what keeps starting processes
+LONGEST = 10.0  # seconds of killing what keeps starting processes
+PAUSE = 0.001
 
 
 def signal_name(number: int) -> str:
@@ -72,25 +74,37 @@ def state(process: int) -> str:
 
 
 def end_orphans(living: Set[int]) -> None:
-    """Kill the children of this process that are in another session than its own, except for those `living`."""
-    for _ in range(MOST_ROUNDS):
-        strays = [child for child in children() if child not in living and _in_another_session(child)]
-        if not strays:
-            return
+    """Kill the children of this process that are in another session than its own, except for those `living`.
+
+    It gives up after `LONGEST` seconds: nothing stops a chain of processes, each of which starts the next and ends,
+    unless the system can kill them all at once (`lowbit_conformance.confinement`).
+    """
+    until = time.monotonic() + LONGEST
+    while strays := [child for child in children() if child not in living and _in_another_session(child)]:
         for child in strays:
             kill(child)
-            with suppress(OSError):
-                os.waitpid(child, 0)  # its own children are ours then, and next
+        if not any([_reaped(child) for child in strays]):  # the children of those that ended are ours then, and next
+            time.sleep(PAUSE)
+        if time.monotonic() > until:
+            return
 
 
 def end_below(process: int) -> None:
-    """Kill everything below a process, and leave it itself."""
-    for _ in range(MOST_ROUNDS):
-        found = [child for child in _below(process) if state(child) not in ("Z", "")]
-        if not found:
-            return
+    """Kill everything below a process, and leave it itself; it gives up after `LONGEST` seconds."""
+    until = time.monotonic() + LONGEST
+    while found := [child for child in _below(process) if state(child) not in ("Z", "")]:
         for child in found:
             kill(child)
+        if time.monotonic() > until:
+            return
+
+
+def _reaped(process: int) -> bool:
+    """Whether a child had ended, and is forgotten now."""
+    try:
+        return os.waitpid(process, os.WNOHANG)[0] != 0
+    except OSError:
+        return True
 
 
 def kill(process: int) -> None:
@@ -100,9 +114,11 @@ def kill(process: int) -> None:
 
 
 def _below(process: int) -> Iterator[int]:
-    for child in children(process):
+    found = children(process)
+    while found:  # not by recursion, which a long chain of processes would end
+        child = found.pop()
         yield child
-        yield from _below(child)
+        found += children(child)
 
 
 def _in_another_session(process: int) -> bool:

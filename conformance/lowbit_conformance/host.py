@@ -29,14 +29,15 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 import lowbit.backend
-from lowbit.backend import Backend, PreparedLinear
+from lowbit.backend import Backend, Declaration, PreparedLinear
 from lowbit.declarations import availability_of, capabilities_of
 from lowbit.entries import entries
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
@@ -49,7 +50,9 @@ M_PERTURB = -6  # of mallopt: fill what malloc gives and what free takes
 MOST_KEPT = 1 << 16  # bytes of a result that is kept, to see whether a later call changes it
 KEPT_RESULTS = 8  # arrays; a backend may have as many buffers as matrices, or take turns with a few
 SIGNALS = [number for number in range(1, 32) if number not in (signal.SIGKILL, signal.SIGSTOP)]
-MOST_NOTED = 100  # answers that are not the backend's own
+MOST_NOTED = 100  # answers that are not the backend's own, and its child processes
+CHANNEL_LOST = 4  # a status
+MOST_CLASS = 1000  # characters of the name of its class
 SUITE = "lowbit_conformance"
 SIGACTION_BYTES = 256  # more than a struct sigaction takes anywhere
 
@@ -406,6 +409,7 @@ class Host:
     def __init__(self, memory: Memory, watch: Watch, others: Others) -> None:
         self.memory, self.watch, self.others = memory, watch, others
         self.backend: Any = None
+        self.claimed: Mapping[str, Declaration] = {}
         self.held: dict[int, Any] = {}
         self.number = 0
         self.given: deque[tuple[Any, bytes]] = deque(maxlen=KEPT_RESULTS)
@@ -433,7 +437,8 @@ class Host:
             same = capabilities == self.capabilities()
         except (ArgumentError, UnavailableError) as error:
             return {"misdeclared": str(error)}
-        self.watch.allowed = lambda: tuple(getattr(self.backend, "children", ()))  # as the adapter of programs has
+        # As the adapter of programs has; what is declared may have no end.
+        self.watch.allowed = lambda: tuple(islice(getattr(self.backend, "children", ()), MOST_NOTED))
         self.others.owned(type(self.backend))
         breaches = self.watch.breaches(preparing=True) + self.others.breaches() + breaches_asked()
         if not same:
@@ -446,18 +451,19 @@ class Host:
         kind_of = type(self.backend)
         return {
             "name": str(self.backend.name),
-            "class": f"{kind_of.__module__}.{kind_of.__qualname__}",
+            "class": f"{kind_of.__module__}.{kind_of.__qualname__}"[:MOST_CLASS],
             "capabilities": capabilities,
             "breaches": breaches,
         }
 
     def capabilities(self) -> Message:
-        given: Any = capabilities_of(self.backend)
+        given: Any = capabilities_of(self.backend)  # plain values
+        self.claimed = given.operations
         operations = {}
         for name, declaration in given.operations.items():
             arithmetic = declaration.arithmetic
-            operations[str(name)] = {
-                "limits": {key: [plain(value) for value in values] for key, values in declaration.limits.items()},
+            operations[name] = {
+                "limits": {key: list(values) for key, values in declaration.limits.items()},
                 "arithmetic": arithmetic
                 and {
                     "form": arithmetic.form,
@@ -468,11 +474,11 @@ class Host:
         rest = {
             field.name: getattr(given, field.name) for field in dataclasses.fields(given) if field.name != "operations"
         }
-        rest["details"] = {str(key): str(value) for key, value in (given.details or {}).items()}
+        rest["details"] = dict(given.details or {})
         return json.loads(json.dumps({"operations": operations, **rest}))  # type: ignore[no-any-return]
 
     def roundings(self, operation: str, rows: int, group_size: int) -> Message:
-        arithmetic = self.backend.capabilities().operations[operation].arithmetic
+        arithmetic: Any = self.claimed[operation].arithmetic
         return {"roundings": int(arithmetic.roundings(rows, group_size))}
 
     # Calls. A request carries several attempts at one call, each with its arrays in other places.
@@ -678,11 +684,6 @@ def made(kind: str, name: str) -> Backend:
     return backend
 
 
-def plain(value: Any) -> Any:
-    """A value of a limit as JSON has it: numpy's numbers become Python's."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
 def raised(error: BaseException) -> Message:
     """An exception as the judge is told of it."""
     known = next((kind for kind in (ArgumentError, NotDeclaredError) if isinstance(error, kind)), None)
@@ -754,7 +755,11 @@ def main() -> None:
     os.close(greeting["file"])
     isolation = globals().get("ISOLATION", "")  # set by the text before this one
     send(channel, {"base": memory.base, "isolation": isolation, "token": greeting["token"]})
-    serve(channel, memory, Watch(1), Others())
+    try:
+        serve(channel, memory, Watch(1), Others())
+    except OSError as error:
+        os.write(2, f"the channel to the process that judges was closed or replaced: {error.strerror}".encode())
+        os._exit(CHANNEL_LOST)
     os._exit(0)
 
 

@@ -14,8 +14,8 @@ VARIABLE = "LOWBIT_ISOLATION"
 
 ISOLATION = MappingProxyType(
     {
-        "landlock": "a Landlock domain; a backend cannot trace or signal the process that judges it",
         "namespaces": "namespaces of its own; a backend does not see the process that judges it",
+        "landlock": "a Landlock domain; a backend cannot trace, signal or limit the process that judges it",
         "none": "none; a backend can reach the process that judges it",
         "": "not known; the run ended before the backend was loaded",
     }

@@ -75,6 +75,7 @@ class HostProcess:
             )
         _living.add(self._process.pid)
         self._ends = [self._channel.fileno()]  # what becomes readable when it answers, or ends
+        self._first = -1  # process 1 of its namespaces, which all others inside end with
         self._watched = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
         if self._watched >= 0:  # a child of it may hold its end of the channel, which is then not closed
             self._ends.append(self._watched)
@@ -89,8 +90,10 @@ class HostProcess:
             self.end()
             raise HostEndedError(f"NOT_ISOLATED: the host cannot be separated from the judge by {' or '.join(methods)}")
         self._inside = self._process.pid
-        if self.isolation == "namespaces":  # two processes wait for it outside
-            self._inside = next((inner for outer in children(self._inside) for inner in children(outer)), self._inside)
+        if self.isolation == "namespaces":
+            self._inside = self._first = _child(self._inside)
+        if self.isolation != "none":  # a process waits for it, and with namespaces two
+            self._inside = _child(self._inside)
         self._printed, self._state = 0, dict[str, str]()
 
     def ask(self, message: Message, deadline: float) -> Message:
@@ -196,6 +199,7 @@ class HostProcess:
     def end(self) -> None:
         """Kill the process and all that it has started. Ending twice is harmless."""
         if self._process.returncode is None or self._channel.fileno() >= 0:
+            self._end_inside()
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             kill(self._process.pid)
@@ -208,6 +212,24 @@ class HostProcess:
             for file in self._output:
                 file.close()
             end_orphans(_living)
+
+    def _end_inside(self) -> None:
+        """Let the system end all that the host has started, at once, where something separates it."""
+        if self._process.poll() is not None or not (isolated := getattr(self, "isolation", "none")):
+            return
+        if isolated == "namespaces":
+            kill(self._first)
+        elif isolated == "landlock":
+            self._process.send_signal(signal.SIGTERM)
+        else:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ENDING)
+
+
+def _child(process: int) -> int:
+    """The only child of a process; the process itself where the system does not tell."""
+    return next(iter(children(process)), process)
 
 
 SETTINGS = ("LOWBIT_CACHE", "LOWBIT_NUM_THREADS", "LOWBIT_CPPYY_")

@@ -374,8 +374,8 @@ class Remote:
             operations[name] = Declaration(limits, arithmetic)
         known = {item.name for item in dataclasses.fields(Capabilities)}
         rest = {key: _plain(value) for key, value in told.items() if key in known}
-        capabilities = Capabilities(operations, **rest)
-        check_capabilities(capabilities)  # the host has done so within reach of the backend
+        # The host has done so within reach of the backend.
+        capabilities = check_capabilities(Capabilities(operations, **rest))
         details = islice((capabilities.details or {}).items(), MOST_DETAILS)
         return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
 
@@ -434,6 +434,9 @@ class Remote:
         if isinstance(results[0], Held):
             call.result = results[0]
         else:
+            for result in results:  # what was written or broken is the verdict, in whatever words on each side
+                if isinstance(result, BrokenPromiseError) and str(result).startswith(tuple(OWN_WORDS.values())):
+                    raise result
             for other in results[1:]:
                 if not same(results[0], other):
                     self._explain(call, results[0], other)

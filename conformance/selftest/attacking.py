@@ -5,9 +5,11 @@ What they try is a list of functions; each returns if it succeeded and raises `O
 
 import ctypes
 import os
+import resource
 import signal
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +17,7 @@ from misbehaving import Mine
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
 PTRACE_SEIZE, PTRACE_DETACH = 0x4206, 17
-PIDFD_GETFD, KCMP = 438, 312  # KCMP is the number on x86-64
+PIDFD_GETFD, KCMP, IOPRIO_SET = 438, 312, 251  # the last two are the numbers on x86-64
 
 
 def called(result: int) -> None:
@@ -90,6 +92,48 @@ def compare(victim: int) -> None:
     called(LIBC.syscall(KCMP, os.getpid(), victim, 2, 0, 0))
 
 
+def limit(victim: int) -> None:
+    resource.prlimit(victim, resource.RLIMIT_CPU, resource.prlimit(victim, resource.RLIMIT_CPU))
+
+
+def limit_by_a_thread(victim: int) -> None:
+    limit(max(map(int, os.listdir(f"/proc/{victim}/task"))))
+
+
+def set_priority(victim: int) -> None:
+    os.setpriority(os.PRIO_PROCESS, victim, os.getpriority(os.PRIO_PROCESS, victim))
+
+
+def set_priority_of_the_user(victim: int) -> None:
+    """All processes of the user, of which the victim is one; that of this process comes first."""
+    os.kill(victim, 0)
+    os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def set_processors(victim: int) -> None:
+    os.sched_setaffinity(victim, os.sched_getaffinity(victim))
+
+
+def set_scheduling(victim: int) -> None:
+    os.sched_setscheduler(victim, os.sched_getscheduler(victim), os.sched_getparam(victim))
+
+
+def set_io_priority(victim: int) -> None:
+    called(LIBC.syscall(IOPRIO_SET, 1, victim, 0))
+
+
+def choose_for_want_of_memory(victim: int) -> None:
+    with open(f"/proc/{victim}/oom_score_adj", "r+") as file:
+        value = file.read()
+        file.seek(0)
+        file.write(value)
+
+
+def forget_references(victim: int) -> None:
+    with open(f"/proc/{victim}/clear_refs", "w") as file:
+        file.write("1")
+
+
 ATTACKS: tuple[Callable[[int], None], ...] = (
     look_at_a_descriptor,
     open_a_descriptor,
@@ -103,13 +147,19 @@ ATTACKS: tuple[Callable[[int], None], ...] = (
     write_memory,
     trace,
     compare,
+    limit,
+    limit_by_a_thread,
 )
+# A filter of calls knows the processes above it, and no other; a domain does not cover files in ``/proc``, which are
+# closed to all but root.
+PRIORITIES = (set_priority, set_priority_of_the_user, set_processors, set_scheduling, set_io_priority)
+FILES = (choose_for_want_of_memory, forget_references)
 
 
-def successes(victims: list[int]) -> list[str]:
+def successes(victims: list[int], attacks: Sequence[Callable[[int], None]] = ATTACKS) -> list[str]:
     """The attacks that succeed against one of these processes."""
     found = []
-    for attack in ATTACKS:
+    for attack in attacks:
         for victim in victims:
             with suppress(OSError):
                 attack(victim)
@@ -137,8 +187,12 @@ def above() -> Iterator[int]:
 class Attacks(Mine):
     """Fails with the attacks that succeeded."""
 
+    found: list[str] | None = None
+
     def act(self, x: Any, out: Any) -> None:
-        raise RuntimeError(f"succeeded: {successes(list(above())[:2])}")
+        if self.found is None:  # a process that is traced already cannot be traced again
+            self.found = successes(list(above())[:3], (*ATTACKS, *PRIORITIES, *FILES))
+        raise RuntimeError(f"succeeded: {self.found}")
 
 
 class WritesEvents(Mine):
@@ -164,6 +218,54 @@ class WritesNoText(WritesEvents):
     """What it writes is neither JSON nor text, and has no end."""
 
     lines = b"\xff\xfe not json \x1b[2J\n[[[[[[\n\n17"
+
+
+class StartsAChain(Mine):
+    """Starts a process that starts the next in a session of its own and ends, for a minute; all hold a pipe open.
+
+    The judge's deadline comes earlier.
+    """
+
+    doublings = 0
+
+    def act(self, x: Any, out: Any) -> None:
+        held = os.open(os.environ["HELD_OPEN"], os.O_WRONLY)
+        until = time.monotonic() + 60
+        if os.fork() == 0:
+            for _ in range(self.doublings):
+                os.fork()
+            while time.monotonic() < until:
+                if os.fork():
+                    os._exit(0)
+                os.setsid()
+            os._exit(0)
+        os.close(held)
+        time.sleep(60)
+
+
+class StartsAForest(StartsAChain):
+    """64 chains."""
+
+    doublings = 6
+
+
+class WritesToTheTerminal(Mine):
+    """Fails with the terminals that it finds; a line there would look like one of the command."""
+
+    def act(self, x: Any, out: Any) -> None:
+        raise RuntimeError(f"terminals {[name for name in os.listdir('/dev/pts') if name.isdecimal()]}")
+
+
+class LeavesSharedMemory(Mine):
+    """Leaves a file of shared memory of each kind."""
+
+    def act(self, x: Any, out: Any) -> None:
+        from multiprocessing import resource_tracker, shared_memory
+
+        memory = shared_memory.SharedMemory(os.environ["SHARED_MEMORY"], create=True, size=4096)
+        resource_tracker.unregister(memory._name, "shared_memory")  # type: ignore[attr-defined]
+        out[:] = LIBC.shmget(int(os.environ["SHARED_KEY"]), 4096, 0o1600)
+        os._exit(1)
 
 
 class KillsTheJudge(Mine):

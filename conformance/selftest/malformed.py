@@ -1,11 +1,92 @@
 """Backends whose declarations cannot be understood, and what each of them is told."""
 
 import itertools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
 from lowbit.rounding import Arithmetic
+
+
+class Endless(Mapping[Any, Any]):
+    """Says that it has two entries, or values, and gives one of them without end."""
+
+    def __init__(self, entry: Any) -> None:
+        self.entry = entry
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.entry
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.entry)
+
+    def items(self) -> Any:
+        return self
+
+
+class Values(list[Any]):
+    """Two values that never end."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(4)
+
+
+class Liar:
+    """Says that it is of another class, equal to all, and in no words at all."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.kind
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("packing.pack")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+
+class Word(str):
+    """A text that is equal to the name of an operation and prints as something else."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("packing.pack")
+
+    def __repr__(self) -> str:
+        return "x" * 10**6
+
+
+class NoName(type):
+    """The class of classes whose name cannot be asked for."""
+
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]  # wrong on purpose
+        raise RuntimeError("no name")
+
+
+class WithoutFloor:
+    """A text within a text, and so on."""
+
+    def __str__(self) -> str:
+        return str(self)
+
 
 GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "a-dict": (lambda: {"packing.pack": Declaration()}, "result of capabilities() is an object of type dict"),
@@ -63,6 +144,41 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "concurrent-a-number": (lambda: Capabilities({}, concurrent=4), "concurrent in capabilities() is 4"),  # type: ignore[arg-type]
     "details-a-text": (lambda: Capabilities({}, details="fast"), "details in capabilities() is 'fast'"),  # type: ignore[arg-type]
     "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.0/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]
+    "operations-without-end": (
+        lambda: Capabilities(Endless(("packing.pack", Declaration()))),
+        "the number of values of operations in capabilities() is more than 1000; allowed: at most 1000",
+    ),
+    "limits-without-end": (
+        lambda: pack(Endless(("bits", (4,)))),
+        "the number of values of limits of packing.pack is more than 1000; allowed: at most 1000",
+    ),
+    "values-without-end": (
+        lambda: pack({"bits": Values([4, 4])}),
+        "the number of values of limit bits of packing.pack is more than 65536; allowed: at most 65536",
+    ),
+    "details-without-end": (lambda: Capabilities({}, details=Endless(("a", "b"))), "details in capabilities() is more"),
+    "profiles-without-end": (
+        lambda: Capabilities({}, profiles=Values()),  # type: ignore[arg-type]
+        "the number of values of profiles in capabilities() is more than 1000",
+    ),
+    "details-without-floor": (
+        lambda: Capabilities({}, details={"a": WithoutFloor()}),  # type: ignore[dict-item]
+        "the result of details in capabilities() is a RecursionError: maximum recursion depth exceeded",
+    ),
+    "class-lies": (lambda: Liar(Capabilities), "result of capabilities() is an object of type Liar"),
+    "class-without-a-name": (lambda: NoName("Real", (), {})(), "result of capabilities() is an object of type Real"),
+    "operation-lies": (lambda: Capabilities({Word("x"): Declaration()}), "an operation in capabilities() is an object"),
+    "declaration-lies": (
+        lambda: Capabilities({"packing.pack": Liar(Declaration)}),  # type: ignore[dict-item]
+        "the declaration of packing.pack is an object of type Liar",
+    ),
+    "value-lies": (lambda: pack({"bits": (Liar(int),)}), "a value of limit bits of packing.pack is an object of type"),
+    "value-without-end": (
+        lambda: dequantize({"convention": ("x" * 10**7,)}),
+        "a value of limit convention of affine.dequantize is 'xxxxxxx",
+    ),
+    "concurrent-lies": (lambda: Capabilities({}, concurrent=Liar(bool)), "concurrent in capabilities() is an object"),  # type: ignore[arg-type]
+    "ends": (lambda: sys.exit(0), "result of capabilities() is a SystemExit: 0; allowed: no exception"),
     "profile-misspelt": (
         lambda: Capabilities({}, profiles=("lowbit-1.0/pakcing",)),
         "a profile in capabilities() is 'lowbit-1.0/pakcing'; allowed: lowbit-1.0/packing, which is the nearest name",
@@ -122,7 +238,27 @@ class Simply(Malformed):
         return True  # type: ignore[return-value]
 
 
+class WithoutEndAtAll(Malformed):
+    key = "operations-without-end"
+
+
+class Controlling(Malformed):
+    """Its name would clear the screen and print a line of its own."""
+
+    name = "\x1b[2Jmine\nlowbit: passed"
+
+
+class Long(Malformed):
+    """Says at length why it cannot run, and prints otherwise than it says."""
+
+    def availability(self) -> Availability:
+        return Availability(False, Word("x"), "x" * 10**8)
+
+
 CLASSES = {
+    WithoutEndAtAll: "the number of values of operations in capabilities() is more than 1000",
+    Controlling: "the attribute name of the backend is '\\x1b[2Jmine\\nlowbit: passed'; allowed: at most 100",
+    Long: "reason in availability() is an object of type Word; allowed: a text",
     Misspelt: "a limit of packing.pack is 'bist'",
     WithoutEnd: "limit bits of packing.pack is",
     WithoutArithmetic: "arithmetic of linear.qgemv is missing",

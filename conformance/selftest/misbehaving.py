@@ -122,6 +122,14 @@ class ClosesStandardOutput(Mine):
         out[:] = 0
 
 
+class ClosesTheChannel(Mine):
+    """Closes the socket to the judge."""
+
+    def act(self, x: Any, out: Any) -> None:
+        os.closerange(3, 300)
+        out[:] = 0
+
+
 class RedirectsStandardOutput(Mine):
     def act(self, x: Any, out: Any) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -131,18 +139,14 @@ class RedirectsStandardOutput(Mine):
 
 
 class LeavesADaemon(Mine):
-    """Starts a process that leaves its session, and says which before it ends itself."""
+    """Starts a process that leaves its session and holds a pipe open, and ends itself."""
 
     def act(self, x: Any, out: Any) -> None:
-        reader, writer = os.pipe()
+        os.open(os.environ["HELD_OPEN"], os.O_WRONLY)
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                os.write(writer, str(os.getpid()).encode())
                 time.sleep(100)
-            os._exit(0)
-        sys.stderr.write(f"daemon {int(os.read(reader, 20))}")
-        sys.stderr.flush()
         os._exit(0)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import subprocess
+from collections import OrderedDict
+from enum import IntEnum
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from in_process import InProcess
 from malformed import CLASSES, GIVEN, Malformed
 
-from lowbit.backend import Capabilities, Declaration
+from lowbit.backend import Backend, Capabilities, Declaration
 from lowbit.backend import find as find_backend
 from lowbit.declarations import LIMITS, availability_of, capabilities_of, check_capabilities
 from lowbit.errors import ArgumentError
@@ -47,6 +49,31 @@ def test_an_unusual_declaration_is_not_refused() -> None:
     """Lists, sets and ranges are collections, numpy's numbers are numbers, and an exact operation may say more."""
     limits = {"bits": [np.int64(4)], "group_size": range(1, 5000), "convention": {"minimum"}}
     check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]
+
+
+class Derived(Backend):
+    """Declares by classes derived from those of Python, and one long text."""
+
+    name = "derived"
+
+    def capabilities(self) -> Capabilities:
+        limits = OrderedDict(bits=[Bits.FOUR, np.int64(8), np.float64(2)])
+        details = {"made of": "x" * 10**7, "threads": 4}
+        return Capabilities(OrderedDict({"packing.pack": Declaration(limits)}), details=details)  # type: ignore[arg-type]
+
+
+class Bits(IntEnum):
+    FOUR = 4
+
+
+def test_what_is_handed_on_is_plain() -> None:
+    """A copy: what is read again later cannot differ from what was checked."""
+    found = capabilities_of(Derived())
+    values = found.operations["packing.pack"].limits["bits"]
+    assert [(type(value), value) for value in values] == [(int, 4), (int, 8), (float, 2.0)]
+    parts: list[Any] = [found.operations, found.operations["packing.pack"].limits, found.details]
+    assert [type(part) for part in parts] == [dict] * 3
+    assert found.details == {"made of": "x" * 1000, "threads": "4"}
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if not OPERATIONS[name].stateful])

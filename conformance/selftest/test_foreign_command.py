@@ -18,6 +18,8 @@ from lowbit.affine import quantize
 from lowbit.bfp import Format, cast
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.offload import Arrangement, Request
+from lowbit_conformance.remote import Remote
+from lowbit_conformance.verdicts import BrokenPromiseError
 from lowbit_foreign import CommandBackend, child, command
 
 CODES = np.zeros((8, 3), np.uint8)
@@ -89,6 +91,15 @@ def test_a_broken_conversation_ends(odd: CommandBackend, text: str) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert odd.run("offload.trace", Arrangement(2, 4, 2), (Request(0, (1,)),)) == (Request(0, (1,)),)
+
+
+@pytest.mark.parametrize("how", ["other-id", "garbage", "more", "deep"])
+def test_a_broken_conversation_is_a_crash(how: str) -> None:
+    """Each of the two attempts at a call breaks off in words of its own; the verdict is not that they differ."""
+    with closing(Remote("command", program(how), 20.0)) as remote, closing(remote.arena):
+        remote.load()
+        with pytest.raises(BrokenPromiseError, match=r"^CRASHED: BrokenLineError: "):
+            remote.run("packing.pack", CODES, 4)
 
 
 ANSWERED: dict[str, tuple[type[Exception], str]] = {

@@ -90,7 +90,12 @@ def attack(method: str, user: int, process: int) -> str:
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_reaches_a_process_outside(method: str, victim: tuple[int, int]) -> None:
     """As root and as an ordinary user, by every way that there is; without a method they succeed."""
-    assert set(json.loads(in_child(lambda: attack("none", *victim)))) >= {"open_memory", "send_a_signal", "trace"}
+    assert set(json.loads(in_child(lambda: attack("none", *victim)))) >= {
+        "open_memory",
+        "send_a_signal",
+        "trace",
+        "limit",
+    }
     said = in_child(lambda: attack(method, *victim))
     if said == "unavailable":
         assert method not in available(victim[0]), "a method that works here was not used"
@@ -114,11 +119,52 @@ def available(user: int) -> set[str]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_backend_reaches_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same from a call of a backend, against the judge and the process above it."""
+    monkeypatch.setenv(isolation.VARIABLE, "none")
+    said = verdict_on(attacking.Attacks)
+    for each in ("open_a_descriptor", "limit", "set_priority", "set_processors", "choose_for_want_of_memory"):
+        assert each in said
     if method in available(os.getuid()):
         monkeypatch.setenv(isolation.VARIABLE, method)
-        assert verdict_on(attacking.Attacks).startswith("RAISED: RuntimeError: succeeded: []")
-    monkeypatch.setenv(isolation.VARIABLE, "none")
-    assert "open_a_descriptor" in verdict_on(attacking.Attacks)
+        # In a run the judge's files are closed to all but root; the process of this test is not.
+        files = [each.__name__ for each in attacking.FILES] if method == "landlock" else []
+        assert verdict_on(attacking.Attacks).startswith(f"RAISED: RuntimeError: succeeded: {files}")
+
+
+@pytest.mark.parametrize("kind", [attacking.StartsAChain, attacking.StartsAForest])
+@pytest.mark.parametrize("method", METHODS)
+def test_chains_of_processes_end_with_their_host(
+    method: str, kind: type[Mine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """However fast they start each other: nobody holds the pipe open any more when there is a verdict."""
+    if method not in available(os.getuid()):
+        return
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setenv("HELD_OPEN", str(pipe))
+    monkeypatch.setenv(isolation.VARIABLE, method)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert verdict_on(kind).startswith("HUNG")
+        assert os.read(reader, 1) == b""  # BlockingIOError while it is held open
+    finally:
+        os.close(reader)
+
+
+def test_terminals_and_shared_memory_of_the_user_are_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In namespaces: what is left there goes with them."""
+    if "namespaces" not in available(os.getuid()):
+        return
+    monkeypatch.setenv(isolation.VARIABLE, "namespaces")
+    name, key = f"left-{os.getpid()}", 0x6C0B0000 + os.getpid()
+    monkeypatch.setenv("SHARED_MEMORY", name)
+    monkeypatch.setenv("SHARED_KEY", str(key))
+    assert verdict_on(attacking.LeavesSharedMemory).startswith("CRASHED: the process ended with status 1")
+    assert not Path("/dev/shm", name).exists()
+    assert attacking.LIBC.shmget(key, 4096, 0o600) == -1
+    ours, theirs = os.openpty()  # so that there is one
+    assert verdict_on(attacking.WritesToTheTerminal).startswith("RAISED: RuntimeError: terminals []")
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "none"])

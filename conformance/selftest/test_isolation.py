@@ -19,6 +19,7 @@ from misbehaving import (
     BlindsTheWatchOfTheMask,
     ClaimsANumber,
     ClosesStandardOutput,
+    ClosesTheChannel,
     Forges,
     ForgesItsDetails,
     ForgesItsLimits,
@@ -43,7 +44,7 @@ from misbehaving import (
 
 from lowbit.affine import quantize
 from lowbit.errors import ArgumentError
-from lowbit_conformance import faults
+from lowbit_conformance import faults, isolation
 from lowbit_conformance.arena import ARGUMENTS, CONTROL, PAGE, RESULTS, Arena, Placement, Side
 from lowbit_conformance.process import BOOT, HostEndedError, HostProcess, neutral_environment
 from lowbit_conformance.remote import Call, HostRefusedError, Remote
@@ -191,11 +192,16 @@ def test_the_first_thread_of_a_process_changes_no_state(monkeypatch: pytest.Monk
         remote.together([Call("run", "packing.pack", (codes, 4))] * 2, 2)
 
 
-def test_no_daemon_outlives_its_host() -> None:
+@pytest.mark.parametrize("method", isolation.methods())
+def test_no_daemon_outlives_its_host(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that has left the host's session ends with the host, even where the host ends by itself."""
-    verdict = verdict_on(LeavesADaemon)
-    assert verdict.startswith("CRASHED: the process ended with status 0: daemon ")
-    assert not Path(f"/proc/{int(verdict.rpartition(' ')[2])}").exists()
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setenv("HELD_OPEN", str(tmp_path / "pipe"))
+    monkeypatch.setenv(isolation.VARIABLE, method)
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    assert verdict_on(LeavesADaemon).startswith(("CRASHED: the process ended with status 0", "not loaded: NOT_ISO"))
+    assert os.read(reader, 1) == b""  # BlockingIOError while it is held open
+    os.close(reader)
 
 
 DIES = """import json, os, sys
@@ -215,6 +221,12 @@ def test_a_program_that_dies_has_crashed_and_not_forked(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(BrokenPromiseError, match=r"^CRASHED: .* has ended by signal 6"):
                 remote.run("packing.unpack", np.zeros((1, 1), np.uint32), 4)
+
+
+def test_a_closed_channel_is_said_in_words() -> None:
+    """Not in those of an exception of the host."""
+    words = "the channel to the process that judges was closed or replaced: Bad file descriptor"
+    assert verdict_on(ClosesTheChannel) == f"CRASHED: the process ended with status 4: {words}"
 
 
 def test_what_says_nonsense_of_its_profiles_fails_to_load() -> None:

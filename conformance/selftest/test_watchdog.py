@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -128,6 +129,36 @@ def test_a_backend_that_stops_the_judge_ends_the_run() -> None:
     assert {failure["verdict"] for failure in failures_of(attacking.StopsTheJudge, "")} == {"WRONG"}
 
 
+def test_a_long_chain_of_processes_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is the child of the one before; there are more of them than calls may be nested."""
+    alive = set(range(1, 5000))
+    monkeypatch.setattr(descendants, "children", lambda process: [process + 1] if process + 1 in alive else [])
+    monkeypatch.setattr(descendants, "state", lambda process: "S" if process in alive else "Z")
+    monkeypatch.setattr(descendants, "kill", lambda process: None)
+    found = list(descendants._below(0))
+    assert found == sorted(alive)
+    monkeypatch.setattr(descendants, "kill", alive.discard)
+    descendants.end_below(0)
+    assert not alive
+
+
+@pytest.mark.parametrize("orphans", [True, False])
+def test_what_cannot_be_ended_is_given_up(monkeypatch: pytest.MonkeyPatch, orphans: bool) -> None:
+    """Processes of another user, or stuck in a driver: the run does not wait for them for ever."""
+    monkeypatch.setattr(descendants, "LONGEST", 0.2)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as stuck:
+        monkeypatch.setattr(descendants, "children", lambda process=0: [] if process else [stuck.pid])
+        monkeypatch.setattr(descendants, "kill", lambda process: None)
+        killing = threading.Timer(60, stuck.kill)
+        killing.start()
+        try:
+            descendants.end_orphans(frozenset()) if orphans else descendants.end_below(0)
+            assert killing.is_alive(), "it waited until the process had ended"
+        finally:
+            killing.cancel()
+            stuck.kill()
+
+
 # **The host.**
 
 
@@ -141,9 +172,9 @@ def arena() -> Iterator[Arena]:
 def test_a_stopped_host_has_hung(arena: Arena, size: int) -> None:
     """Whether the request fits the channel, or the judge would wait for the host to read it."""
     host = HostProcess(arena)
-    os.kill(host._process.pid, signal.SIGSTOP)
+    os.kill(host._inside, signal.SIGSTOP)
     with pytest.raises(HostEndedError, match=r"HUNG: longer than 0\.5 s"):
         host.ask({"do": "x" * size}, 0.5)
     with suppress(ProcessLookupError):
-        os.kill(host._process.pid, 0)
+        os.kill(host._inside, 0)
         raise AssertionError("the host lives on")
