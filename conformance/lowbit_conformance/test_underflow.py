@@ -16,6 +16,8 @@ import numpy as np
 from lowbit import attention, blocks, gptq, hqq, hqq_solver, integer, rope, routing
 from lowbit.affine import CONVENTIONS, Floats, QuantizedMatrix
 from lowbit.bfp import Blocks
+from lowbit.hqq_numbers import decode
+from lowbit.linear import Doubles
 from lowbit.packing import BITS
 from lowbit_conformance import deep, test_gptq, test_rope
 from lowbit_conformance.cases import GROUPS_IN_USE, MatrixCase
@@ -58,7 +60,7 @@ def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield of(case, 4) if integers else replace(case, vectors=4 * wide)
 
 
-def lattice(case: MatrixCase) -> tuple[Floats, int, QuantizedMatrix]:
+def lattice(case: MatrixCase) -> tuple[Doubles, int, QuantizedMatrix]:
     """Four rows of integers with few of them not 0, the exponent of their unit, and a matrix.
 
     In *minima* and *weights* scales are the least normal number, :math:`2^{10}` units. The minima of *weights* take a
@@ -135,7 +137,8 @@ def real_zero_lattice(case: RealZeroCase) -> tuple[Floats, hqq.HqqMatrix]:
     x, matrix = deep.hqq_lattice(rng, kind, *shape)
     if kind == "activations":
         return (x * np.float32(2 * LEAST)), matrix
-    return x, replace(matrix, scales=matrix.scales * np.float32(2 * LEAST))
+    tiny = decode(matrix.scales) * np.float32(2 * LEAST)
+    return x, replace(matrix, scales=tiny)
 
 
 @checks("hqq.qgemv/C1", real_zeros)

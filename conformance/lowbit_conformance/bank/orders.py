@@ -91,7 +91,7 @@ def at_one_size(wrong: Callable[[int, int], bool]) -> Order:
         places, (height, width) = row_by_row(layout), layout.block
         if wrong(height, width):
             for block, start in layout.starts.items():
-                rows, columns = layout.spans(*block)
+                _, columns = layout.spans(*block)
                 if len(columns) > 1:
                     places[[start, start + 1]] = places[[start + 1, start]]
         return places
