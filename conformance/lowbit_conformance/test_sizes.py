@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit import affine, attention, blocks, gptq, packing, routing
+from lowbit import affine, attention, blocks, gptq, ksort, packing, routing
 from lowbit.affine import CONVENTIONS
 from lowbit.attention_bounds import attend_bound, softmax_bound
 from lowbit.packing import BITS, CODES_PER_UNIT
@@ -23,6 +23,7 @@ from lowbit_conformance import (
     test_gptq,
     test_hqq,
     test_integer,
+    test_ksort,
     test_linear,
     test_packing,
     test_pooling,
@@ -40,6 +41,7 @@ from lowbit_conformance.test_blocks import RowsCase
 from lowbit_conformance.test_experts import lattice_experts
 from lowbit_conformance.test_gptq import LayerCase
 from lowbit_conformance.test_hqq import BlocksCase
+from lowbit_conformance.test_ksort import HeadCase
 from lowbit_conformance.test_pooling import HeadsCase
 from lowbit_conformance.test_rope import RopeCase
 
@@ -220,6 +222,7 @@ def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield replace(small, tokens=size, length=size + 3)
         yield replace(small, heads=size, kv_heads=1)
         yield replace(small, heads=size, kv_heads=size, tokens=1)
+        yield replace(small, heads=2 * size, kv_heads=2, tokens=1)
     for window in (2, 7, 8, 9, 10, 16, 64):
         yield replace(small, size=window)
 
@@ -300,8 +303,8 @@ def test_norms_of_every_size(backend: Remote, case: RowsCase, record_property: R
 def pooled(clause: str, settings: Settings) -> Iterator[HeadsCase]:
     """Every number of members, of groups, head size and number of rows."""
     for size in FEW:
-        for shape in ((2, size, 1, 3), (2, size, size, 2), (2, 4, 2, size), (size, 4, 2, 3)):
-            yield HeadsCase(clause, "exhaustive", f"{EVERY}-wide", *shape, "mean")
+        for count, members, groups, head_dim in ((2, size, 1, 3), (2, size, size, 2), (2, 4, 2, size), (size, 4, 2, 3)):
+            yield HeadsCase(clause, "exhaustive", f"{EVERY}-wide", count, members, groups, head_dim, "mean")
 
 
 @checks("pooling.pool/C1", pooled)
@@ -343,3 +346,27 @@ def test_targets_of_every_size(backend: Remote, case: LayerCase) -> None:
     triangle = test_gptq.exact_factor(case)
     given = test_gptq.run(backend, case, weights, triangle, values)
     assert_equal_values(given, gptq.targets(weights, triangle, values))
+
+
+# **Orders.**
+
+
+def channels(clause: str, settings: Settings) -> Iterator[HeadCase]:
+    for size in MANY[:-3]:
+        yield HeadCase(clause, "exhaustive", "half-split" if "relabel" in clause else EVERY, 2 * size)
+
+
+@checks("ksort.permutation/C3", channels)
+def test_orders_of_every_size(backend: Remote, case: HeadCase) -> None:
+    """Random sizes give the reference's order."""
+    sizes = np.abs(case.generator().normal(size=case.head_dim))
+    assert_exact("order", test_ksort.ordered(backend, sizes), ksort.permutation(sizes))
+
+
+@checks("ksort.relabel/C2", channels)
+def test_relabelled_heads_of_every_size(backend: Remote, case: HeadCase) -> None:
+    """Channel c has the frequency and the sign that channel order[c] had."""
+    layout, order, moved = test_ksort.relabelled(backend, case)
+    assert_exact("pair", moved.pair, layout.pair[order])
+    assert_exact("sign", moved.sign, layout.sign[order])
+    assert_exact("old names of the partners", order[moved.partner], layout.partner[order])
