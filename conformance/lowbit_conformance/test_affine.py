@@ -95,7 +95,17 @@ def test_quantize_equals_the_reference(
     assert_same_matrix(given, expected(weights, case), weights)
 
 
-SPECIAL = ("ties", "ties-of-odd-scales", "positive", "negative", "tiny", "one-outlier", "signed-zeros")
+SPECIAL = (
+    "ties",
+    "ties-of-odd-scales",
+    "positive",
+    "negative",
+    "tiny",
+    "one-outlier",
+    "signed-zeros",
+    "up-to-zero",
+    "some-constant",
+)
 
 
 @checks("affine.quantize/C2", lambda clause, settings: edges(clause, SPECIAL))
@@ -119,6 +129,12 @@ def special_weights(case: MatrixCase) -> Floats:
         weights = rng.uniform(1, 2, shape)
     elif case.variant == "negative":
         weights = rng.uniform(-2, -1, shape)
+    elif case.variant == "up-to-zero":  # the range ends at zero itself
+        weights = -rng.uniform(0, 2, shape)
+        weights[:: case.group_size] = 0
+    elif case.variant == "some-constant":  # every third column has no range, below zero, at zero or above it
+        weights = rng.normal(size=shape)
+        weights[:, ::3] = np.resize((-1.5, 0, 2.5), weights[:, ::3].shape[1])
     elif case.variant == "tiny":
         weights = rng.normal(size=shape) * 2.0**-140
     elif case.variant == "one-outlier":

@@ -18,7 +18,7 @@ from lowbit_conformance.cases import Case
 from lowbit_conformance.compare import assert_kind, refuses
 from lowbit_conformance.marking import Settings, checks
 from lowbit_conformance.remote import Remote
-from lowbit_conformance.test_offload import same
+from lowbit_conformance.test_offload import CLOCKS, STAY, same, stays
 from lowbit_conformance.walks import WRONG_ARRANGEMENTS, Walk
 
 
@@ -124,6 +124,25 @@ def test_every_step_answers_with_the_events_of_the_trace(backend: Remote, case: 
     with closing(Pair(backend, case, case.generator())) as pair:
         for _ in range(case.steps):
             pair.step()
+
+
+def clocks(clause: str, settings: Settings) -> Iterator[EngineCase]:
+    for bits in CLOCKS:
+        variant, memory = "clock" if bits == 8 else "clock-large", MEMORIES[bits % 2]
+        yield EngineCase(clause, "exhaustive", variant, 1, 3, 2, 1, memory, 1, 0, 2**bits)
+
+
+@checks("offload.engine/C1", clocks)
+def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: EngineCase) -> None:
+    """One expert for nearly as many steps as so many bits count, then three experts by turns: every event is the
+    trace's."""
+    with closing(Pair(backend, case, case.generator())) as pair:
+        again, before = Request(0, (0,)), case.steps - 2 * STAY
+        backend.walk(pair.session, [(again,)], before)
+        for _ in range(before):
+            pair.reference.step(again)
+        for request in stays(6 * STAY):
+            assert_events(request, pair.session.step(request), pair.reference.step(request))
 
 
 MANY = 100_000

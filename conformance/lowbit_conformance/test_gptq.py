@@ -5,11 +5,13 @@ What a rounding depends on is supplied by the suite, so a difference of one roun
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from lowbit import gptq
 from lowbit.affine import Floats
+from lowbit.gptq import Reals
 from lowbit.gptq_bounds import factor_bound, hessian_bound, targets_bound
 from lowbit_conformance.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.cases import Case
@@ -61,7 +63,7 @@ def random_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
     yield from shapes(clause, "random", settings, ("", "correlated"))
 
 
-def run(backend: Remote, case: LayerCase, *arrays: Floats) -> Floats:
+def run(backend: Remote, case: LayerCase, *arrays: Reals) -> Floats:
     """The result as K × K for the Hessian and its factor, as K × N for targets."""
     __tracebackhide__ = True
     shape = (case.rows, case.columns if case.operation == "gptq.targets" else case.rows)
@@ -93,9 +95,9 @@ def exact_product(case: LayerCase) -> Floats:
     return np.ascontiguousarray(factor @ factor.T, np.float32)
 
 
-def positive_definite(case: LayerCase) -> Floats:
-    """A damped Hessian as a quantiser would make it, in float32."""
-    return gptq.damped(gptq.hessian(calibration(case)), damping=0.01).astype(np.float32)
+def positive_definite(case: LayerCase) -> Reals:
+    """A damped Hessian as a quantiser would make it, in the case's dtype."""
+    return gptq.damped(gptq.hessian(calibration(case)), damping=0.01).astype(case.dtype)
 
 
 # **The Hessian.**
@@ -166,14 +168,65 @@ def test_factor_on_the_lattice(backend: Remote, case: LayerCase) -> None:
     assert_equal_values(given, exact_factor(case).astype(np.float64))
 
 
-@checks("gptq.factor/C2", random_cases)
+def wide_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    """The same shapes for a Hessian in float64, and its elements in as many bits as the declared accumulator has."""
+    for case in small_lattice(clause, settings):
+        yield replace(case, variant=f"wide-{case.variant}".rstrip("-"), dtype="float64")
+
+
+@checks("gptq.factor/C1", wide_lattice)
+def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
+    """Elements of M of 18 bits, if the accumulator holds their products: what is computed more narrowly shows."""
+    factor = exact_factor(case)
+    if arithmetic(backend, case).accumulator == "float64":
+        wide = np.triu(case.generator().integers(-(2**18), 2**18, factor.shape), 1)
+        factor = (wide + np.diag(factor.diagonal())).astype(np.float32)
+    hessian = np.ascontiguousarray(factor.astype(np.float64) @ factor.T.astype(np.float64))
+    assert_equal_values(run(backend, case, hessian), factor.astype(np.float64))
+
+
+def both_dtypes(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    """Random layers in float32, then in float64, which is another entry of a kernel."""
+    cases = list(random_cases(clause, settings))
+    yield from cases
+    yield from (replace(case, dtype="float64") for case in cases if not case.seed)
+
+
+@checks("gptq.factor/C2", both_dtypes)
 def test_factor_within_the_bound(backend: Remote, case: LayerCase, record_property: Record) -> None:
     """M M^T is the damped Hessian of calibration inputs within the bound; a small factor would not reveal it."""
-    hessian = positive_definite(case)
+    assert_factor(backend, case, positive_definite(case), record_property)
+
+
+def assert_factor(backend: Remote, case: LayerCase, hessian: Reals, record_property: Record) -> None:
+    __tracebackhide__ = True
     given = run(backend, case, hessian)
-    product = given.astype(np.float64) @ given.T.astype(np.float64)
+    square = given.astype(np.float64) @ given.T.astype(np.float64)
     bound = limit_of(lambda: factor_bound(hessian, arithmetic(backend, case), given))
-    record_property("share", assert_within(product, hessian.astype(np.float64), bound, np.float64))
+    record_property("share", assert_within(square, hessian.astype(np.float64), bound, np.float64))
+
+
+def fading_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    for rows, dtype in product((40, 100, 150), ("float32", "float64")):
+        yield LayerCase(clause, "edge", "fading", rows, 1, dtype)
+
+
+def fading(case: LayerCase) -> Reals:
+    """A Hessian whose factor has ones on its diagonal and elements of 2^-13 beside them.
+
+    Each takes 2^-26 off a pivot of 1, which float32 rounds back to 1. One is no more than a rounding; a row of them is
+    many, and all go one way.
+    """
+    factor = np.eye(case.rows) + np.triu(np.full((case.rows, case.rows), 2.0**-13), 1)
+    wide = factor @ factor.T
+    np.fill_diagonal(wide, 1)
+    return np.ascontiguousarray(wide, case.dtype)
+
+
+@checks("gptq.factor/C2", fading_cases)
+def test_factor_of_what_fades(backend: Remote, case: LayerCase, record_property: Record) -> None:
+    """Many products, each too small to change a pivot in float32, stay within the bound of the declared accumulator."""
+    assert_factor(backend, case, fading(case), record_property)
 
 
 @checks("gptq.factor/C3", random_cases)
@@ -185,7 +238,7 @@ def test_factor_is_upper_triangular(backend: Remote, case: LayerCase) -> None:
     assert (given.diagonal() > 0).all(), "WRONG: the diagonal of M is not positive"
 
 
-HESSIAN_MISTAKES: dict[str, Callable[[Floats], object]] = {
+HESSIAN_MISTAKES: dict[str, Callable[[Reals], object]] = {
     "nan": lambda h: h * np.float32(np.nan),
     "infinity": lambda h: np.where(h == h.max(), np.float32(np.inf), h),
     "indefinite": lambda h: h - np.float32(2 * h.max()) * np.eye(len(h), dtype=np.float32),

@@ -19,12 +19,13 @@ from lowbit.operations import OPERATIONS
 from lowbit_conformance.cases import CONCURRENT, HABIT, Case
 from lowbit_conformance.equal_bits import difference, same
 from lowbit_conformance.marking import MARKS, Settings, checks
-from lowbit_conformance.remote import Call, Remote
+from lowbit_conformance.remote import Call, Remote, Variant
 from lowbit_conformance.verdicts import BrokenPromiseError
 
 RECORDED = 40  # cases of each test
 GOLDEN = (5**0.5 - 1) / 2
 OTHERS = 100  # calls between a call and its repetition
+MANY_TIMES = 300
 SMALL = 1 << 16  # bytes of the arguments of a call that is repeated often
 BATCHES, TIMES = 4, 25  # of repeated calls, after three to warm up
 LONGER = 250  # where the first look is suspicious
@@ -142,6 +143,19 @@ def test_again_after_others(backend: Remote, case: HabitCase) -> None:
 
 def _again(backend: Remote, call: Call) -> Any:
     return backend.perform(replace(call, result=None))
+
+
+@checks("*/H4", every("many-times"))
+def test_the_same_call_many_times(backend: Remote, case: HabitCase) -> None:
+    """The first call of an operation gives the same bits each of so many times that a counter of 8 bits goes round."""
+    (call,) = own_calls(backend, case.operation, 1)
+    again = replace(call, result=None)
+    for number, given in enumerate(backend.elsewhere(again, [Variant(handle=0)] * MANY_TIMES)):
+        if isinstance(given, BrokenPromiseError):
+            raise given
+        if not same(call.result, given):
+            text = f"the same call for the {number + 2}th time: {difference(call.result, given)}"
+            raise BrokenPromiseError(f"NONDETERMINISTIC: {text}")
 
 
 @checks("*/H4", every(CONCURRENT))

@@ -71,6 +71,22 @@ def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
             yield LayoutCase(clause, "random", "drawn", order, *sizes, seed=seed)
 
 
+# A kernel has a loop of its own for the widths that fill its registers, and a general one for all others.
+EVERY = (*range(1, 35), 40, 48, 56, 63, 64, 65, 72, 80, 96, 112, 127, 128, 129, 160, 192, 256, 257, 512)
+
+
+def every_block(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    """Panels and blocks of every width, blocks of every height, and square ones; three of them beside one another, of
+    which the last is smaller."""
+    for size in EVERY:
+        beside = 2 * size + (size + 1) // 2
+        yield LayoutCase(clause, "lattice", "every-width", ColumnPanels.order, 3, beside, 3, size)
+        yield LayoutCase(clause, "lattice", "every-width", ZCurve.order, 5, beside, 2, size)
+        yield LayoutCase(clause, "lattice", "every-height", ZCurve.order, beside, 5, size, 2)
+        if size <= 64:
+            yield LayoutCase(clause, "lattice", "every-square", ZCurve.order, beside, beside, size, size)
+
+
 def places(case: LayoutCase) -> Words:
     """Words that are all different: each the number of its place, row by row, times an odd number."""
     count = case.rows * case.columns
@@ -80,6 +96,17 @@ def places(case: LayoutCase) -> Words:
 @checks("blocking.apply/C1", shapes)
 def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Words that are all different lie in the stream where the reference has them, and are left as they were."""
+    assert_applied(backend, case)
+
+
+@checks("blocking.apply/C1", every_block)
+def test_apply_of_every_block(backend: Remote, case: LayoutCase) -> None:
+    """The same for blocks of every width and height."""
+    assert_applied(backend, case)
+
+
+def assert_applied(backend: Remote, case: LayoutCase) -> None:
+    __tracebackhide__ = True
     words = places(case)
     stream = backend.run("blocking.apply", words, case.layout)
     assert_exact("stream", stream, layouts.apply(words, case.layout))
@@ -96,6 +123,17 @@ def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase)
 @checks("blocking.invert/C1", shapes)
 def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
     """Elements that are all different come to the rows and columns where the reference has them."""
+    assert_inverted(backend, case)
+
+
+@checks("blocking.invert/C1", every_block)
+def test_invert_of_every_block(backend: Remote, case: LayoutCase) -> None:
+    """The same for blocks of every width and height."""
+    assert_inverted(backend, case)
+
+
+def assert_inverted(backend: Remote, case: LayoutCase) -> None:
+    __tracebackhide__ = True
     stream = places(case).reshape(-1)
     words = backend.run("blocking.invert", stream, case.layout)
     assert_exact("words", words, layouts.invert(stream, case.layout))

@@ -166,6 +166,37 @@ def test_passes_that_end_early(backend: Remote, case: OffloadCase) -> None:
     assert_run(backend, case)
 
 
+CLOCKS = (8, 15, 16)
+"""Bits of a clock that goes round within a run."""
+STAY = 50
+
+
+def stays(steps: int) -> list[Request]:
+    """One of three experts again and again, then the next for as long, so that one of two slots grows old.
+
+    A step, a use and nearly every event are one, so a clock that counts any of them goes round while one expert stays.
+    The slot that was used before that has the later time then, and the next expert shows which of both it replaces.
+    """
+    return [Request(0, (number // STAY % 3,)) for number in range(steps)]
+
+
+def clocks(clause: str, settings: Settings) -> Iterator[OffloadCase]:
+    for bits in CLOCKS:
+        variant, memory = "clock" if bits == 8 else "clock-large", MEMORIES[bits % 2]
+        yield OffloadCase(clause, "exhaustive", variant, 1, 3, 2, 1, memory, 1, 0, 2**bits)
+
+
+@checks("offload.trace/C1", clocks)
+def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: OffloadCase) -> None:
+    """Requests that need nothing, nearly as many as so many bits count, then three experts by turns in two slots.
+
+    Steps without an event keep the trace short; `offload.engine`, which answers step by step, has uses in their place.
+    """
+    requests = [Request(0, ())] * (case.passes - 2 * STAY) + stays(6 * STAY)
+    given = backend.run("offload.trace", case.arrangement, requests)
+    assert_trace(given, offload.trace(case.arrangement, requests))
+
+
 RIGHT = [Request(0, (1, 2), (3,)), Request(1, (3, 0)), Request(0, (2,), (1,))]
 
 Spoil = Callable[[list[Request]], Any]

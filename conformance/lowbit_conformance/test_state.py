@@ -72,6 +72,8 @@ VARIANTS = [
     *(Variant(side=1, padding=1, filling=1, offset=offset) for offset in range(16)),
     *(Variant(side=1, offset=offset, stride=7) for offset in range(1, 16, 3)),
     *(Variant(side=1, offset=offset, stride=1) for offset in (17, 22, 31, 33, 47, 60)),
+    # Arrays of a few elements that begin at the end of a page and end in the next: of 8 and of 4 bytes an element.
+    *(Variant(side=1, offset=offset) for offset in (509, 511, 1018, 1021, 1023)),
 ]
 
 

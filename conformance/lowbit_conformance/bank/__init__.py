@@ -42,6 +42,7 @@ from lowbit_conformance.bank import (
     quantisers,
     reals,
     routes,
+    subnormal,
     sums,
     zeros,
 )
@@ -50,7 +51,7 @@ from lowbit_conformance.bank.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders, common)
+ARITHMETICAL = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders, subnormal, common)
 HABITUAL = (
     habits_memory,
     habits_addresses,

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.bounds import Accumulator
 
 Function = Callable[..., Any]
 """Of an operation: the arguments of its reference, and a result of the same kind."""
@@ -70,6 +71,7 @@ class Defect:
         everywhere: whether it is a habit of all operations, which each of its clauses must find.
         concurrent: whether the backend declares calls from several threads.
         roundings: what it declares of its sums, if not the truth.
+        accumulator: the format of running sums that it declares.
         uses_reference: whether it needs the reference to compute with; what falls back silently must not have it.
     """
 
@@ -87,6 +89,7 @@ class Defect:
     everywhere: bool = False
     concurrent: bool = False
     roundings: Callable[[int, int], int] | None = None
+    accumulator: Accumulator = "float32"
     uses_reference: bool = True
 
     @property

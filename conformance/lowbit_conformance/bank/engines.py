@@ -170,6 +170,32 @@ class StepsIn16Bits(Offload):
         return super().step(request)
 
 
+def clocked(bits: int, ticks: Callable[[Request], int]) -> type[Offload]:
+    """Writes down when an expert ran, by a clock of so many bits, and evicts the one with the least time."""
+
+    class Clocked(Offload):
+        def __init__(self, arrangement: Arrangement) -> None:
+            super().__init__(arrangement)
+            self._clock, self._times = 0, dict[tuple[int, int], int]()
+
+        def step(self, request: Request) -> Trace:
+            answer = super().step(request)
+            self._clock += ticks(request)
+            return answer
+
+        def _mark_used(self, layer: int, resident: Resident) -> None:
+            super()._mark_used(layer, resident)
+            self._times[layer, resident.expert] = self._clock % (1 << bits)
+
+        def _promote(self, newcomer: Staged) -> None:
+            layer = newcomer.layer
+            self.slots[layer].sort(key=lambda resident: self._times.get((layer, resident.expert), -1))
+            self._times[layer, newcomer.expert] = self._clock % (1 << bits)
+            super()._promote(newcomer)
+
+    return Clocked
+
+
 def traced(machine: type[Offload]) -> Callable[..., Trace]:
     def trace(arrangement: Arrangement, requests: Any) -> Trace:
         offload.check_trace(arrangement, requests)
@@ -248,6 +274,26 @@ OFFLOADS = (
         "C1 C4 C5",
         SharedSlots,
         verdicts=MOVES,
+    ),
+    *(
+        arithmetical(
+            f"time-in-{bits}-bits",
+            f"The step at which an expert ran is kept in {bits} bits.",
+            "offload.trace/C1 offload.engine/C1",
+            {"offload.trace": traced(machine), "offload.engine": machine},
+        )
+        for bits in (8, 15, 16)
+        for machine in [clocked(bits, lambda request: 1)]
+    ),
+    *(
+        of(
+            "offload.engine",
+            f"uses-in-{bits}-bits",
+            f"Uses of experts, by which they are evicted, are counted in {bits} bits.",
+            "C1",
+            clocked(bits, lambda request: len(request.needed)),
+        )
+        for bits in (8, 15, 16)
     ),
     of("offload.engine", "steps-in-16-bits", "Steps are counted in 16 bits.", "C1", StepsIn16Bits),
 )

@@ -69,16 +69,54 @@ def inverted(stream: Words, layout: Layout, order: Order) -> Words:
     return words.reshape(layout.rows, layout.columns)
 
 
-def moved(name: str, cause: str, order: Order) -> Defect:
+REFERENCES = "blocking.apply/C1 blocking.invert/C1"
+
+
+def moved(name: str, cause: str, order: Order, clauses: str = f"{REFERENCES} blocking.invert/C2") -> Defect:
     return arithmetical(
         name,
         cause,
-        "blocking.apply/C1 blocking.invert/C1 blocking.invert/C2",
+        clauses,
         {
             "blocking.apply": lambda words, layout: applied(words, layout, order),
             "blocking.invert": lambda stream, layout: inverted(stream, layout, order),
         },
     )
+
+
+def at_one_size(wrong: Callable[[int, int], bool]) -> Order:
+    """Right but for blocks of some sizes, in each of which the first two words change places."""
+
+    def order(layout: Layout) -> Array:
+        places, (height, width) = row_by_row(layout), layout.block
+        if wrong(height, width):
+            for block, start in layout.starts.items():
+                _, columns = layout.spans(*block)
+                if len(columns) > 1:
+                    places[[start, start + 1]] = places[[start + 1, start]]
+        return places
+
+    return order
+
+
+def of_width(width: int) -> Defect:
+    cause = f"Blocks of exactly {width} columns have a loop of their own, which is wrong."
+    return moved(f"blocks-of-{width}-columns", cause, at_one_size(lambda height, own: own == width), REFERENCES)
+
+
+def of_height(height: int) -> Defect:
+    cause = f"Blocks of exactly {height} rows, and fewer columns, have a loop of their own, which is wrong."
+    wrong = at_one_size(lambda own, width: own == height and width < height)
+    return moved(f"blocks-of-{height}-rows", cause, wrong, REFERENCES)
+
+
+def square(size: int) -> Defect:
+    cause = f"Blocks of exactly {size} by {size} words have a loop of their own, which is wrong."
+    wrong = at_one_size(lambda height, width: height == width == size)
+    return moved(f"square-blocks-of-{size}", cause, wrong, REFERENCES)
+
+
+SIZES = (8, 16, 32, 64)
 
 
 def padded(words: Words, layout: Layout) -> Words:
@@ -104,6 +142,7 @@ DEFECTS = (
     moved("z-curve-other-bit-first", "The bits of the column are put above those of the row.", other_morton),
     moved("z-curve-of-256-blocks", "The row and column of a block keep 8 bits on the curve.", narrow_morton),
     moved("z-curve-missing", "Blocks follow each other row by row, without the curve.", plain_order),
+    *(each(size) for each in (of_width, of_height, square) for size in SIZES),
     moved("blocks-column-by-column", "Inside a block words go column by column.", inside_turned),
     of("blocking.apply", "edge-blocks-filled-up", "Blocks at the edges are filled up with zeros.", "C1 C2", padded),
     of("blocking.apply", "last-word-lost", "The last word of the stream is the one before it.", "C1 C2", edge_repeated),

@@ -1,6 +1,7 @@
 """Defects of quantisers: ranges, scales, rounding, and the parts of GPTQ."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,23 @@ def not_cleared(hessian: Array) -> Array:
 
 def negative(hessian: Array) -> Array:
     return -gptq.factor(hessian)
+
+
+def in_float32(hessian: Array) -> Array:
+    """The right algorithm with every number in float32; NaN where it finds no pivot."""
+    rest = hessian.astype(np.float32)
+    result = np.zeros_like(rest)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for k in reversed(range(len(rest))):
+            column = rest[: k + 1, k] / np.sqrt(rest[k, k])
+            result[: k + 1, k] = column
+            rest = rest[:k, :k] - np.outer(column[:k], column[:k])
+    return result
+
+
+def stored_in_float32(hessian: Array) -> Array:
+    """A Hessian in float64 is rounded to float32 before anything else."""
+    return gptq.factor(np.ascontiguousarray(hessian.astype(np.float32)))
 
 
 def unit_diagonal(hessian: Array) -> Array:
@@ -332,6 +350,26 @@ GPTQ = (
         "C1 C2",
         factor_of_inverse,
         "https://github.com/cactus-compute/cactus/pull/807",
+    ),
+    replace(
+        of(
+            "gptq.factor",
+            "factor-in-float32",
+            "The factor is computed in float32 where float64 was declared.",
+            "C1 C2",
+            in_float32,
+        ),
+        accumulator="float64",
+    ),
+    replace(
+        of(
+            "gptq.factor",
+            "hessian-narrowed-first",
+            "A Hessian in float64 is rounded to float32 before it is factored.",
+            "C1",
+            stored_in_float32,
+        ),
+        accumulator="float64",
     ),
     of("gptq.factor", "factor-not-cleared", "What was below the diagonal stays there.", "C1 C2 C3", not_cleared),
     of(
