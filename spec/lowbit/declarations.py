@@ -23,6 +23,7 @@ from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit.rounding import Arithmetic
 from lowbit.text import one_line
+
 T = TypeVar("T")
 
 MOST_VALUES = 1 << 16
@@ -195,15 +196,12 @@ def _values(what: str, values: Any) -> tuple[object, ...]:
     return tuple(_value(f"a value of {what}", value) for value in _first(what, values, MOST_VALUES))
 
 
-def _check_arithmetic(operation: str, arithmetic: object) -> None:
-    if not isinstance(arithmetic, Arithmetic):
-        raise ArgumentError(f"arithmetic of {operation}", _shown(arithmetic), "a lowbit.rounding.Arithmetic")
-    roundings: Any = arithmetic.roundings
 def _value(what: str, value: Any) -> object:
     """A plain copy of a value of a limit."""
     if value is None or _is(value, bool):
         return value
     if _is(value, str) and len(value) <= MOST_WORDS:
+        return value
     if _is(value, Real):
         number = _exactly(what, value)
         if 0 <= number < MOST_NUMBER:
@@ -212,13 +210,15 @@ def _value(what: str, value: Any) -> object:
     raise ArgumentError(
         what, _shown(value), f"a text of at most {MOST_WORDS} characters, or a number from 0 to below 2**64"
     )
+
+
 def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     what = f"arithmetic of {operation}"
     if not _is(arithmetic, Arithmetic):
         raise ArgumentError(what, _shown(arithmetic), "a lowbit.bounds.Arithmetic")
     form, accumulator, roundings = (_field(arithmetic, name, what) for name in ("form", "accumulator", "roundings"))
     if not callable(roundings):
-        allowed = "a function of rows and group size, such as lowbit.rounding.any_order"
+        allowed = "a function of rows and group size, such as lowbit.bounds.any_order"
         raise ArgumentError(f"roundings of {operation}", _shown(roundings), allowed)
     asked = f"roundings(64, 32) of {operation}"
     count = _answer(lambda: roundings(64, 32), asked)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy.typing as npt
 
 from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.bounds import Accumulator
+from lowbit.rounding import Accumulator
 
 Function = Callable[..., Any]
 """Of an operation: the arguments of its reference, and a result of the same kind."""
