@@ -46,7 +46,7 @@ def test_a_right_declaration_is_not_refused(name: str) -> None:
 def test_an_unusual_declaration_is_not_refused() -> None:
     """Lists, sets and ranges are collections, numpy's numbers are numbers, and an exact operation may say more."""
     limits = {"bits": [np.int64(4)], "group_size": range(1, 5000), "convention": {"minimum"}}
-    check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]
+    check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]  # limits are wrong on purpose
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if not OPERATIONS[name].stateful])
