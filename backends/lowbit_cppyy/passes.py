@@ -55,7 +55,7 @@ class Calls:
 
         def called() -> Callable[..., int]:
             function: Callable[..., int] = getattr(self._bridge, name)
-            function.__release_gil__ = True  # type: ignore[attr-defined]  # cppyy's
+            function.__release_gil__ = True  # type: ignore[attr-defined]  # an attribute of cppyy's
             for _ in range(FIRST_CALLS):
                 function(*nothing)
             return function

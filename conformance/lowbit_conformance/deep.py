@@ -239,4 +239,4 @@ def expert_lattice(
         up = 1.0 * odd(rng, 2**12, wide)
     else:
         down[:, rows] = odd(rng, 2**13, (experts, len(rows), hidden))
-    return tuple(np.ascontiguousarray(part, np.float32) for part in (x, gate, up, down))  # type: ignore[return-value]  # four
+    return tuple(np.ascontiguousarray(part, np.float32) for part in (x, gate, up, down))  # type: ignore[return-value]  # there are four of them

@@ -475,7 +475,7 @@ class Host:
             field.name: getattr(given, field.name) for field in dataclasses.fields(given) if field.name != "operations"
         }
         rest["details"] = dict(given.details or {})
-        return json.loads(json.dumps({"operations": operations, **rest}))  # type: ignore[no-any-return]
+        return json.loads(json.dumps({"operations": operations, **rest}))  # type: ignore[no-any-return]  # JSON is Any to mypy
 
     def roundings(self, operation: str, rows: int, group_size: int) -> Message:
         arithmetic: Any = self.claimed[operation].arithmetic
@@ -550,8 +550,8 @@ class Host:
             call = getattr(self.backend, what)
             return lambda *arguments, **choices: call(operation, *arguments, **choices)
         if handle is not None:
-            return getattr(self.held[handle], what)  # type: ignore[no-any-return]
-        return self.backend.prepare  # type: ignore[no-any-return]
+            return getattr(self.held[handle], what)  # type: ignore[no-any-return]  # what is held is Any
+        return self.backend.prepare  # type: ignore[no-any-return]  # the backend is Any
 
     def outcome(self, result: Any, arguments: list[Any]) -> Message:
         for number, argument in enumerate(arguments):
@@ -560,7 +560,8 @@ class Host:
         try:
             return {"result": encode(result, self.put)}
         except (ArgumentError, MemoryError, RecursionError) as error:
-            return {"strange": f"the result is a {type(result).__name__}: {error}"}
+            of = "" if isinstance(result, np.ndarray) else f"the result is a {type(result).__name__}: "
+            return {"strange": f"{of}{error}"}
         finally:
             self.keep()
 
@@ -583,9 +584,9 @@ class Host:
             ArgumentError: it is of a class derived from numpy's, or lies in the memory of an argument.
         """
         if type(array) is not np.ndarray:
-            raise ArgumentError("result", f"a {type(array).__name__}", "a numpy.ndarray")
+            raise ArgumentError("an array of the result", f"a {type(array).__name__}", "a numpy.ndarray")
         if array.size and self.memory.holds(array):
-            raise ArgumentError("result", "in the memory of an argument", "an array of its own")
+            raise ArgumentError("an array of the result", "in the memory of an argument", "an array of its own")
         if 0 < array.nbytes <= MOST_KEPT:
             self.fresh.append(array)
         return self.memory.put(array)

@@ -74,7 +74,7 @@ class Pair:
 def assert_events(request: Request, given: object, expected: Sequence[Event]) -> None:
     """``tuple(given) == tuple(expected)``; the message names the request and the first event that differs."""
     __tracebackhide__ = True
-    events: Sequence[Any] = assert_kind("what a step answers with", given, (tuple, list))  # type: ignore[arg-type]
+    events: Sequence[Any] = assert_kind("what a step answers with", given, (tuple, list))  # type: ignore[arg-type]  # isinstance takes a tuple of classes too
     for number, (mine, right) in enumerate(zip_longest(events, expected)):
         if not same(mine, right):
             place = f"event {number} of {request}"

@@ -263,7 +263,7 @@ class LeavesSharedMemory(Mine):
         from multiprocessing import resource_tracker, shared_memory
 
         memory = shared_memory.SharedMemory(os.environ["SHARED_MEMORY"], create=True, size=4096)
-        resource_tracker.unregister(memory._name, "shared_memory")  # type: ignore[attr-defined]
+        resource_tracker.unregister(memory._name, "shared_memory")  # type: ignore[attr-defined]  # multiprocessing has no other way
         out[:] = LIBC.shmget(int(os.environ["SHARED_KEY"]), 4096, 0o1600)
         os._exit(1)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
@@ -42,10 +42,16 @@ class InProcess:
         return Prepared(self, matrix)
 
 
+class Runs(Protocol):
+    """What runs whole operations: `InProcess`, or `mistaken.Mistaken`."""
+
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any: ...
+
+
 class Prepared:
     """A product, each of whose calls is one of the whole operation."""
 
-    def __init__(self, owner: InProcess, matrix: Any) -> None:
+    def __init__(self, owner: Runs, matrix: Any) -> None:
         self._owner, self._matrix = owner, matrix
         self.rows, self.columns = matrix.rows, matrix.columns
 

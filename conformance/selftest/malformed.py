@@ -41,7 +41,7 @@ class Liar:
     def __init__(self, kind: type) -> None:
         self.kind = kind
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc]  # it lies on purpose
     def __class__(self) -> type:
         return self.kind
 
@@ -93,14 +93,14 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "nothing": (lambda: None, "result of capabilities() is None"),
     "raises": (lambda: dict[str, int]()["x"], "result of capabilities() is a KeyError: 'x'; allowed: no exception"),
     "alignment-3": (lambda: Capabilities({}, alignment=3), "alignment in capabilities() is 3; allowed: 0 or a power"),
-    "overread-half": (lambda: Capabilities({}, overread=0.5), "overread in capabilities() is 0.5"),  # type: ignore[arg-type]
-    "operations-a-list": (lambda: Capabilities(["packing.pack"]), "operations in capabilities() is"),  # type: ignore[arg-type]
+    "overread-half": (lambda: Capabilities({}, overread=0.5), "overread in capabilities() is 0.5"),  # type: ignore[arg-type]  # wrong on purpose
+    "operations-a-list": (lambda: Capabilities(["packing.pack"]), "operations in capabilities() is"),  # type: ignore[arg-type]  # wrong on purpose
     "operation-misspelt": (
         lambda: Capabilities({"packing.unpak": Declaration()}),
         "an operation in capabilities() is 'packing.unpak'; allowed: packing.unpack, which is the nearest name",
     ),
-    "operation-a-number": (lambda: Capabilities({7: Declaration()}), "an operation in capabilities() is 7"),  # type: ignore[dict-item]
-    "no-declaration": (lambda: Capabilities({"packing.pack": True}), "declaration of packing.pack is True"),  # type: ignore[dict-item]
+    "operation-a-number": (lambda: Capabilities({7: Declaration()}), "an operation in capabilities() is 7"),  # type: ignore[dict-item]  # wrong on purpose
+    "no-declaration": (lambda: Capabilities({"packing.pack": True}), "declaration of packing.pack is True"),  # type: ignore[dict-item]  # wrong on purpose
     "limits-a-list": (lambda: pack(limits=["bits"]), "limits of packing.pack is an object of type list"),
     "limit-misspelt": (lambda: pack({"bist": (4,)}), "a limit of packing.pack is 'bist'; allowed: bits"),
     "limit-unknown": (
@@ -128,9 +128,9 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
         "arithmetic of linear.qgemv is missing; allowed: an Arithmetic, since the operation is bounded",
     ),
     "arithmetic-a-text": (lambda: product("float32"), "arithmetic of linear.qgemv is 'float32'"),
-    "form-unknown": (lambda: product(Arithmetic("fused")), "form in capabilities() is 'fused'; allowed: dequantised"),  # type: ignore[arg-type]
+    "form-unknown": (lambda: product(Arithmetic("fused")), "form in capabilities() is 'fused'; allowed: dequantised"),  # type: ignore[arg-type]  # wrong on purpose
     "roundings-a-number": (
-        lambda: product(Arithmetic("dequantised", "float32", 9)),  # type: ignore[arg-type]
+        lambda: product(Arithmetic("dequantised", "float32", 9)),  # type: ignore[arg-type]  # wrong on purpose
         "roundings of linear.qgemv is 9; allowed: a function",
     ),
     "roundings-raise": (
@@ -138,12 +138,12 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
         "the result of roundings(64, 32) of linear.qgemv is a ZeroDivisionError",
     ),
     "roundings-nan": (
-        lambda: product(Arithmetic("dequantised", "float32", lambda rows, group: float("nan"))),  # type: ignore[arg-type,return-value]
+        lambda: product(Arithmetic("dequantised", "float32", lambda rows, group: float("nan"))),  # type: ignore[arg-type,return-value]  # wrong on purpose
         "roundings(64, 32) of linear.qgemv is nan; allowed: an integer",
     ),
-    "concurrent-a-number": (lambda: Capabilities({}, concurrent=4), "concurrent in capabilities() is 4"),  # type: ignore[arg-type]
-    "details-a-text": (lambda: Capabilities({}, details="fast"), "details in capabilities() is 'fast'"),  # type: ignore[arg-type]
-    "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.0/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]
+    "concurrent-a-number": (lambda: Capabilities({}, concurrent=4), "concurrent in capabilities() is 4"),  # type: ignore[arg-type]  # wrong on purpose
+    "details-a-text": (lambda: Capabilities({}, details="fast"), "details in capabilities() is 'fast'"),  # type: ignore[arg-type]  # wrong on purpose
+    "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.0/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]  # wrong on purpose
     "operations-without-end": (
         lambda: Capabilities(Endless(("packing.pack", Declaration()))),
         "the number of values of operations in capabilities() is more than 1000; allowed: at most 1000",
@@ -158,18 +158,18 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "details-without-end": (lambda: Capabilities({}, details=Endless(("a", "b"))), "details in capabilities() is more"),
     "profiles-without-end": (
-        lambda: Capabilities({}, profiles=Values()),  # type: ignore[arg-type]
+        lambda: Capabilities({}, profiles=Values()),  # type: ignore[arg-type]  # wrong on purpose
         "the number of values of profiles in capabilities() is more than 1000",
     ),
     "details-without-floor": (
-        lambda: Capabilities({}, details={"a": WithoutFloor()}),  # type: ignore[dict-item]
+        lambda: Capabilities({}, details={"a": WithoutFloor()}),  # type: ignore[dict-item]  # wrong on purpose
         "the result of details in capabilities() is a RecursionError: maximum recursion depth exceeded",
     ),
     "class-lies": (lambda: Liar(Capabilities), "result of capabilities() is an object of type Liar"),
     "class-without-a-name": (lambda: NoName("Real", (), {})(), "result of capabilities() is an object of type Real"),
     "operation-lies": (lambda: Capabilities({Word("x"): Declaration()}), "an operation in capabilities() is an object"),
     "declaration-lies": (
-        lambda: Capabilities({"packing.pack": Liar(Declaration)}),  # type: ignore[dict-item]
+        lambda: Capabilities({"packing.pack": Liar(Declaration)}),  # type: ignore[dict-item]  # wrong on purpose
         "the declaration of packing.pack is an object of type Liar",
     ),
     "value-lies": (lambda: pack({"bits": (Liar(int),)}), "a value of limit bits of packing.pack is an object of type"),
@@ -177,7 +177,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: dequantize({"convention": ("x" * 10**7,)}),
         "a value of limit convention of affine.dequantize is 'xxxxxxx",
     ),
-    "concurrent-lies": (lambda: Capabilities({}, concurrent=Liar(bool)), "concurrent in capabilities() is an object"),  # type: ignore[arg-type]
+    "concurrent-lies": (lambda: Capabilities({}, concurrent=Liar(bool)), "concurrent in capabilities() is an object"),  # type: ignore[arg-type]  # wrong on purpose
     "ends": (lambda: sys.exit(0), "result of capabilities() is a SystemExit: 0; allowed: no exception"),
     "profile-misspelt": (
         lambda: Capabilities({}, profiles=("lowbit-1.0/pakcing",)),
@@ -206,7 +206,7 @@ class Malformed(Backend):
     key = ""
 
     def capabilities(self) -> Capabilities:
-        return GIVEN[self.key][0]()  # type: ignore[no-any-return]
+        return GIVEN[self.key][0]()  # type: ignore[no-any-return]  # GIVEN is of anything
 
 
 class Misspelt(Malformed):
@@ -228,14 +228,14 @@ class Raising(Malformed):
 class Nameless(Malformed):
     """Forgets its name."""
 
-    name = None  # type: ignore[assignment]
+    name = None  # type: ignore[assignment]  # wrong on purpose
 
 
 class Simply(Malformed):
     """Says yes."""
 
     def availability(self) -> Availability:
-        return True  # type: ignore[return-value]
+        return True  # type: ignore[return-value]  # wrong on purpose
 
 
 class WithoutEndAtAll(Malformed):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from in_process import Prepared
 from mistakes_layers import MISTAKES as LAYERS
 from mistakes_products import MISTAKES as PRODUCTS
 from mistakes_products import Mistake
@@ -36,31 +37,8 @@ class Mistaken:
         self.calls.append(Asked(operation, arguments, choices, given))
         return given
 
-    def prepare(self, matrix: Any) -> "Prepared":
+    def prepare(self, matrix: Any) -> Prepared:
         return Prepared(self, matrix)
-
-
-class Prepared:
-    """A product, each of whose calls is one of the whole operation."""
-
-    def __init__(self, owner: Mistaken, matrix: Any) -> None:
-        self._owner, self._matrix = owner, matrix
-        self.rows, self.columns = matrix.rows, matrix.columns
-
-    def qgemv(self, x: Any, out: Any = None) -> Any:
-        return self._owner.run("linear.qgemv", x, self._matrix)
-
-    def qgemm(self, x: Any, out: Any = None) -> Any:
-        return self._owner.run("linear.qgemm", x, self._matrix)
-
-    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
-        return self._owner.run("linear.qgemm_bfp", x, self._matrix)
-
-    def guarded_blocks(self, x: Any) -> Any:
-        return self.qgemm_bfp(x)
-
-    def guarded(self, x: Any, vectors: int) -> Any:
-        return self.qgemm(x) if vectors else self.qgemv(x[0])
 
 
 @dataclass(frozen=True)

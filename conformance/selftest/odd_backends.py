@@ -1,5 +1,6 @@
 """Backends that say odd things of themselves; the defects of kernels are in `lowbit_conformance.bank`."""
 
+import numpy as np
 import pytest
 
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
@@ -98,3 +99,20 @@ class NeverPrepares(Narrow):
 
     def _prepare(self, matrix: object) -> PreparedLinear:
         return None  # type: ignore[return-value]  # wrong on purpose
+
+
+class AnswersWithAnArgument(Narrow):
+    """Unpacks 8 bits where the words lie, and copies nothing."""
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities({"packing.unpack": Declaration({"bits": (8,)})})
+
+    def _packing_unpack(self, words: Words, bits: int) -> Codes:
+        return words.view(np.uint8).reshape(-1, words.shape[1])
+
+
+class AnswersWithAMatrix(AnswersWithAnArgument):
+    """Answers with an array of a class in which products mean something else."""
+
+    def _packing_unpack(self, words: Words, bits: int) -> Codes:
+        return words.view(np.uint8).copy().view(np.matrix)

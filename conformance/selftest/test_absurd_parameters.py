@@ -27,12 +27,12 @@ def other(**fields: object) -> rope.Layout:
 
 def turned(**fields: object) -> rope.Rotation:
     """The same of a rotation."""
-    return dataclasses.replace(TURN, **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(TURN, **fields)  # type: ignore[arg-type]  # fields of any type
 
 
 def requested(*fields: object) -> offload.Request:
     """A request of anything."""
-    return offload.Request(*fields)  # type: ignore[arg-type]
+    return offload.Request(*fields)  # type: ignore[arg-type]  # fields of any type
 
 
 CALLS: dict[str, tuple[Callable[[], object], str]] = {
@@ -41,14 +41,14 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "buffers": (lambda: offload.Arrangement(2, 4, 2, 2**30), "buffers is 1073741824; allowed: an integer from 1 to"),
     "needed": (lambda: offload_engine.engine(PLACED).step(requested(0, 3)), "needed is a int; allowed: a tuple"),
     "guesses": (lambda: offload.trace(PLACED, [requested(0, (1,), "23")]), "guesses is a str; allowed: a tuple"),
-    "requests": (lambda: offload.trace(PLACED, requested(0, (1,))), "requests is a Request"),  # type: ignore[arg-type]
+    "requests": (lambda: offload.trace(PLACED, requested(0, (1,))), "requests is a Request"),  # type: ignore[arg-type]  # wrong on purpose
     "kv_heads": (lambda: kvcache.cache(2**30, 2, bfp12(2), bfp12(2)), "kv_heads is 1073741824; allowed: an integer"),
     "head_dim": (lambda: kvcache.cache(2**10, 2**11, bfp12(2), bfp12(2)), "head_dim is 2048; allowed: .* 1 to 1024"),
     "cache": (lambda: attention.KeyValueCache(2**20, 2), "head_dim is 2; allowed: an integer from 1 to 1"),
     "count": (lambda: rope.rotation(LAYOUT, 10000.0, 0, 2**27), "count is 134217728; allowed: .* 1 to 67108864"),
     "hadamard": (lambda: ksort.hadamard(2**20), "head_dim is 1048576; allowed: an integer from 1 to 4096"),
-    "p": (lambda: hqq_solver.check_norm("1", 1.0), "p is a str; allowed: a number"),  # type: ignore[arg-type]
-    "beta": (lambda: hqq_solver.check_norm(1.0, (1,)), "beta is a tuple; allowed: a number"),  # type: ignore[arg-type]
+    "p": (lambda: hqq_solver.check_norm("1", 1.0), "p is a str; allowed: a number"),  # type: ignore[arg-type]  # wrong on purpose
+    "beta": (lambda: hqq_solver.check_norm(1.0, (1,)), "beta is a tuple; allowed: a number"),  # type: ignore[arg-type]  # wrong on purpose
     "layout": (lambda: rope.rotate_heads(X, turned(layout=3)), "layout is a int; allowed: a lowbit.rope.Layout"),
     "partner": (lambda: rope.rotate_heads(X, turned(layout=other(partner=ORDER + 1))), "partner .* is from 1 to 4"),
     "negative": (lambda: ksort.permuted_layout(other(partner=ORDER - 1), ORDER), "partner of layout is from -1 to 2"),

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.lib.array_utils import byte_bounds
 
 from lowbit import backend as registry
-from lowbit.affine import QuantizedMatrix, quantize
+from lowbit.affine import Floats, QuantizedMatrix, quantize
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.errors import ArgumentError, LowbitError, NotDeclaredError, UnavailableError
 from lowbit.rounding import Arithmetic
@@ -32,6 +33,41 @@ class FourBits(Backend):
 def matrix(**change: object) -> QuantizedMatrix:
     arguments = {"bits": 4, "group_size": 16, "convention": "minimum", "scale_dtype": "float32"} | change
     return quantize(np.ones((32, 3), np.float32), **arguments)  # type: ignore[arg-type]  # valid by construction
+
+
+class Demanding(FourBits):
+    """A right backend that stores whole pages and reads past the end: it keeps every `out` that it is given."""
+
+    given: list[Floats]
+
+    def capabilities(self) -> Capabilities:
+        declared = Declaration(arithmetic=Arithmetic("dequantised"))
+        return Capabilities({"linear.qgemv": declared, "linear.qgemm": declared}, alignment=4096, overread=100)
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        kept = self.given = []
+
+        class Product(PreparedLinear):
+            def _qgemv(self, x: Floats, out: Floats) -> None:
+                kept.append(out)
+
+            _qgemm = _qgemv
+
+        return Product(self.name, matrix.rows, matrix.columns, matrix.nbytes)
+
+
+def test_a_result_that_is_made_for_a_backend_is_as_it_declares() -> None:
+    """Without an out of the caller's, the kernel is given one that is aligned and may be read past, as declared."""
+    backend = Demanding()
+    prepared = backend.prepare(matrix())
+    for _ in range(5):
+        prepared.qgemv(np.ones(32, np.float32))
+        prepared.qgemm(np.ones((2, 32), np.float32))
+    for out in backend.given:
+        assert out.ctypes.data % 4096 == 0
+        assert out.base is not None
+        whole = byte_bounds(np.asarray(out.base))
+        assert byte_bounds(out)[1] + 100 <= whole[1]
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_the_gil_is_free_during_a_kernel() -> None:
         try:
             assert not runs_during(lambda: matrix.qgemv(x), 20)
         finally:
-            multiply.__release_gil__ = True  # type: ignore[attr-defined]  # as above
+            multiply.__release_gil__ = True  # type: ignore[attr-defined]  # an attribute of cppyy's
 
 
 FORKING = """

@@ -30,7 +30,7 @@ from lowbit_cuda.sim import RaceError, SimDevice
 
 AMPLE = 1 << 24
 MODEL = model()
-EXPERT = stride(ExpertLayout.of(MODEL.layers[0].feed_forward.experts[0]).nbytes)  # type: ignore[union-attr]  # sparse
+EXPERT = stride(ExpertLayout.of(MODEL.layers[0].feed_forward.experts[0]).nbytes)  # type: ignore[union-attr]  # the model is sparse
 
 
 DEVICES: list[SimDevice] = []
@@ -79,7 +79,7 @@ def sparse_of(weights: LlamaWeights, layer: int) -> SparseWeights:
 def resident() -> bytes:
     """Logits where every expert is in a slot."""
     with decoder() as whole:
-        assert whole.account().slots == CONFIG.routing.experts  # type: ignore[union-attr]  # sparse
+        assert whole.account().slots == CONFIG.routing.experts  # type: ignore[union-attr]  # the model is sparse
         return bits_of(whole)
 
 
@@ -270,8 +270,8 @@ def test_keys_are_rounded_as_the_specification_rounds_them(keys: str, cache: typ
         replace(CONFIG, window=4),
         replace(CONFIG, window=4, full_every=2, local_rope_base=100.0),
         replace(CONFIG, embedding_scale=8.0),
-        replace(CONFIG, kv_heads=4, head_dim=8, routing=replace(CONFIG.routing, softmax="before", top_k=3)),  # type: ignore[type-var]  # sparse
-        replace(CONFIG, routing=replace(CONFIG.routing, experts=1, top_k=1)),  # type: ignore[type-var]  # sparse
+        replace(CONFIG, kv_heads=4, head_dim=8, routing=replace(CONFIG.routing, softmax="before", top_k=3)),  # type: ignore[type-var]  # the model is sparse
+        replace(CONFIG, routing=replace(CONFIG.routing, experts=1, top_k=1)),  # type: ignore[type-var]  # the model is sparse
         replace(DENSE, window=3),
     ],
     ids=["window", "two bases", "embedding scale", "softmax before", "one expert", "dense"],

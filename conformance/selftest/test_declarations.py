@@ -48,7 +48,7 @@ def test_a_right_declaration_is_not_refused(name: str) -> None:
 def test_an_unusual_declaration_is_not_refused() -> None:
     """Lists, sets and ranges are collections, numpy's numbers are numbers, and an exact operation may say more."""
     limits = {"bits": [np.int64(4)], "group_size": range(1, 5000), "convention": {"minimum"}}
-    check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]
+    check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]  # limits are wrong on purpose
 
 
 class Derived(Backend):
@@ -59,7 +59,7 @@ class Derived(Backend):
     def capabilities(self) -> Capabilities:
         limits = OrderedDict(bits=[Bits.FOUR, np.int64(8), np.float64(2)])
         details = {"made of": "x" * 10**7, "threads": 4}
-        return Capabilities(OrderedDict({"packing.pack": Declaration(limits)}), details=details)  # type: ignore[arg-type]
+        return Capabilities(OrderedDict({"packing.pack": Declaration(limits)}), details=details)  # type: ignore[arg-type]  # wrong on purpose
 
 
 class Bits(IntEnum):

@@ -23,7 +23,7 @@ LOOP = Arithmetic("integer", "float32", integer_loop(1))
 
 def made(bits: int = 4, rows: int = 96, group_size: int = 40, convention: str = "minimum") -> QuantizedMatrix:
     weights = np.random.default_rng(1).standard_normal((rows, 7)).astype(np.float32)
-    return quantize(weights, bits=bits, group_size=group_size, convention=convention)  # type: ignore[arg-type]  # one
+    return quantize(weights, bits=bits, group_size=group_size, convention=convention)  # type: ignore[arg-type]  # a str that is a convention
 
 
 def activations(rows: int = 96, format: Format = ACTIVATIONS) -> Blocks:

@@ -25,8 +25,8 @@ def test_the_formula_counts_what_a_matrix_holds(bits: int, convention: str) -> N
     rows = 4 * CODES_PER_UNIT[bits]
     weights = np.random.default_rng(0).standard_normal((rows, 8)).astype(np.float32)
     for group_size in (rows, rows // 2, rows // 2 + 3, 5):
-        matrix = quantize(weights, bits=bits, group_size=group_size, convention=convention)  # type: ignore[arg-type]  # a str
-        assert 8 * matrix.nbytes == matrix_bits(bits, rows, 8, group_size, convention)  # type: ignore[arg-type]  # a str
+        matrix = quantize(weights, bits=bits, group_size=group_size, convention=convention)  # type: ignore[arg-type]  # a str that is a convention
+        assert 8 * matrix.nbytes == matrix_bits(bits, rows, 8, group_size, convention)  # type: ignore[arg-type]  # a str that is a convention
     assert matrix_bits(bits, rows, 8) == matrix_bits(bits, rows, 8, rows) == bits * rows * 8 + 32 * 8 + bits * 8
 
 

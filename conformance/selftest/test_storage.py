@@ -346,7 +346,7 @@ def test_a_file_of_another_size_is_not_read(cache: Path, monkeypatch: pytest.Mon
     folder, make = storage.code_folder("shim"), Maker()
     with storage.kept_code(folder, "a.so", make).open("wb") as stream:
         stream.truncate(1 << 40)
-    monkeypatch.setattr(storage.hashlib, "file_digest", lambda *_: pytest.fail("it was read"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(storage.hashlib, "file_digest", lambda *_: pytest.fail("it was read"))  # type: ignore[attr-defined]  # through its import
     assert (storage.kept_code(folder, "a.so", make).read_text(), make.times) == ("code", 2)
 
 

@@ -56,6 +56,11 @@ def test_the_backends_of_this_distribution_pass(name: str) -> None:
         (odd_backends.LimitsAnUnknownParameter, "DECLARATION_REFUSED: a limit of"),
         (odd_backends.SkipsItself, "RAISED: Skipped"),
         (odd_backends.NeverPrepares, "WRONG: prepare gave a NoneType, which is no PreparedLinear"),
+        (
+            odd_backends.AnswersWithAnArgument,
+            "WRONG: an array of the result is in the memory of an argument; allowed: an",
+        ),
+        (odd_backends.AnswersWithAMatrix, "WRONG: an array of the result is a matrix; allowed: a numpy.ndarray"),
         (odd_backends.CannotBeImported, "CRASHED(SIGABRT)"),
         (odd_backends.SetsTheEnvironment, "STATE_CHANGED: environment"),
     ],

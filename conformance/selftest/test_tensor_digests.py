@@ -232,7 +232,7 @@ def test_a_file_of_somebody_else(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     later(60)
-    monkeypatch.setattr(tensor_digests.fcntl, "fcntl", refused)  # type: ignore[attr-defined]
+    monkeypatch.setattr(tensor_digests.fcntl, "fcntl", refused)  # type: ignore[attr-defined]  # a name that the module imports and does not export
     assert reads.of(model) == [FIRST, LAST]
     assert reads.of(model) == [FIRST, LAST]
 
@@ -406,7 +406,7 @@ def test_a_file_that_is_replaced_while_its_header_is_read(
     model: Path, other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table is that of one file."""
-    opened = checkpoint_tensors.safe_open  # type: ignore[attr-defined]
+    opened = checkpoint_tensors.safe_open  # type: ignore[attr-defined]  # a name that the module imports and does not export
 
     def exchanged(path: Path, **options: str) -> object:
         os.replace(other / path.name, path)

@@ -114,7 +114,7 @@ def test_one_row_is_a_vector_and_the_result_is_written_where_torch_allocated_it(
     """A backend without wishes is given the memory of x and of the result; one row goes to qgemv, several to qgemm."""
     met = []
     for hook in ("_qgemv", "_qgemm"):
-        note = lambda self, x, out, hook=hook: met.append((hook, x.ctypes.data, out.ctypes.data))  # noqa: E731 - a hook
+        note = lambda self, x, out, hook=hook: met.append((hook, x.ctypes.data, out.ctypes.data))  # noqa: E731 - bound to this hook
         monkeypatch.setattr(torch_backends.Dense, hook, note)
     layer = QuantLinear.from_matrix(matrix_of(), backend="torch_backends:Plain")
     for x, hook in ((x_of(3), "_qgemm"), (x_of(1), "_qgemv"), (x_of(), "_qgemv")):

@@ -285,6 +285,8 @@ class Backend(ABC):
         prepared = self._prepare(matrix)
         if lacking:
             prepared._lacking = lacking
+        if self._claimed.alignment or self._claimed.overread:
+            prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
         if "linear.qgemm_bfp" in halves:
             later = halves["linear.qgemm_bfp"][1]
             prepared._format_lacks = cache(lambda format: later.lacks(bfp.format_parameters(format)))

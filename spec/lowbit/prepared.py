@@ -9,7 +9,7 @@ call keeps nothing of x: see *Whose memory* in `lowbit.backend`.
 Source: lowbit's own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +41,9 @@ class PreparedLinear:
     _cast_declared = False
     """Whether `qgemm_cast` has been found to be declared."""
 
+    _alignment, _overread = 0, 0
+    """What the backend declares of its arrays; `Backend.prepare` says so. An `out` that is made here keeps to both."""
+
     def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
         self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
 
@@ -56,7 +59,7 @@ class PreparedLinear:
             NotDeclaredError: the backend does not declare the operation.
         """
         check_array("x", x, np.float32, (self.rows,))
-        out = _checked_out(out, (self.columns,), x)
+        out = self._checked_out(out, (self.columns,), x)
         self._check_declared("linear.qgemv")
         self._qgemv(x, out)
         return out
@@ -73,7 +76,7 @@ class PreparedLinear:
             NotDeclaredError: the backend does not declare the operation.
         """
         check_array("x", x, np.float32, (None, self.rows))
-        out = _checked_out(out, (x.shape[0], self.columns), x)
+        out = self._checked_out(out, (x.shape[0], self.columns), x)
         self._check_declared("linear.qgemm")
         self._qgemm(x, out)
         return out
@@ -91,7 +94,7 @@ class PreparedLinear:
             NotDeclaredError: the backend does not declare the operation, or not for this matrix or format.
         """
         check_activations(x, self.rows)
-        out = _checked_out(out, (x.rows, self.columns), x.mantissas, x.exponents)
+        out = self._checked_out(out, (x.rows, self.columns), x.mantissas, x.exponents)
         self._check_declared("linear.qgemm_bfp", x.format)
         self._qgemm_bfp(x, out)
         return out
@@ -111,7 +114,7 @@ class PreparedLinear:
         """
         check_array("x", x, np.float32, (None, self.rows))
         check_finite("x", x)
-        out = _checked_out(out, (x.shape[0], self.columns), x)
+        out = self._checked_out(out, (x.shape[0], self.columns), x)
         if not self._cast_declared:
             self._check_declared("linear.qgemm_bfp", ACTIVATIONS)
             self._cast_declared = True  # it is the same every time
@@ -138,12 +141,32 @@ class PreparedLinear:
         """The two steps one after the other; a backend that casts by itself overrides this, and gives the same bits."""
         self._qgemm_bfp(bfp.cast(x, ACTIVATIONS), out)
 
+    def _checked_out(self, out: Floats | None, shape: tuple[int, ...], *inputs: npt.NDArray[Any]) -> Floats:
+        """The array to write to: a new one, or the caller's if it can hold the result and is no input."""
+        if out is None:
+            return placed(shape, np.float32, self._alignment, self._overread)
+        check_array("out", out, np.float32, shape, writeable=True)
+        if any(np.may_share_memory(out, array) for array in inputs):
+            raise ArgumentError("out", "overlapping x in memory", "an array of its own")
+        return out
 
-def _checked_out(out: Floats | None, shape: tuple[int, ...], *inputs: npt.NDArray[Any]) -> Floats:
-    """The array to write to: a new one, or the caller's if it can hold the result and is no input."""
-    if out is None:
-        return np.empty(shape, np.float32)
-    check_array("out", out, np.float32, shape, writeable=True)
-    if any(np.may_share_memory(out, array) for array in inputs):
-        raise ArgumentError("out", "overlapping x in memory", "an array of its own")
-    return out
+
+def placed(shape: Sequence[int], dtype: npt.DTypeLike, alignment: int, overread: int) -> npt.NDArray[Any]:
+    """A new array for a backend that declares an alignment or an over-read; its elements are left to chance.
+
+    >>> placed((2, 3), np.float32, alignment=64, overread=0).ctypes.data % 64
+    0
+
+    Args:
+        shape: of the array.
+        dtype: of its elements.
+        alignment: as `lowbit.backend.Capabilities.alignment`.
+        overread: as `lowbit.backend.Capabilities.overread`.
+    """
+    if not alignment and not overread:
+        return np.empty(shape, dtype)
+    wanted = np.dtype(dtype)
+    nbytes, unit = int(np.prod(shape)) * wanted.itemsize, max(alignment, wanted.itemsize)
+    memory = np.empty(nbytes + unit + overread, np.uint8)
+    start = -memory.ctypes.data % unit
+    return memory[start : start + nbytes].view(wanted).reshape(shape)

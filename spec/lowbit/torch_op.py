@@ -40,6 +40,7 @@ from lowbit.contract import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.integer import ACTIVATIONS
 from lowbit.packing import BITS, WORD_BITS
+from lowbit.prepared import placed
 
 try:
     import torch as torch  # "as", because the other chapters take it from here, where its absence is put in words
@@ -181,12 +182,7 @@ class Engine:
 
     def placed(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An array at an address that is a multiple of `alignment`, with `overread` bytes after it that are ours."""
-        wanted = np.dtype(dtype)
-        nbytes = int(np.prod(shape)) * wanted.itemsize
-        alignment = max(self.alignment, wanted.itemsize)
-        memory = np.empty(nbytes + alignment + self.overread, np.uint8)
-        start = -memory.ctypes.data % alignment
-        return memory[start : start + nbytes].view(wanted).reshape(shape)
+        return placed(shape, dtype, self.alignment, self.overread)
 
     def multiply(self, prepared: PreparedLinear, x: torch.Tensor, contract: str) -> torch.Tensor:
         """``x W``, written to a new tensor and not copied, unless the backend wants arrays where torch has none.

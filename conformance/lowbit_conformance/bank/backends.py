@@ -102,7 +102,7 @@ class BankBackend(Backend):
         for name in self.defect.operations:
             form = "dequantised" if name in steps.PRODUCTS or name == "hqq.qgemv" else "direct"
             bounded = OPERATIONS[name].promise is Promise.BOUNDED
-            arithmetic = Arithmetic(form, self.defect.accumulator, roundings) if bounded else None  # type: ignore[arg-type]  # a form
+            arithmetic = Arithmetic(form, self.defect.accumulator, roundings) if bounded else None  # type: ignore[arg-type]  # a str that is a form
             if name == integers.OPERATION:
                 arithmetic = Arithmetic("integer", "float64", integer_loop(1))
             operations[name] = Declaration(arithmetic=arithmetic)

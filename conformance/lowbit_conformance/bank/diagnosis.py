@@ -16,7 +16,7 @@ from lowbit import attention_bounds, blocks_bounds, gptq_bounds, hqq, hqq_solver
 from lowbit.contract import Promise
 from lowbit.operations import OPERATIONS
 from lowbit.rounding import Arithmetic, Bound, any_order, gamma
-from lowbit_conformance.bank import BANK, steps
+from lowbit_conformance.bank import BANK, places, steps
 from lowbit_conformance.bank.defect import Array, Defect
 from lowbit_conformance.bank.families import relatives
 
@@ -26,6 +26,7 @@ MOST_NAMED = 2
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 UNIT = 2.0**-24
+MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
 LARGER = 2.0**-18  # of a result
 UNDERFLOW = 2.0**-140
 NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
@@ -71,6 +72,11 @@ class Seen:
         return cls(operation, call.arguments, call.choices, call.given, call.steps, right, limits, wrong, unequal)
 
     @property
+    def size(self) -> int:
+        """How many numbers the arguments have, those of all steps included."""
+        return sum(np.size(part) for value in (*self.arguments, *self.steps_taken) for _, part in leaves(value))
+
+    @property
     def finite(self) -> bool:
         """Whether there is neither NaN nor infinity in what was given and what is right."""
         parts = [part for value in (self.given, self.right) for _, part in leaves(value)]
@@ -98,13 +104,17 @@ def common_defects(
 
     Those that leave right what the backend had right go before others. The others count only where enough results say
     the same: a mistake may be made in some cases only, but few results resemble those of many mistakes. Where the bank
-    has no name, `families` may have one; of their many members only those count that spoil nothing that was right.
+    has no name, `families` and then `places` may have one; of their many members only those count that spoil nothing
+    that was right.
     """
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found = {defect.name: defect for defect in fitting}
-    if not 0 < len(found) <= most:
-        found = {defect.name: defect for defect in _fitting(_explaining(relatives(operation), failures), passes)}
+    wide = all(each.size > MOST_SEARCHED for each in failures)
+    for family in (relatives, places.of_results, places.of_arguments):
+        if 0 < len(found) <= most or (family is not relatives and (found or wide)):
+            break
+        found = {defect.name: defect for defect in _fitting(_explaining(family(operation), failures), passes)}
     return tuple(found.values()) if len(found) <= most else ()
 
 

@@ -19,6 +19,7 @@ from lowbit_conformance.bank import steps
 from lowbit_conformance.bank.defect import Array, Defect, Function, arithmetical, unchecked
 from lowbit_conformance.bank.narrow import FORMATS, Change
 from lowbit_conformance.bank.variants import VARIANTS
+from lowbit_conformance.bank.variants_layers import LAYERS
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256)
 COUNTERS = (7, 8, 15, 16)  # bits
@@ -217,9 +218,10 @@ def _resulting(operation: str) -> Iterator[Defect]:
 
 
 def _varied(operation: str) -> Iterator[Defect]:
-    if operation in VARIANTS:
-        for name, cause, run in VARIANTS[operation]():
-            yield arithmetical(name, cause, "", {operation: run})
+    for variants in (VARIANTS, LAYERS):
+        if operation in variants:
+            for name, cause, run in variants[operation]():
+                yield arithmetical(name, cause, "", {operation: run})
 
 
 # **Products with quantised weights**, one step replaced.

@@ -147,7 +147,7 @@ def step(
     sign: float = 1.0,
 ) -> Array:
     kept = kept_of(hqq_solver.residual(weights, codes, scales, zeros), p, beta)
-    return middle(codes - (weights.astype(np.float64) - sign * kept) / scales, axis=0)  # type: ignore[no-any-return]  # a mean
+    return middle(codes - (weights.astype(np.float64) - sign * kept) / scales, axis=0)  # type: ignore[no-any-return]  # a mean of float64
 
 
 def stepping(**replaced: Any) -> Callable[..., Array]:
