@@ -37,7 +37,7 @@ import nox
 
 sys.path.append(str(Path(__file__).parent / "spec"))  # nox's own environment does not hold lowbit
 from lowbit.errors import UnavailableError
-from lowbit.storage import code_folder, kept_code
+from lowbit.system.storage import code_folder, kept_code
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -103,7 +103,7 @@ def kills(session: nox.Session) -> None:
     """
     install(session, extras=["conformance"])
     out = str(Path(session.create_tmp()).resolve() / "kill-matrix.json")
-    matrix = ["python", "-P", "-m", "lowbit_conformance.bank.matrix", "--first-kill"]
+    matrix = ["python", "-P", "-m", "lowbit_conformance.defects.matrix", "--first-kill"]
     run_outside(session, *matrix, "--out", out, *session.posargs)
 
 
@@ -117,8 +117,8 @@ def soak(session: nox.Session) -> None:
     data = HERE / "docs/data"
     data.mkdir(exist_ok=True)
     soaked, matrix = str(data / "soak.json"), str(data / "kill-matrix.json")
-    run_outside(session, "python", "-P", "-m", "lowbit_conformance.soak", "--out", soaked, *session.posargs)
-    run_outside(session, "python", "-P", "-m", "lowbit_conformance.bank.matrix", "--all", "--out", matrix)
+    run_outside(session, "python", "-P", "-m", "lowbit_conformance.suite.soak", "--out", soaked, *session.posargs)
+    run_outside(session, "python", "-P", "-m", "lowbit_conformance.defects.matrix", "--all", "--out", matrix)
 
 
 @nox.session
@@ -130,14 +130,14 @@ def adapters(session: nox.Session) -> None:
 
 @nox.session
 def torch(session: nox.Session) -> None:
-    """Run the tests of `lowbit.torch`, on every backend that there is.
+    """Run the tests of `lowbit_torch`, on every backend that there is.
 
-    torch is gigabytes, so no other job installs it and .ci/run does not run this one: whoever changes `lowbit.torch`
+    torch is gigabytes, so no other job installs it and .ci/run does not run this one: whoever changes `lowbit_torch`
     does. If your package index also has builds of torch for CPUs only, which are much smaller, tell pip so, for example
     by PIP_EXTRA_INDEX_URL; nothing here needs another. Arguments go to pytest.
     """
     install(session, extras=["cppyy", "conformance", "torch"], groups=["torch"])
-    names = ["test_torch.py", "test_torch_model.py", "test_without_extras.py"]
+    names = ["lowbit_torch", "repository/test_without_extras.py"]
     session.run("pytest", *(f"conformance/selftest/{name}" for name in names), *session.posargs)
 
 

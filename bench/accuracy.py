@@ -27,7 +27,7 @@ from math import sqrt
 
 import numpy as np
 
-from lowbit.affine import Floats
+from lowbit.quantization.affine import Floats
 
 SPREAD = 0.737
 """The root of E[x² / m²] / E[x²] for normal x of significand m in 1 … 2."""

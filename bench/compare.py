@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from verdicts import Verdicts
 
-from lowbit.storage import write_whole
+from lowbit.system.storage import write_whole
 
 HERE = Path(__file__).parent
 RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"

@@ -29,11 +29,11 @@ from limits import MemoryReader
 from machine import described, description
 from quiet import settle
 
-from lowbit import data
+from lowbit.backend.linears import Contract
 from lowbit.cli.loading import LoadedModel, file_of, load_model, on_backend
-from lowbit.decoder import generate
-from lowbit.engine import Contract
-from lowbit.storage import write_whole
+from lowbit.formats import fetch as data
+from lowbit.model.decoder import generate
+from lowbit.system.storage import write_whole
 from lowbit_cppyy.backend import CppyyBackend
 
 HERE = Path(__file__).parent

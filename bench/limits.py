@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit_cppyy import processor
-from lowbit_cppyy.compiler import runtime
+from lowbit_cppyy.runtime import processor
+from lowbit_cppyy.runtime.compiler import runtime
 
 ROTATION = 2**30  # bytes read before any is read again; the caches of these machines hold 32 MiB
 TRIAL = 2**25  # bytes of one reading by which the fastest reader is found

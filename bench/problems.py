@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.packing import WORD_BITS
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.packing import WORD_BITS
 
 SMOLLM2 = ((576, 576), (576, 192), (576, 1536), (1536, 576))  # the linear layers of SmolLM2-135M
 LARGE = ((4096, 4096), (4096, 11008))  # those of a 7-billion-parameter Llama

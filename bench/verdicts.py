@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lowbit.backend import ENTRY_POINTS
-from lowbit.entries import entries
-from lowbit.interpreters import python_command, python_environment
-from lowbit.storage import write_whole
+from lowbit.system.entries import entries
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.storage import write_whole
 from lowbit_conformance.report.gather import machine, suite
 
 OPERATIONS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")

@@ -25,7 +25,7 @@ from peers.base import AbsentError, Contestant, Plan, Weights
 from peers.registry import Entry
 from quiet import Watch
 
-from lowbit.affine import Floats
+from lowbit.quantization.affine import Floats
 
 Say = Callable[..., None]
 SLOW = 0.5  # seconds; thirty pairs of what is slower would take as long as everything else

@@ -27,9 +27,9 @@ from typing import Literal
 
 import numpy as np
 
-from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit.backend import Backend, Declaration
-from lowbit.packing import Codes
+from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.packing import Codes
 from lowbit_adapters.layout import Octets, code_rows, group_rows, padded, words_of_rows
 
 Kind = Literal["Q4_0", "Q4_1", "Q8_0"]

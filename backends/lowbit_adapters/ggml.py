@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lowbit.affine import Floats
 from lowbit.backend import Availability, Capabilities
 from lowbit.errors import UnavailableError
+from lowbit.quantization.affine import Floats
 from lowbit_adapters.blocks import BLOCK, BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
 from lowbit_adapters.layout import Octets
 from lowbit_adapters.libraries import availability, versions

@@ -7,8 +7,8 @@ Source: gguf/quants.py in the project's repository.
 
 import numpy as np
 
-from lowbit.affine import Floats
 from lowbit.backend import Availability, Capabilities
+from lowbit.quantization.affine import Floats
 from lowbit_adapters.blocks import BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
 from lowbit_adapters.layout import Octets
 from lowbit_adapters.libraries import availability, versions

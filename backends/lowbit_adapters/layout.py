@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import QuantizedMatrix
-from lowbit.packing import Codes, Words
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.packing import Codes, Words
 
 Octets = npt.NDArray[np.uint8]
 

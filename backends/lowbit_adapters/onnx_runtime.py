@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import Convention, Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix
 from lowbit_adapters.layout import Octets, code_rows, group_rows, pack_bits, padded
 from lowbit_adapters.libraries import availability, versions
 

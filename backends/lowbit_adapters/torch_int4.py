@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.quantization.affine import Floats, QuantizedMatrix
 from lowbit_adapters.layout import code_rows, group_rows, offsets_of_code, padded
 from lowbit_adapters.libraries import availability, versions
 

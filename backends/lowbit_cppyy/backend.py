@@ -5,24 +5,25 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
-from lowbit import bfp
-from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
-from lowbit.check import check_choice, check_integer
+from lowbit.backend.prepared import PreparedLinear
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import UnavailableError
-from lowbit.integer_bounds import integer_loop
-from lowbit.prepared import PreparedLinear
-from lowbit.rounding import Arithmetic
-from lowbit_cppyy import outcomes, processor
-from lowbit_cppyy.choices import Purpose, layout_for, recipe_for
-from lowbit_cppyy.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
-from lowbit_cppyy.decode import DecodeOperations
-from lowbit_cppyy.isa import TABLES, InstructionSet
-from lowbit_cppyy.kernels import Kernel
-from lowbit_cppyy.layout import PanelLayout
-from lowbit_cppyy.recipe import SEGMENT
-from lowbit_cppyy.streams import Stream
-from lowbit_cppyy.toolchain import check_toolchain
+from lowbit.linear.integer_bounds import integer_loop
+from lowbit.quantization import bfp
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.layout.layout import PanelLayout
+from lowbit_cppyy.layout.streams import Stream
+from lowbit_cppyy.recipe.recipe import SEGMENT
+from lowbit_cppyy.runtime import processor
+from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
+from lowbit_cppyy.runtime.decode import DecodeOperations
+from lowbit_cppyy.runtime.toolchain import check_toolchain
+from lowbit_cppyy.tuning import outcomes
+from lowbit_cppyy.tuning.choices import Purpose, layout_for, recipe_for
 
 
 def roundings(rows: int, group_size: int) -> int:
@@ -111,9 +112,9 @@ class CppyyBackend(DecodeOperations, Backend):
     depend neither on that nor on the number of threads.
 
     Args:
-        isa: one of `lowbit_cppyy.isa.TABLES`; by default ``LOWBIT_CPPYY_ISA``, or else the best that there is.
+        isa: one of `lowbit_cppyy.codegen.isa.TABLES`; by default ``LOWBIT_CPPYY_ISA``, or else the best that there is.
         threads: threads that compute, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else as many as
-            affinity, quotas and ``OMP_NUM_THREADS`` allow (`lowbit_cppyy.processor.choose_threads`).
+            affinity, quotas and ``OMP_NUM_THREADS`` allow (`lowbit_cppyy.runtime.processor.choose_threads`).
 
     Raises:
         ArgumentError: an instruction set that does not exist, or less than one thread.

@@ -1,4 +1,4 @@
-"""From a name back to a kernel: the grammar of `lowbit_cppyy.kernels`, read.
+"""From a name back to a kernel: the grammar of `lowbit_cppyy.codegen.kernels`, read.
 
 A name is read part by part; then the kernel that it describes is made and must have that very name, so the grammar
 stays in one place. A name that is none is refused with the part that is wrong, and what could stand there.
@@ -7,12 +7,12 @@ stays in one place. A name that is none is refused with the part that is wrong, 
 import re
 from typing import Any
 
-from lowbit.check import spoken
+from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError
-from lowbit.packing import BITS
-from lowbit_cppyy.isa import TABLES
-from lowbit_cppyy.kernels import Kernel
-from lowbit_cppyy.recipe import METHODS, Recipe
+from lowbit.quantization.packing import BITS
+from lowbit_cppyy.codegen.isa import TABLES
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.recipe.recipe import METHODS, Recipe
 
 EXAMPLE = "gemv_f32_u4_s16z_fold_1x4c2t1_p64a1024_avx512"
 
@@ -44,7 +44,7 @@ def kernel_of(name: str) -> Kernel:
     lowbit.errors.ArgumentError: codes of the kernel's name is 'u5'; allowed: u2, u3, u4 or u8
 
     Args:
-        name: by the grammar of `lowbit_cppyy.kernels`.
+        name: by the grammar of `lowbit_cppyy.codegen.kernels`.
 
     Raises:
         ArgumentError: a part of it is wrong, or such a kernel cannot be made.

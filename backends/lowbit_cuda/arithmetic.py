@@ -19,11 +19,11 @@ multiplied by an exponential, which counts 4: the product and its own error (``n
 :math:`2^{-24}`). The rounding of the exponents' arguments needs no more than the bound has for one: scores approach the
 greatest from below, so that their distances add up.
 
-Source: the kernels; the chapters `lowbit.rounding`, `lowbit.blocks_bounds` and `lowbit.attention_bounds` for what is
-made of the counts.
+Source: the kernels; the chapters `lowbit.contract.rounding`, `lowbit.model.bounds` and `lowbit.attention.bounds` for
+what is made of the counts.
 """
 
-from lowbit.rounding import Arithmetic
+from lowbit.contract.rounding import Arithmetic
 from lowbit_cuda.kernels.products import SEGMENT, SLICES, segments
 
 TREE, SLICE_STEPS, LANE_STEPS, WARP_STEPS = 7, 2, 5, 7

@@ -3,7 +3,7 @@
 Operations are there to be shown right: each brings its arrays to the device and its results back (`calls`). What the
 kernels are for is a model that stays on the device (`lowbit_cuda.model`), which `decoder` brings.
 
-A `PortBackend` runs on any `lowbit_cuda.port.DevicePort`. `CudaBackend` opens a GPU; `lowbit_cuda.simulated` has the
+A `PortBackend` runs on any `lowbit_cuda.port.DevicePort`. `CudaBackend` opens a GPU; `lowbit_gpusim.backend` has the
 same on a simulated device.
 
 Source: lowbit's own.
@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lowbit.affine import Floats, QuantizedMatrix
+from lowbit.attention.rope import Rotation
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
-from lowbit.device import DeviceSettings
-from lowbit.offload import Arrangement, Request, Trace
-from lowbit.prepared import PreparedLinear
-from lowbit.rope import Rotation
-from lowbit.routing import Scores
-from lowbit.weights import LayeredWeights, Progress
+from lowbit.backend.prepared import PreparedLinear
+from lowbit.backend.whole_model import DeviceSettings
+from lowbit.model.weights import LayeredWeights, Progress
+from lowbit.moe.offload import Arrangement, Request, Trace
+from lowbit.moe.routing import Scores
+from lowbit.quantization.affine import Floats, QuantizedMatrix
 from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, TURNS
 from lowbit_cuda.calls import Calls
 from lowbit_cuda.cuda.availability import availability

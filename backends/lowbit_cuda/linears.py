@@ -8,8 +8,8 @@ import weakref
 
 import numpy as np
 
-from lowbit.affine import Floats, QuantizedMatrix
-from lowbit.prepared import PreparedLinear
+from lowbit.backend.prepared import PreparedLinear
+from lowbit.quantization.affine import Floats, QuantizedMatrix
 from lowbit_cuda.calls import Array, Calls
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.kernels.table import kernel

@@ -1,7 +1,7 @@
 """The port: all that an engine may ask of a device.
 
 An engine that brings experts to a device and runs them needs little of it: memory, copies, kernels, and an order among
-them. That little is written down here, and twice fulfilled: by `lowbit_cuda.cuda`, a GPU, and by `lowbit_cuda.sim`, a
+them. That little is written down here, and twice fulfilled: by `lowbit_cuda.cuda`, a GPU, and by `lowbit_gpusim.sim`, a
 simulation with a time of its own that also proves that the order asked for is enough. The engine knows this file and
 neither of them.
 
@@ -48,7 +48,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, LowbitError
 
 ALIGNMENT = 256

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from lowbit.errors import UnavailableError, on_one_line
-from lowbit.interpreters import program_environment
+from lowbit.system.interpreters import program_environment
 
 MOST_LINE = 1 << 28
 """Bytes of one answer; a longer one ends the conversation before it fills the memory."""

@@ -10,8 +10,8 @@ Each line is one JSON object. A request has an ``id``, what to ``do``, and what 
     {"lowbit": 1, "id": 3, "do": "run", ...}
     {"id": 3, "error": {"kind": "failed", "message": "out of memory"}}
 
-Capabilities are those of ``lowbit.h``, arguments and results the trees of `lowbit.values` with their arrays in base64.
-What else may be done:
+Capabilities are those of ``lowbit.h``, arguments and results the trees of `lowbit.backend.wire` with their arrays in
+base64. What else may be done:
 
 ==============================  ===============================================  ==================================
 do                              with                                             result
@@ -39,14 +39,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
-from lowbit.check import check_array
-from lowbit.contract import OPERATIONS
+from lowbit.backend.wire import Tree, as_json, from_json
+from lowbit.contract.checks import check_array
+from lowbit.contract.operation import OPERATIONS
 from lowbit.errors import ArgumentError, FormatError, NotDeclaredError, UnavailableError, on_one_line
-from lowbit.formats.checkpoint_json import described, parsed
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.system.json_files import described, parsed
 from lowbit.text import cleaned
-from lowbit.values import Tree, as_json, from_json
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.child import BrokenLineError, Child
 from lowbit_foreign.declared import Declared, read

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowbit.backend import Capabilities, Declaration
-from lowbit.check import check_choice, check_integer, spoken
-from lowbit.contract import Promise
+from lowbit.contract.checks import check_choice, check_integer, spoken
+from lowbit.contract.operation import Promise
+from lowbit.contract.rounding import FORMS, UNIT_ROUNDOFF, Arithmetic, Roundings, any_order, one_loop
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.formats.checkpoint_json import parsed
 from lowbit.operations import OPERATIONS
-from lowbit.rounding import FORMS, UNIT_ROUNDOFF, Arithmetic, Roundings, any_order, one_loop
+from lowbit.system.json_files import parsed
 
 KEYS = ("name", "version", "operations", "concurrent", "alignment", "overread", "profiles", "details", "prepare")
 ROUNDINGS: Mapping[str, Roundings] = {"any_order": any_order, "one_loop": one_loop}

@@ -1,13 +1,13 @@
-"""Arguments taken apart for C, and results put together again: the trees of `lowbit.values`, flattened by path."""
+"""Arguments taken apart for C, and results put together again: the trees of `lowbit.backend.wire`, flattened by path."""
 
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lowbit.backend.wire import MOST_DEPTH, NOT_FINITE, Tree, decode, encode
 from lowbit.errors import ArgumentError
 from lowbit.text import quoted
-from lowbit.values import MOST_DEPTH, NOT_FINITE, Tree, decode, encode
 from lowbit_foreign.abi import DTYPE_NUMBERS, DTYPES, NO_DTYPE, Kind
 from lowbit_foreign.memory import Array, OutOfBoundsError, Room, address
 
@@ -30,7 +30,7 @@ class Entry(NamedTuple):
 def flatten(path: str, value: object) -> list[Entry]:
     """A value and its parts.
 
-    >>> from lowbit.bfp import Format
+    >>> from lowbit.quantization.bfp import Format
     >>> [(entry.path, entry.kind.name, entry.content) for entry in flatten("format", Format(32, 4))][:2]
     [('format', 'RECORD', 'bfp.Format'), ('format.block', 'INTEGER', 32)]
 

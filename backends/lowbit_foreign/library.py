@@ -12,10 +12,10 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
-from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
-from lowbit.contract import OPERATIONS
+from lowbit.contract.operation import OPERATIONS
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.quantization.affine import Floats, QuantizedMatrix
 from lowbit.text import cleaned
 from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
 from lowbit_foreign.arguments import named, named_step

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import PRODUCTS, Declaration, PreparedLinear
-from lowbit.bfp import Blocks
 from lowbit.errors import NotDeclaredError
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
 
 Multiply = Callable[[str, object, dict[str, Any], Floats], None]
 """``multiply(operation, handle, arguments, out)``."""

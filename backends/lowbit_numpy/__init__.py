@@ -9,12 +9,12 @@ from importlib.metadata import version
 
 import numpy as np
 
-from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.bfp import Blocks
-from lowbit.integer_bounds import integer_loop
-from lowbit.packing import Codes, Words
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.linear.integer_bounds import integer_loop
+from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.bfp import Blocks
+from lowbit.quantization.packing import Codes, Words
 from lowbit_numpy.activations import ActivationOperations
 from lowbit_numpy.caches import CacheOperations
 from lowbit_numpy.codes import pack_bits, unpack_bits

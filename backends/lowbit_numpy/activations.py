@@ -4,15 +4,15 @@ from typing import ClassVar
 
 import numpy as np
 
-from lowbit.affine import Floats
 from lowbit.backend import Declaration
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.quantization.affine import Floats
 
 DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 
 
 class ActivationOperations:
-    """The hooks of the chapter `lowbit.blocks`."""
+    """The hooks of the chapter `lowbit.model.block`."""
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), DIRECT)
 

@@ -5,12 +5,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.attention.ksort import Order, Reals
+from lowbit.attention.rope import Layout, Rotation
 from lowbit.backend import Declaration
-from lowbit.bfp import Blocks, Floats, Format
-from lowbit.bfp_dot import BlockSums
-from lowbit.ksort import Order, Reals
-from lowbit.rope import Layout, Rotation
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.quantization.bfp import Blocks, Floats, Format
+from lowbit.quantization.bfp_dot import BlockSums
 
 BOUNDED = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 

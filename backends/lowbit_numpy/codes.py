@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lowbit.packing import WORD_BITS, Codes, Words
+from lowbit.quantization.packing import WORD_BITS, Codes, Words
 
 
 def pack_bits(codes: Codes, bits: int) -> Words:

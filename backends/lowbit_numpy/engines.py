@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.backend import Declaration
-from lowbit.offload import Arrangement, Event, Kind, Request, Trace
+from lowbit.moe.offload import Arrangement, Event, Kind, Request, Trace
 
 Table = npt.NDArray[np.int64]
 NOBODY = -1

@@ -5,16 +5,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype, Scales
 from lowbit.errors import ArgumentError
-from lowbit.packing import Codes
+from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype, Scales
+from lowbit.quantization.packing import Codes
 from lowbit_numpy.codes import pack_bits, unpack_bits
 
 
 def quantize_groups(
     weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
 ) -> QuantizedMatrix:
-    """Float32 K × N to codes, scales and zeros, as `lowbit.affine.quantize` says."""
+    """Float32 K × N to codes, scales and zeros, as `lowbit.quantization.affine.quantize` says."""
     blocks = [_quantize_block(block, bits, convention, np.dtype(scale_dtype)) for block in _blocks(weights, group_size)]
     codes, scales, zeros = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
     words = pack_bits(codes, bits)
@@ -22,7 +22,7 @@ def quantize_groups(
 
 
 def dequantize_groups(matrix: QuantizedMatrix) -> Floats:
-    """Codes, scales and zeros to float32 K × N, as `lowbit.affine.dequantize` says."""
+    """Codes, scales and zeros to float32 K × N, as `lowbit.quantization.affine.dequantize` says."""
     codes = unpack_bits(matrix.words, matrix.bits)
     scales, zeros = matrix.scales.astype(np.float32), matrix.zeros.astype(np.float32)
     weights = np.empty(codes.shape, np.float32)

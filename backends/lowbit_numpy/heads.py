@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from lowbit.affine import Floats
+from lowbit.attention.pooling import Method
 from lowbit.backend import Declaration
-from lowbit.pooling import Method
+from lowbit.quantization.affine import Floats
 
 DECLARED = {"pooling.pool": Declaration()}
 

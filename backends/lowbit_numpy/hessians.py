@@ -4,11 +4,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lowbit.affine import Floats
 from lowbit.backend import Declaration
+from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.errors import ArgumentError
-from lowbit.gptq import Reals
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.quantization.affine import Floats
+from lowbit.quantization.gptq import Reals
 
 # A target is a weight and at most K − 1 products, added in any order; a quotient and a difference go into each product.
 DECLARED = {

@@ -6,9 +6,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import QuantizedMatrix
-from lowbit.bfp import Blocks
-from lowbit.packing import Codes
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
+from lowbit.quantization.packing import Codes
 from lowbit_numpy.codes import unpack_bits
 
 Reals = npt.NDArray[np.float64]

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.backend import Declaration
-from lowbit.layouts import ORDERS, Layout, ZCurve
-from lowbit.packing import Words
+from lowbit.kernels.layouts import ORDERS, Layout, ZCurve
+from lowbit.quantization.packing import Words
 
 Indices = npt.NDArray[np.int64]
 

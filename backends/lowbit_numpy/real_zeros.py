@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import Floats
 from lowbit.backend import Declaration
-from lowbit.hqq import HqqMatrix
-from lowbit.hqq_numbers import EightBit, Numbers
-from lowbit.packing import Codes
-from lowbit.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.quantization.affine import Floats
+from lowbit.quantization.hqq import HqqMatrix
+from lowbit.quantization.hqq_numbers import EightBit, Numbers
+from lowbit.quantization.packing import Codes
 from lowbit_numpy.codes import unpack_bits
 
 # Of a step: a sum of g terms with two roundings each, one of the last difference and one of the mean.

@@ -5,15 +5,15 @@ from typing import ClassVar
 import numpy as np
 
 from lowbit.backend import Declaration
-from lowbit.rounding import Arithmetic, any_order
-from lowbit.routing import Floats, Ids, Scores, Softmax
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.moe.routing import Floats, Ids, Scores, Softmax
 
 BOUNDED = ("routing.gate", "routing.weights", "routing.expert", "routing.sparse")
 DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 
 
 class RoutingOperations:
-    """The hooks of the chapter `lowbit.routing`."""
+    """The hooks of the chapter `lowbit.moe.routing`."""
 
     declared: ClassVar[dict[str, Declaration]] = {"routing.top_k": Declaration()} | dict.fromkeys(BOUNDED, DIRECT)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from lowbit import backend as registry
-from lowbit.interpreters import python_command, python_environment
-from lowbit.storage import write_whole
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.storage import write_whole
 
 LIBRARY = {
     "ggml": "llama-cpp-python",

@@ -3,10 +3,10 @@
     python bench/experiments/gptq.py --layers 0 10 20 29
     python bench/experiments/gptq.py --perplexity --bits 3
 
-The model is read from `lowbit.data` (SmolLM2-135M, stored in 4 bits already, so every result is *re-quantised*). The
-Hessians come from the inputs that its linear layers see while it reads the calibration text, which is not the text on
-which perplexity is measured. All Hessians are those of the unquantised model; nothing is calibrated again layer by
-layer. The head and the embedding stay as they are.
+The model is read from `lowbit.formats.fetch` (SmolLM2-135M, stored in 4 bits already, so every result is
+*re-quantised*). The Hessians come from the inputs that its linear layers see while it reads the calibration text, which
+is not the text on which perplexity is measured. All Hessians are those of the unquantised model; nothing is calibrated
+again layer by layer. The head and the embedding stay as they are.
 """
 
 import argparse
@@ -15,16 +15,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from lowbit import affine, hqq
-from lowbit.affine import Floats
-from lowbit.data import fetch, read_text
-from lowbit.decoder import Decoder
-from lowbit.formats.gguf import open_gguf, read_llama
-from lowbit.formats.gguf_tokenizer import read_tokenizer
-from lowbit.gptq import layer_error, quantize
-from lowbit.linear import Doubles
-from lowbit.perplexity import perplexity
-from lowbit.weights import LlamaWeights, Matrix, matrices, to_float
+from lowbit.formats.fetch import fetch, read_text
+from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.formats.gguf.tokenizer import read_tokenizer
+from lowbit.linear.linear import Doubles
+from lowbit.model.decoder import Decoder
+from lowbit.model.perplexity import perplexity
+from lowbit.model.weights import LlamaWeights, Matrix, matrices, to_float
+from lowbit.quantization import affine, hqq
+from lowbit.quantization.affine import Floats
+from lowbit.quantization.gptq import layer_error, quantize
 
 SAME_INPUT = {"key": "query", "value": "query", "up": "gate"}
 """Matrices that read what another one reads share its Hessian."""

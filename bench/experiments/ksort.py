@@ -15,14 +15,14 @@ import json
 import numpy as np
 
 from lowbit import backend as registry
-from lowbit.bfp import Floats, bfp12, cast, decode
-from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, fetch, read_text
-from lowbit.engine import build
-from lowbit.formats.gguf import open_gguf, read_llama
-from lowbit.formats.gguf_tokenizer import read_tokenizer
-from lowbit.ksort import Reals, channel_sizes, hadamard, magnitudes, permutation
-from lowbit.rope import Layout, Rotation, half_split, rotate, rotation
-from lowbit.weights import LlamaWeights, to_float
+from lowbit.attention.ksort import Reals, channel_sizes, hadamard, magnitudes, permutation
+from lowbit.attention.rope import Layout, Rotation, half_split, rotate, rotation
+from lowbit.backend.linears import build
+from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, fetch, read_text
+from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.formats.gguf.tokenizer import read_tokenizer
+from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.quantization.bfp import Floats, bfp12, cast, decode
 
 
 def keys_of(weights: LlamaWeights, tokens: list[int]) -> list[Reals]:

@@ -9,9 +9,9 @@ import subprocess
 from typing import Any
 
 from gpu.parts import Answer, Setting
-from lowbit.interpreters import python_command, python_environment
+from lowbit.system.interpreters import python_command, python_environment
 
-BACKEND = {False: "lowbit_cuda.backend:CudaBackend", True: "lowbit_cuda.simulated:NumpyOnSim"}
+BACKEND = {False: "lowbit_cuda.backend:CudaBackend", True: "lowbit_gpusim.backend:NumpyOnSim"}
 
 
 def run(setting: Setting) -> Answer:
@@ -50,7 +50,7 @@ def contract(setting: Setting) -> dict[str, str]:
 
 def _device(setting: Setting, budget: int, kernels: Any) -> Any:
     if setting.simulate:
-        from lowbit_cuda.sim import SimDevice
+        from lowbit_gpusim.sim import SimDevice
 
         return SimDevice(budget=budget)
     from lowbit_cuda.cuda import CudaDevice

@@ -200,6 +200,6 @@ def worst_error(layout: MatrixLayout, parts: Parts, x: npt.NDArray[np.float32], 
 
 def dense(layout: MatrixLayout, blob: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
     """The weights of a blob: float64, K × N."""
-    from lowbit.affine import dequantize
+    from lowbit.quantization.affine import dequantize
 
     return dequantize(layout.restore(blob)).astype(np.float64)

@@ -23,7 +23,7 @@ from typing import Any
 
 from gpu.machine import description
 from gpu.parts import ANSWER, Answer, Setting, Skipped, write
-from lowbit.interpreters import python_command, python_environment
+from lowbit.system.interpreters import python_command, python_environment
 
 PARTS: dict[str, tuple[str, float]] = {
     "compiled": ("every kernel compiled for the device, and what it takes of a processor", 120),

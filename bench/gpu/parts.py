@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lowbit.storage import write_whole
+from lowbit.system.storage import write_whole
 from lowbit_cuda.port import DevicePort
 
 ANSWER = "LOWBIT_GPU_ANSWER"
@@ -45,7 +45,7 @@ class Setting:
     def device(self, *, bytes_there: bool = True) -> DevicePort:
         """The device; simulated, its memory has sizes and no bytes where `bytes_there` is False."""
         if self.simulate:
-            from lowbit_cuda.sim import SimDevice
+            from lowbit_gpusim.sim import SimDevice
 
             return SimDevice("a100", backed=bytes_there, log_limit=0)
         from lowbit_cuda.cuda import CudaDevice

@@ -35,7 +35,7 @@ trap 'rm -rf "$site"' EXIT
 if [[ -n $wheels ]]; then
   "$python" -P -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
 fi
-export PYTHONPATH="$root/spec:$root/backends:$root/conformance:$root/conformance/selftest:$root/bench:$site${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$root/spec:$root/backends:$root/conformance:$root/conformance/selftest/support:$root/bench:$site${PYTHONPATH:+:$PYTHONPATH}"
 export PYTHONDONTWRITEBYTECODE=1
 for libraries in "$site"/nvidia/*/lib; do  # NVIDIA's packages look for each other only where Python was installed
   export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"

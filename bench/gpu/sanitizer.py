@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.parts import ANSWER, Answer, Setting, Skipped
-from lowbit.interpreters import python_command, python_environment
+from lowbit.system.interpreters import python_command, python_environment
 
 TOOLS = ("memcheck", "racecheck", "synccheck")
 FOUND = 86

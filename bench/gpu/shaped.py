@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu.gemv import random_parts
-from lowbit.config import LlamaConfig
-from lowbit.formats.checkpoint_random import SHAPES
-from lowbit.offload import Arrangement, Request
-from lowbit.weights import GatedWeights, LayerWeights, SparseWeights
+from lowbit.formats.checkpoint.random import SHAPES
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import GatedWeights, LayerWeights, SparseWeights
+from lowbit.moe.offload import Arrangement, Request
 from lowbit_cuda.engine import Engine
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel

@@ -2,9 +2,9 @@
 
 The model is the repository's small Mixtral (`mixtral.model`), its experts of 2 bits and its attention of 4, so its
 routing is real. It generates from a prompt, once on each device, with experts mirrored and swapped. What must be equal
-is what the engine decided: every event, in order; and each trace must be the one that `lowbit.offload` gives for what
-was asked for. The simulation computes in numpy, whose exponentials round otherwise than a GPU's: so how far the logits
-are apart is said too, and should another expert be chosen for that reason, from where on.
+is what the engine decided: every event, in order; and each trace must be the one that `lowbit.moe.offload` gives for
+what was asked for. The simulation computes in numpy, whose exponentials round otherwise than a GPU's: so how far the
+logits are apart is said too, and should another expert be chosen for that reason, from where on.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,14 +15,14 @@ import numpy.typing as npt
 from mixtral.loading import load_model
 
 from gpu.parts import Answer, Setting
-from lowbit.affine import quantize
-from lowbit.device import DeviceSettings
-from lowbit.offload import Event, Memory, Request, trace
-from lowbit.weights import LlamaWeights, to_float
+from lowbit.backend.whole_model import DeviceSettings
+from lowbit.model.weights import LlamaWeights, to_float
+from lowbit.moe.offload import Event, Memory, Request, trace
+from lowbit.quantization.affine import quantize
 from lowbit_cuda.engine import device_bytes
 from lowbit_cuda.model import Decoder
 from lowbit_cuda.port import DevicePort, charge
-from lowbit_cuda.sim import SimDevice
+from lowbit_gpusim.sim import SimDevice
 
 TOKENS = 32
 SLOTS, LAYERS, EXPERTS = 3, 16, 8

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowbit.storage import write_whole
+from lowbit.system.storage import write_whole
 
 
 def as_json(content: Any) -> bytes:

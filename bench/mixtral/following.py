@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from lowbit.offload import Memory, Request
+from lowbit.moe.offload import Memory, Request
 from lowbit_cuda.engine import Engine
 from mixtral.paper import EXPERTS, TOP_K
 from mixtral.recordings import Recordings, requests

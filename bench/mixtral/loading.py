@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lowbit.formats.checkpoint import open_checkpoint
-from lowbit.weights import LlamaWeights, in_memory
+from lowbit.formats.checkpoint.reader import open_checkpoint
+from lowbit.model.weights import LlamaWeights, in_memory
 
 MODEL = Path(__file__).parent / "model"
 

@@ -9,8 +9,8 @@ Source: MoE offloading §4.3, Table 2; errata M6, M8.
 
 from dataclasses import dataclass
 
-from lowbit.hqq_sizes import SCHEMES, Scheme, mixtral
-from lowbit_cuda.sim.machines import MACHINES, Machine
+from lowbit.quantization.hqq_table1 import SCHEMES, Scheme, mixtral
+from lowbit_gpusim.sim.machines import MACHINES, Machine
 
 LAYERS, EXPERTS, TOP_K = 32, 8, 2
 
@@ -23,7 +23,7 @@ class Column:
 
     Attributes:
         name: of the machine, there.
-        preset: its name in `lowbit_cuda.sim.machines`.
+        preset: its name in `lowbit_gpusim.sim.machines`.
         slots: k of §4.3.
         printed: tokens a second in the order of `ROWS`, by bits of the experts.
     """

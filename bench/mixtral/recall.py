@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.replay import RULES, Recall, Rule, guess_recall, replay
+from lowbit.model.replay import RULES, Recall, Rule, guess_recall, replay
 from mixtral.files import write_json
 from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings
 

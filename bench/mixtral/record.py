@@ -5,7 +5,7 @@
 
 The specification's own decoder reads passages of the model's context, byte by byte as in generation, with the weights
 as float32. Each sparse layer shows what its gate was given; what would have been guessed for later layers is computed
-from that (`lowbit.replay.guess`), with and without their norm.
+from that (`lowbit.model.replay.guess`), with and without their norm.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.decoder import Decoder
-from lowbit.replay import Norm, guess
-from lowbit.routing import Doubles, Floats, Ids
-from lowbit.weights import LlamaWeights, SparseWeights
+from lowbit.model.decoder import Decoder
+from lowbit.model.replay import Norm, guess
+from lowbit.model.weights import LlamaWeights, SparseWeights
+from lowbit.moe.routing import Doubles, Floats, Ids
 from mixtral.loading import MODEL, load_model
 from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings, Small
 from mixtral.texts import TEXTS, split

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint_json import parsed
-from lowbit.offload import Request
-from lowbit.storage import written
+from lowbit.moe.offload import Request
+from lowbit.system.json_files import parsed
+from lowbit.system.storage import written
 from lowbit.text import quoted
 
 HERE = Path(__file__).parent
@@ -61,7 +61,7 @@ class Recordings:
         return int(self.chosen.shape[1])
 
     def of_layer(self, layer: int) -> list[list[tuple[int, ...]]]:
-        """For each passage the experts that one layer needed, pass after pass: what `lowbit.replay` reads."""
+        """For each passage the experts that one layer needed, pass after pass: what `lowbit.model.replay` reads."""
         return [[tuple(pair) for pair in passage[layer].tolist()] for passage in self.chosen]
 
     def requests(self, passage: int, count: int, *, renormed: bool = False) -> list[Request]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.offload import Arrangement, Request
+from lowbit.moe.offload import Arrangement, Request
 from lowbit_cuda.engine import Engine
 from lowbit_cuda.engine.traffic import Work
 from lowbit_cuda.port import DevicePort, Kernel, Memory, Parameter, Span, Stream

@@ -5,7 +5,7 @@
 
 The engine runs on the simulated device with the sizes of Mixtral-8x7B quantised as the paper did it, and is asked for
 the experts that a trained model asked for (`mixtral.recordings`): 32 layers are two passages' 16, one above the other,
-with no guesses from one to the other. The machines' numbers are those of data sheets (`lowbit_cuda.sim.machines`).
+with no guesses from one to the other. The machines' numbers are those of data sheets (`lowbit_gpusim.sim.machines`).
 
 ============================ ======================================================================================
 row                          what the engine is asked for
@@ -42,9 +42,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from lowbit.hqq_sizes import mixtral
-from lowbit.offload import Arrangement
-from lowbit_cuda.sim import SimDevice
+from lowbit.moe.offload import Arrangement
+from lowbit.quantization.hqq_table1 import mixtral
+from lowbit_gpusim.sim import SimDevice
 from mixtral.files import write_json
 from mixtral.following import SIMULATED, Plan, Row, follow, pairs
 from mixtral.paper import (

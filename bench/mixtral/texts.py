@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.data import fetch, read_text
+from lowbit.formats.fetch import fetch, read_text
 
 TEXTS = ("alice29", "lcet10")
 Bytes = npt.NDArray[np.uint8]

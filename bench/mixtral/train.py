@@ -5,10 +5,10 @@
     python -m mixtral.train --resume        # go on where Ctrl-C, or a crash, ended it
     python -m mixtral.train --steps 20 --out /tmp/try    # see it work
 
-Bytes are the tokens. The texts are two of the Canterbury corpus (the chapter `data` fetches them); the last tenth of
-each is kept from training, and validation and the recorded routings use nothing else. On one machine, with one number
-of threads and one version of torch, two runs give the same weights; which of these they were is written beside them.
-Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
+Bytes are the tokens. The texts are two of the Canterbury corpus (the chapter `lowbit.formats.fetch` fetches them); the
+last tenth of each is kept from training, and validation and the recorded routings use nothing else. On one machine,
+with one number of threads and one version of torch, two runs give the same weights; which of these they were is written
+beside them. Needs torch and safetensors (the dependency group `torch` of pyproject.toml).
 """
 
 import argparse
@@ -29,7 +29,7 @@ import torch
 from machine import description
 from torch.nn import functional
 
-from lowbit.storage import written
+from lowbit.system.storage import written
 from mixtral.files import write_json
 from mixtral.network import Parameters, Shape, Tensor, forward, new_parameters
 from mixtral.texts import TEXTS, split

@@ -13,8 +13,8 @@ from typing import Any
 
 from safetensors.torch import save
 
-from lowbit.formats.checkpoint_tokenizer import byte_tokenizer
-from lowbit.storage import write_whole
+from lowbit.formats.checkpoint.tokenizer import byte_tokenizer
+from lowbit.system.storage import write_whole
 from mixtral.files import as_json
 from mixtral.network import Parameters, Shape, Tensor
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import Convention, Floats, QuantizedMatrix, ScaleDtype, quantize
+from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype, quantize
 
 TILE = 512
 """Columns that are quantised; the others repeat them. Speed does not depend on values, and errors of 512 are enough."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats
+from lowbit.quantization.affine import Floats
 from peers.base import Contestant, Plan, Rotation, Weights
 
 

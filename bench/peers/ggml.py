@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats
+from lowbit.quantization.affine import Floats
 from lowbit_adapters.ggml import library, library_file
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 

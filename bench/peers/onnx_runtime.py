@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats, dequantize
+from lowbit.quantization.affine import Floats, dequantize
 from lowbit_adapters import onnx_runtime as adapter
 from lowbit_adapters.layout import group_rows
 from peers.base import Contestant, Plan, Rotation, Weights

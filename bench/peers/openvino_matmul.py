@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats, QuantizedMatrix, dequantize
-from lowbit.packing import Codes
+from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
+from lowbit.quantization.packing import Codes
 from lowbit_adapters.layout import code_rows, group_rows, pack_bits
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 

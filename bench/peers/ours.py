@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats, QuantizedMatrix, dequantize
 from lowbit.backend import Backend, PreparedLinear
 from lowbit.errors import LowbitError, UnavailableError
+from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
 from lowbit_cppyy.backend import CppyyBackend
-from lowbit_cppyy.isa import TABLES
+from lowbit_cppyy.codegen.isa import TABLES
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 
 INTEGER = "linear.qgemm_bfp"

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.affine import Floats
+from lowbit.quantization.affine import Floats
 from lowbit_adapters import torch_int4 as adapter
 from lowbit_adapters.layout import padded
 from peers.base import AbsentError, Contestant, Doubles, Plan, Rotation, Weights

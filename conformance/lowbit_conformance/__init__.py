@@ -1,7 +1,7 @@
 """The conformance suite: the proof that a backend keeps to the specification.
 
 Run it as ``lowbit conformance NAME``, or through pytest itself as
-``pytest -p lowbit_conformance.plugin --pyargs lowbit_conformance --backend NAME``.
+``pytest -p lowbit_conformance.suite.plugin --pyargs lowbit_conformance --backend NAME``.
 
 `cases` says which cases there are, `inputs` makes their arrays, and the ``test_*`` files tie them to the clauses of the
 specification; `compare` and `bounded` judge a result. The backend runs in a process of its own, `host`, which

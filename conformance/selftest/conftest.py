@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lowbit_cppyy import hardware, outcomes
+from lowbit_cppyy.runtime import hardware
+from lowbit_cppyy.tuning import outcomes
 
 os.environ["LOWBIT_CPPYY_TUNED"] = "off"
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lowbit.bfp import bfp12, cast, decode
+from lowbit.quantization.bfp import bfp12, cast, decode
 
 rng = np.random.default_rng(0)
 row = rng.normal(size=(1, 32)).astype(np.float32)

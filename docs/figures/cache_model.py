@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lowbit.blocking import equation_3, equation_3_extended, solve, solve_extended
+from lowbit.kernels.blocking import equation_3, equation_3_extended, solve, solve_extended
 
 BITS, CACHE, GROUP = 4, 32 * 1024 * 8, 16
 m_b = np.unique(np.geomspace(8, 8000, 400).astype(int))

@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lowbit.gptq import hessian, layer_error, quantize
+from lowbit.quantization.gptq import hessian, layer_error, quantize
 
 BITS = (2, 3, 4, 8)
 rng = np.random.Generator(np.random.PCG64(1))

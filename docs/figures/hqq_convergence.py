@@ -3,8 +3,8 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lowbit.hqq import range_grid, to_blocks
-from lowbit.hqq_solver import Solver, solve
+from lowbit.quantization.hqq import range_grid, to_blocks
+from lowbit.quantization.hqq_solver import Solver, solve
 
 rng = np.random.Generator(np.random.PCG64(3))
 weights = rng.standard_t(4, size=(256, 128)).astype(np.float32)  # a few large ones among many small ones

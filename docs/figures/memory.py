@@ -2,8 +2,8 @@
 
 import matplotlib.pyplot as plt
 
-from lowbit.memory import GROUP_SIZES, LLAMA, float_bytes, matrix_bits, model_bytes
-from lowbit.packing import BITS
+from lowbit.quantization.memory import GROUP_SIZES, LLAMA, float_bytes, matrix_bits, model_bytes
+from lowbit.quantization.packing import BITS
 
 shape, groups = LLAMA["7b"], (*GROUP_SIZES, None)
 names = [*map(str, GROUP_SIZES), "column"]

@@ -3,9 +3,9 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lowbit.offload import Arrangement, Offload, Request
-from lowbit.replay import residual_walk
-from lowbit.routing import gate, top_k, weights
+from lowbit.model.replay import residual_walk
+from lowbit.moe.offload import Arrangement, Offload, Request
+from lowbit.moe.routing import gate, top_k, weights
 
 LAYERS, EXPERTS, TOKENS, SLOTS = 3, 8, 48, 2
 walk = residual_walk(4, tokens=TOKENS, layers=LAYERS, experts=EXPERTS)

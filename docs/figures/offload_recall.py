@@ -2,7 +2,7 @@
 
 import matplotlib.pyplot as plt
 
-from lowbit.replay import RULES, guess_recall, replay_layers, residual_walk
+from lowbit.model.replay import RULES, guess_recall, replay_layers, residual_walk
 
 LAYERS, EXPERTS, TOP_K = 12, 8, 2
 NAMES = {"lru": "LRU", "lfu": "LFU", "lfru": "LFRU", "static": "static", "belady": "Belady (the bound)"}

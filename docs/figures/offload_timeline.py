@@ -9,8 +9,8 @@ from itertools import pairwise
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-from lowbit.offload import Arrangement, trace
-from lowbit_cuda.sim import SimDevice
+from lowbit.moe.offload import Arrangement, trace
+from lowbit_gpusim.sim import SimDevice
 
 sys.path.insert(0, "../../bench")  # the folder of a figure is its own
 from mixtral.following import pairs, passes

@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.patches import Patch
 
-from lowbit.affine import quantize
-from lowbit_cppyy.layout import LINE, PanelLayout
+from lowbit.quantization.affine import quantize
+from lowbit_cppyy.layout.layout import LINE, PanelLayout
 
 matrix = quantize(
     np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32),

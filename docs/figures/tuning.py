@@ -5,7 +5,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from lowbit_cppyy.tune_figure import draw
+from lowbit_cppyy.tuning.figure import draw
 
 searches = json.loads(Path("../data/tuning.json").read_text("utf-8"))["searches"]  # the folder of a figure is its own
 figure, axes = plt.subplots(len(searches), 2, figsize=(8.4, 3.6 * len(searches)), squeeze=False, layout="constrained")

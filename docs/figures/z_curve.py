@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lowbit.layouts import ColumnPanels, ZCurve
+from lowbit.kernels.layouts import ColumnPanels, ZCurve
 
 rows, columns = 6, 8
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), layout="constrained")

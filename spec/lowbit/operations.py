@@ -4,29 +4,13 @@
 ['affine.dequantize', 'affine.quantize']
 """
 
-from lowbit import (
-    affine,
-    attention,
-    bfp,
-    bfp_dot,
-    bfp_storage,
-    blocks,
-    gptq,
-    hqq,
-    hqq_solver,
-    integer,
-    ksort,
-    kvcache,
-    layouts,
-    linear,
-    offload,
-    offload_engine,
-    packing,
-    pooling,
-    rope,
-    routing,
-)
-from lowbit.contract import OPERATIONS
+from lowbit.attention import attention, ksort, kvcache, pooling, rope
+from lowbit.contract.operation import OPERATIONS
+from lowbit.kernels import layouts
+from lowbit.linear import integer, linear
+from lowbit.model import block as blocks
+from lowbit.moe import offload, offload_engine, routing
+from lowbit.quantization import affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, packing
 
 __all__ = [
     "OPERATIONS",

@@ -6,8 +6,8 @@ be kept. A backend claims profiles in its `Capabilities`; the conformance suite 
 Claiming is free, and a claim that the suite cannot certify is a failure, like a declaration that is not kept.
 
 **All of it, or not certified.** Each case of each clause, for each of the profile's parameters, must have run and
-passed, and so must the seven habits of the operations concerned (`lowbit.contract.HABITS`). A case that failed, one
-that the backend does not declare, and one that was not run all count alike.
+passed, and so must the seven habits of the operations concerned (`lowbit.contract.operation.HABITS`). A case that
+failed, one that the backend does not declare, and one that was not run all count alike.
 
 **Frozen.** The content of a profile never changes under its name: not the clauses, not a sentence of them, not the
 parameters. A kernel certified last year has kept the same promises as one certified today. What is to be changed gets
@@ -49,8 +49,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from lowbit.check import check_choice
-from lowbit.contract import HABITS, Parameters, sentence
+from lowbit.contract.checks import check_choice
+from lowbit.contract.operation import HABITS, Parameters, sentence
 from lowbit.operations import OPERATIONS
 
 

@@ -1,4 +1,4 @@
-// Block Floating Point: cast, decode, dot products in integers and their sums in float32 (lowbit.bfp, lowbit.bfp_dot).
+// Block Floating Point: cast, decode, dot products in integers and their sums in float32 (lowbit.quantization.bfp, lowbit.quantization.bfp_dot).
 //
 // Dot products of 8-bit mantissas, where blocks fit registers, are a generated kernel (blocks_of_integers.py). The rest
 // is written by hand, because blocks have any length: what is done with an element depends on its whole block, so that
@@ -187,7 +187,7 @@ inline Status dot_bytes(const Passes& passes, const Operand& a, const Operand& b
 }
 
 // y + s * 2^e rounded once: the sum in float64 is rounded to odd, so that rounding it to float32 is as good as rounding
-// the exact sum (lowbit.bfp_dot.add_rounded_once). What the first rounding lost is found exactly by Knuth's sum.
+// the exact sum (lowbit.quantization.bfp_dot.add_rounded_once). What the first rounding lost is found exactly by Knuth's sum.
 inline float add_rounded_once(float y, std::int64_t s, std::int32_t e) {
   const double integer = static_cast<double>(s), wide = y;
   const double term = e > -900 && e < 900 ? integer * wide_power_of_two(e) : std::ldexp(integer, e);

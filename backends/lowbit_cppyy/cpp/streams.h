@@ -135,7 +135,7 @@ inline float power_of_two(std::int64_t e) {
   return d;
 }
 
-constexpr std::int64_t activation_block = 32;  // elements that share an exponent (lowbit.integer.ACTIVATIONS)
+constexpr std::int64_t activation_block = 32;  // elements that share an exponent (lowbit.linear.integer.ACTIVATIONS)
 
 // MANTISSAS: for each segment its mantissas, four bytes an element, zeros around them up to whole units, then 2^e; and
 // behind the last segment of a group the sum of 2^e S.
@@ -172,7 +172,7 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
   }
 }
 
-// Activations in blocks of 32 with 8-bit mantissas (lowbit.bfp.cast): e from the largest magnitude, then rint(x / 2^e)
+// Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then rint(x / 2^e)
 // saturated at 127. The addition of 1.5 * 2^23 rounds to nearest, ties to even. `x` is finite.
 inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
   for (std::int64_t start = 0; start < n; start += activation_block) {

@@ -28,10 +28,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lowbit.check import check_choice
+from lowbit.contract.checks import check_choice
 from lowbit.errors import LowbitError, UnavailableError
-from lowbit.formats.checkpoint_json import parsed
-from lowbit.storage import OWN_MODE, code_folder, read_own, write_whole
+from lowbit.system.json_files import parsed
+from lowbit.system.storage import OWN_MODE, code_folder, read_own, write_whole
 from lowbit_cuda.cuda.driver import installed
 
 FORMAT, VERSION = "lowbit-cubin", 1

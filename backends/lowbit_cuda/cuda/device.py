@@ -5,7 +5,7 @@ and copies. What is added is what the port asks for beyond them: the budget, arg
 memory that goes back only when no work with it is left, and errors in words.
 
 **Streams** do not wait for the default stream, so no order arises that the port does not promise. The simulation
-(`lowbit_cuda.sim`) is stricter than a GPU; what passes there has no need of an order that happens to hold here.
+(`lowbit_gpusim.sim`) is stricter than a GPU; what passes there has no need of an order that happens to hold here.
 
 **Waiting.** Every event is made with ``CU_EVENT_BLOCKING_SYNC``, and the host waits for events alone, for a stream by
 an event at its end. A thread that waits then sleeps and leaves its processor to experts that the host computes. Without
@@ -38,7 +38,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.cuda import compiler, context
 from lowbit_cuda.cuda.availability import availability, compute_capability, driver_version, spoken

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda import host
 from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError

@@ -23,7 +23,7 @@ Source: the limits and attributes of the CUDA driver API.
 from dataclasses import dataclass
 from typing import Any
 
-from lowbit.device import spoken_bytes
+from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda.availability import attribute
 from lowbit_cuda.port import PIECE

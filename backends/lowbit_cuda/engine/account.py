@@ -7,7 +7,7 @@ at the end: hits, loads, guesses that were right and wrong, bytes each way.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lowbit.offload import Event
+from lowbit.moe.offload import Event
 from lowbit_cuda.engine.speculation import Measurement
 from lowbit_cuda.port import DeviceError, DeviceLostError
 

@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.offload import Arrangement
+from lowbit.moe.offload import Arrangement
 from lowbit_cuda.port import ALIGNMENT, DevicePort, Event, Memory, Span, Stream, charge, largest
 
 if TYPE_CHECKING:

@@ -41,9 +41,9 @@ from typing import Any, Literal, Self
 
 import numpy.typing as npt
 
-from lowbit.check import check_choice, check_integer
+from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.offload import Arrangement, Event, Request, Trace, check_request
+from lowbit.moe.offload import Arrangement, Event, Request, Trace, check_request
 from lowbit_cuda.engine.account import Account, EngineError, EngineLostError
 from lowbit_cuda.engine.blobs import Blocks, Home, HostMemory
 from lowbit_cuda.engine.cost import Rates
@@ -67,7 +67,7 @@ class Engine:
         arrangement: what is placed where.
         blob_bytes: of one expert.
         requests: what was asked for since the beginning or the last `reset`, with guesses where they were used:
-            `lowbit.offload.trace` of these is the trace of all `run` since then.
+            `lowbit.moe.offload.trace` of these is the trace of all `run` since then.
         account: what was done, counted.
     """
 
@@ -174,7 +174,7 @@ class Engine:
                 computes it there; only with `rates`, and after everything else was asked for.
 
         Returns:
-            The events: those that `lowbit.offload` gives for `requests`.
+            The events: those that `lowbit.moe.offload` gives for `requests`.
 
         Raises:
             ArgumentError: a wrong request, or an expert that was not filled; nothing has changed.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.offload import Arrangement
+from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.blobs import Blocks, Expert, Home, HostMemory
 from lowbit_cuda.engine.traffic import Traffic
 from lowbit_cuda.port import DevicePort, Memory

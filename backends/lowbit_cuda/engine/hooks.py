@@ -5,7 +5,7 @@ They let the suite hold the decisions to the specification without a device.
 
 from collections.abc import Sequence
 
-from lowbit.offload import Arrangement, Request, Trace
+from lowbit.moe.offload import Arrangement, Request, Trace
 from lowbit_cuda.engine.placement import Placement
 
 

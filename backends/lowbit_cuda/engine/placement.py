@@ -15,7 +15,7 @@ that ran longest ago, and one that does not is dropped.
 **Host and device memory** (§3.3). Where the host cannot hold every expert (*swap*), the expert that leaves a slot takes
 the place on the host that the newcomer left.
 
-What a layer may and may not do in which order, where the paper is silent, is ruled in the chapter `lowbit.offload`,
+What a layer may and may not do in which order, where the paper is silent, is ruled in the chapter `lowbit.moe.offload`,
 errata M1 to M5. This file is a second answer to the same rules and is held to the first one event by event.
 
 Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
@@ -27,7 +27,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lowbit.offload import Arrangement, Event, Kind, Request, Trace
+from lowbit.moe.offload import Arrangement, Event, Kind, Request, Trace
 
 Fields = tuple[Kind, int, int, int | None, int | None, int | None, str]
 """Of an event, all but its step: kind, layer, expert, slot, buffer, host, cause."""
@@ -133,7 +133,7 @@ class Placement:
         return self._host[layer].get(expert)
 
     def step(self, request: Request) -> Trace:
-        """What one request brings about; the request is one that `lowbit.offload.check_request` passes."""
+        """What one request brings about; the request is one that `lowbit.moe.offload.check_request` passes."""
         number, self.steps = self.steps, self.steps + 1
         return tuple(Event(number, *what) for what in self._decide(request))
 

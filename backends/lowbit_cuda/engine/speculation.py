@@ -18,7 +18,7 @@ Source: lowbit's own, about MoE offloading §3.2.
 from dataclasses import dataclass
 from statistics import median
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 
 
 @dataclass(frozen=True)

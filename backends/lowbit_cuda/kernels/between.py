@@ -8,7 +8,7 @@ answer which expert came first.
 `gather` and `scatter` are how an expert runs once for all tokens of a prompt that chose it: their rows are brought
 together, and its answers put where they belong.
 
-Source: the chapters `lowbit.blocks` and `lowbit.routing`.
+Source: the chapters `lowbit.model.block` and `lowbit.moe.routing`.
 """
 
 from collections.abc import Callable

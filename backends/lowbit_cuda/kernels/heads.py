@@ -7,12 +7,12 @@ exponent for each 32 of them, apart; values are floats.
 The position of the first token is read from the device's memory. So extents here are the most that can be: which part
 of the cache is touched depends on it.
 
-Source: the chapters `lowbit.rope`, `lowbit.attention`, `lowbit.kvcache`.
+Source: the chapters `lowbit.attention.rope`, `lowbit.attention.attention`, `lowbit.attention.kvcache`.
 """
 
 from functools import partial
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PART

@@ -1,8 +1,8 @@
 r"""How matrices lie in the memory of a device.
 
 A kernel's threads read side by side, 16 bytes each, and the memory answers best when what a block of threads reads is
-one run. The words of the chapter `lowbit.packing` are in rows of N, and neighbouring columns are neighbours in a row:
-just what threads want that compute a column each. What is changed is how the rows are cut.
+one run. The words of the chapter `lowbit.quantization.packing` are in rows of N, and neighbouring columns are
+neighbours in a row: just what threads want that compute a column each. What is changed is how the rows are cut.
 
 **Panels.** The matrix is cut into panels of 32 columns, stored one after the other, each row by row. A row of a panel
 is 128 bytes, and a panel is one run of memory, read from its beginning to its end by one block of threads. The last
@@ -19,7 +19,7 @@ multiple of 64.
 **Dense matrices**, of float32 or float16 weights, are stored column by column: a column is one run, since there a block
 of threads computes one.
 
-Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.layouts`.
+Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.kernels.layouts`.
 """
 
 from dataclasses import dataclass
@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
-from lowbit.check import check_array, check_choice, check_integer
+from lowbit.contract.checks import check_array, check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.packing import BITS, CODES_PER_UNIT, WORD_BITS, check_rows
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORD_BITS, check_rows
 from lowbit_cuda.port import Number, Span
 
 PANEL = 32

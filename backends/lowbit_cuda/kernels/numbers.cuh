@@ -65,7 +65,7 @@ __device__ inline float4 load4(const uint16_t* from) { return as_floats(*reinter
 __device__ inline float load1(const float* from) { return *from; }
 __device__ inline float load1(const uint16_t* from) { return from_half(*from); }
 
-// e^x for x of at most 0, as lowbit_cppyy.exponential derives it: off by at most 2.2 units of 2^-24, relative to it;
+// e^x for x of at most 0, as lowbit_cppyy.codegen.exponential derives it: off by at most 2.2 units of 2^-24, relative to it;
 // below 2^-126.5 it is 0. NaN stays NaN.
 //
 // x is k ln 2 + f with an integer k and |f| < 0.347. The addition to 1.5 * 2^23, where floats are integers, rounds to

@@ -8,7 +8,8 @@ Sums are float64 here and rounded to float32 at the end, so a result is nearer t
 lie within the bound of the specification. As in the kernels, a token's result does not depend, to the bit, on how many
 tokens come with it.
 
-Source: the chapters `lowbit.linear`, `lowbit.blocks`, `lowbit.rope`, `lowbit.attention`, `lowbit.bfp_storage`.
+Source: the chapters `lowbit.linear.linear`, `lowbit.model.block`, `lowbit.attention.rope`,
+`lowbit.attention.attention`, `lowbit.quantization.bfp_storage`.
 """
 
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.bfp import bfp12, cast
-from lowbit.bfp_storage import store
+from lowbit.quantization.bfp import bfp12, cast
+from lowbit.quantization.bfp_storage import store
 from lowbit_cuda.kernels.layouts import from_panels, up
 
 Array = npt.NDArray[Any]
@@ -33,7 +34,7 @@ BFP_BLOCK = 32
 
 
 def codes_of(words: Words, bits: int) -> npt.NDArray[np.uint8]:
-    """`lowbit.packing.unpack`, without a loop over rows: uint32, K·b/32 × N, to uint8, K × N.
+    """`lowbit.quantization.packing.unpack`, without a loop over rows: uint32, K·b/32 × N, to uint8, K × N.
 
     >>> codes_of(np.array([[0x87654321]], np.uint32), bits=4)[:, 0]
     array([1, 2, 3, 4, 5, 6, 7, 8], dtype=uint8)
@@ -58,7 +59,7 @@ def _matrix(words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[
 
 
 def _product(x: Floats, words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[str, int]) -> Floats:
-    """T × N: equation 2 of `lowbit.linear`, a token at a time."""
+    """T × N: equation 2 of `lowbit.linear.linear`, a token at a time."""
     rows, group = numbers["rows"], numbers["group_size"]
     codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
     s, z = scale.astype(np.float64), zero.astype(np.float64)
@@ -98,7 +99,7 @@ def expert_in(
 
 
 def dequantize(bits: int, y: Floats, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
-    """Y (K × N) = the weights, to the bit those of `lowbit.affine.dequantize`."""
+    """Y (K × N) = the weights, to the bit those of `lowbit.quantization.affine.dequantize`."""
     codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
     of_row = np.arange(numbers["rows"]) // numbers["group_size"]
     s, z, q = scale.astype(np.float32)[of_row], zero.astype(np.float32)[of_row], codes.astype(np.float32)
@@ -117,7 +118,7 @@ def dense(y: Floats, x: Floats, weights: Array, tokens: int, rows: int, columns:
 
 
 def rms_norm(y: Floats, x: Floats, gain: Floats, tokens: int, columns: int, epsilon: float) -> None:
-    """`lowbit.blocks.rms_norm` of each token; ε is float32 in the kernel."""
+    """`lowbit.model.block.rms_norm` of each token; ε is float32 in the kernel."""
     wide = x.reshape(tokens, columns).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         mean_square = np.mean(wide * wide, axis=1, keepdims=True)
@@ -197,7 +198,7 @@ def append_bfp12(
     head_dim: int,
     capacity: int,
 ) -> None:
-    """The same in BFP12 with blocks of 32, as `lowbit.bfp_storage.store` has it: mantissas and exponents apart."""
+    """The same in BFP12 with blocks of 32, as `lowbit.quantization.bfp_storage.store` has it: mantissas and exponents apart."""
     first = int(position[0])
     count = _inside(first, tokens, capacity)
     if count == 0:
@@ -209,7 +210,7 @@ def append_bfp12(
 
 
 def attend(y: Floats, queries: Floats, keys: Array, values: Array, position: Array, **numbers: int) -> None:
-    """`lowbit.attention.attend` of T tokens over all that came up to each; a window of 0 is none."""
+    """`lowbit.attention.attention.attend` of T tokens over all that came up to each; a window of 0 is none."""
     kv_heads, head_dim, capacity = numbers["kv_heads"], numbers["head_dim"], numbers["capacity"]
     first, window = int(position[0]), numbers["window"] or None
     count = _inside(first, numbers["tokens"], capacity)

@@ -7,7 +7,7 @@ a kernel could run past the end of something.
 
 from collections.abc import Callable, Mapping
 
-from lowbit.check import check_integer
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels.layouts import MOST, PART
 from lowbit_cuda.port import Access, Numbers, Parameter

@@ -8,14 +8,14 @@ token's result has the same bits alone and among others.
 The first half of an expert multiplies by two matrices at once and applies the gate between them, so that neither
 product goes through memory.
 
-Source: QIGen §3 for panels and factored sums; the chapters `lowbit.linear` and `lowbit.blocks`.
+Source: QIGen §3 for panels and factored sums; the chapters `lowbit.linear.linear` and `lowbit.model.block`.
 """
 
 from functools import partial
 
-from lowbit.check import check_choice, check_integer
+from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.packing import CODES_PER_UNIT, check_rows
+from lowbit.quantization.packing import CODES_PER_UNIT, check_rows
 from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PANEL, PART, check_group_size, up
 from lowbit_cuda.kernels.pieces import (

@@ -19,8 +19,8 @@ What they may reach is bounded by the capacity that the launch is given, and not
 from collections.abc import Callable
 from functools import cache
 
-from lowbit.check import check_choice
-from lowbit.packing import BITS
+from lowbit.contract.checks import check_choice
+from lowbit.quantization.packing import BITS
 from lowbit_cuda.kernels.between import add, combine, gather, rms_norm, scatter, swiglu
 from lowbit_cuda.kernels.heads import KEYS, append, attend, rope
 from lowbit_cuda.kernels.pieces import FLOAT_NAMES

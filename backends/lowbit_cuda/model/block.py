@@ -1,21 +1,21 @@
 """One block of the decoder on a device: everything but its experts.
 
-The sequence of kernels is that of the chapter `lowbit.blocks`, and where a sequence of launches is long for a single
-token, it is captured once and run again: nothing in it but memory changes from token to token, because the position of
-a token is read from the device's memory.
+The sequence of kernels is that of the chapter `lowbit.model.block`, and where a sequence of launches is long for a
+single token, it is captured once and run again: nothing in it but memory changes from token to token, because the
+position of a token is read from the device's memory.
 
 A sparse block ends with the scores of its gate, and with those that the next block's gate would give for the same
 input, from which the next block's experts are guessed (MoE offloading §3.2; errata M5). Both come of one product: the
 routers of all layers lie one after the other.
 
-Source: the chapters `lowbit.blocks`, `lowbit.rope`, `lowbit.attention`; MoE offloading §3.2.
+Source: the chapters `lowbit.model.block`, `lowbit.attention.rope`, `lowbit.attention.attention`; MoE offloading §3.2.
 """
 
 from dataclasses import dataclass
 
-from lowbit.config import LlamaConfig
-from lowbit.device import Keys
-from lowbit.weights import GatedWeights, LayerWeights
+from lowbit.backend.whole_model import Keys
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import GatedWeights, LayerWeights
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.model.matrices import ExpertLayout, Resident

@@ -16,7 +16,7 @@ Source: lowbit's own; MoE offloading §3.3 for slots and buffers.
 
 from dataclasses import dataclass
 
-from lowbit.device import spoken_bytes
+from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError
 from lowbit_cuda.engine.blobs import slots_within, stride
 from lowbit_cuda.port import charge

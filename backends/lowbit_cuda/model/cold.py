@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 
 from lowbit.backend import Backend
-from lowbit.blocks import FORMULAS, Gated
-from lowbit.engine import backend_linear
-from lowbit.routing import Floats
+from lowbit.backend.linears import backend_linear
+from lowbit.model.block import FORMULAS, Gated
+from lowbit.moe.routing import Floats
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.model.matrices import Blob, ExpertLayout

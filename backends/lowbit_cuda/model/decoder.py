@@ -1,9 +1,9 @@
 """A decoder on a device, of which only a part of the experts lies there.
 
-It is a `lowbit.decoder.LanguageModel`: tokens in, hidden states and logits out, like the chapter `lowbit.decoder`, and
-layer after layer it computes what that chapter computes. What differs is where. A token's stream stays on the device
-from the first layer to the last; the host learns of each layer only its gate's scores, and answers with the experts to
-be brought (`sparse`).
+It is a `lowbit.model.decoder.LanguageModel`: tokens in, hidden states and logits out, like the chapter
+`lowbit.model.decoder`, and layer after layer it computes what that chapter computes. What differs is where. A token's
+stream stays on the device from the first layer to the last; the host learns of each layer only its gate's scores, and
+answers with the experts to be brought (`sparse`).
 
 **A token goes through a layer** in one graph, then the host waits for the scores, then the engine asks for copies and
 kernels, and the next layer's graph begins by adding up the experts' answers. A chunk of a prompt goes the same way,
@@ -17,7 +17,7 @@ exception is asked for: experts that another backend runs on the host.
 it is refused from then on. A state is also refused after an error, because it is not known what its cache holds; the
 next state begins afresh.
 
-Source: the chapter `lowbit.decoder`; MoE offloading §3.
+Source: the chapter `lowbit.model.decoder`; MoE offloading §3.
 """
 
 from collections.abc import Sequence
@@ -28,14 +28,14 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.blocks import Reals
-from lowbit.config import LlamaConfig
-from lowbit.decoder import token_ids
-from lowbit.device import DeviceAccount, DeviceSettings
+from lowbit.backend.whole_model import DeviceAccount, DeviceSettings
 from lowbit.errors import ArgumentError
-from lowbit.offload import Event
-from lowbit.replay import Recall
-from lowbit.weights import Floats, LayeredWeights, Progress
+from lowbit.model.block import Reals
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import token_ids
+from lowbit.model.replay import Recall
+from lowbit.model.weights import Floats, LayeredWeights, Progress
+from lowbit.moe.offload import Event
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.model.block import norm
 from lowbit_cuda.model.lane import Lane

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields, replace
 from functools import reduce
 
 from lowbit.backend import load as load_backend
-from lowbit.config import LlamaConfig
-from lowbit.device import DeviceSettings, Keys
+from lowbit.backend.whole_model import DeviceSettings, Keys
 from lowbit.errors import ArgumentError, NotDeclaredError
-from lowbit.offload import Arrangement
-from lowbit.weights import NORMS, Floats, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import NORMS, Floats, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
+from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.heads import MOST_HEAD_DIM

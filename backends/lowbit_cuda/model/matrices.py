@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.errors import ArgumentError
-from lowbit.weights import Floats, GatedWeights, Matrix
+from lowbit.model.weights import Floats, GatedWeights, Matrix
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.lane import Lane

@@ -1,13 +1,13 @@
 """The sparse part of a block: the host chooses, the engine brings, the device computes.
 
 A gate's scores come to the host, because which experts are needed decides which copies are asked for. The choice is
-that of the chapter `lowbit.routing`, made by its own functions, so it has its ties and its order.
+that of the chapter `lowbit.moe.routing`, made by its own functions, so it has its ties and its order.
 
 Each expert runs once for all the tokens of a chunk that chose it: their rows are gathered, and its answers are put at
 the places that these tokens have for it. A token's places are in the order of its experts' numbers, and they are added
 up only when all are there. So nothing that the engine decides can be seen in an answer.
 
-Source: MoE offloading §2.1, §3; the chapters `lowbit.routing` and `lowbit.blocks`.
+Source: MoE offloading §2.1, §3; the chapters `lowbit.moe.routing` and `lowbit.model.block`.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.blocks import routes
-from lowbit.config import LlamaConfig, Routing
-from lowbit.offload import Trace
-from lowbit.routing import Floats, Ids, top_k
+from lowbit.model.block import routes
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.moe.offload import Trace
+from lowbit.moe.routing import Floats, Ids, top_k
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.cold import ColdExperts

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.config import LlamaConfig
-from lowbit.device import Keys
+from lowbit.backend.whole_model import Keys
+from lowbit.model.config import LlamaConfig
 from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
 from lowbit_cuda.model.lane import Lane, charged
 from lowbit_cuda.model.matrices import ExpertLayout

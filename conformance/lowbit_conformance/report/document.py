@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lowbit.storage import write_whole
+from lowbit.system.storage import write_whole
 from lowbit_conformance.report.model import Report, as_json
 
 SCHEMA_FILE = Path(__file__).parent / "schema" / "report.schema.json"

@@ -22,10 +22,10 @@ import numpy as np
 import lowbit
 import lowbit_conformance
 from lowbit.backend import ENTRY_POINTS
-from lowbit.entries import entries
+from lowbit.system.entries import entries
 from lowbit.text import cleaned
 from lowbit_conformance.report.model import Build, Machine, Report, Suite
-from lowbit_conformance.tally import Tally, plain
+from lowbit_conformance.suite.tally import Tally, plain
 
 MOST_FILES = 5000
 MOST_BYTES = 2**29

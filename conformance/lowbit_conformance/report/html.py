@@ -12,12 +12,12 @@ from typing import Any
 
 from lowbit.errors import UnavailableError
 from lowbit.operations import OPERATIONS
-from lowbit.storage import write_whole
-from lowbit_conformance.isolation import ADVISORY, ISOLATION
+from lowbit.system.storage import write_whole
+from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report import words
 from lowbit_conformance.report.matrix import NONE, Line, matrix
 from lowbit_conformance.report.model import Report
-from lowbit_conformance.tally import Row, Verdict
+from lowbit_conformance.suite.tally import Row, Verdict
 
 TEMPLATE = Path(__file__).parent / "template.html"
 KINDS = {"column": "a whole column", "other": "other sizes", NONE: "none"}

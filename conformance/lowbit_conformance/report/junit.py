@@ -8,10 +8,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from lowbit.storage import write_whole
-from lowbit_conformance.isolation import ADVISORY, ISOLATION
+from lowbit.system.storage import write_whole
+from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report.model import Report
-from lowbit_conformance.tally import Row, Verdict
+from lowbit_conformance.suite.tally import Row, Verdict
 
 
 def write_junit(report: Report, path: Path) -> None:

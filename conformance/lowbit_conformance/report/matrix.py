@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from lowbit_conformance.tally import Verdict
+from lowbit_conformance.suite.tally import Verdict
 
 State = Literal["passed", "failed", "partly declared", "not declared"]
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lowbit.check import spoken
-from lowbit_conformance.isolation import ADVISORY, ISOLATION
+from lowbit.contract.checks import spoken
+from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report.matrix import matrix
-from lowbit_conformance.tally import Tally, Verdict
+from lowbit_conformance.suite.tally import Tally, Verdict
 
 SCHEMA = "lowbit-report/1"
 

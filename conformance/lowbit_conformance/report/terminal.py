@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit_conformance.certify import folded as folded_lines
-from lowbit_conformance.isolation import ADVISORY, ISOLATION
+from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
 from lowbit_conformance.report.matrix import Cell, Line, folded, matrix
 from lowbit_conformance.report.model import FailureGroup, Report
 from lowbit_conformance.report.words import meaning, place
-from lowbit_conformance.tally import Row
+from lowbit_conformance.suite.certify import folded as folded_lines
+from lowbit_conformance.suite.tally import Row
 
 WIDTH = 80
 SHOWN_GROUPS = 10

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from lowbit import contract
+from lowbit.contract import operation as contract
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.cases import LOADING
+from lowbit_conformance.suite.cases import LOADING
 
 VERDICTS: Mapping[str, str] = {
     "WRONG": "The result has other bits than the specification's, or lies outside the error bound. The first wrong "

@@ -7,7 +7,7 @@ it declares must hold. ``lowbit conformance my-backend`` says whether it does.
 import numpy as np
 
 from lowbit.backend import Backend, Capabilities, Declaration
-from lowbit.packing import Codes, Words
+from lowbit.quantization.packing import Codes, Words
 
 CODES_PER_WORD = 8
 
@@ -38,7 +38,7 @@ class MyBackend(Backend):
     #    name and the arguments of its reference function.
     # 3. Claim a profile: Capabilities({...}, profiles=("lowbit-1.0/packing",)); `lowbit profiles` lists them.
     # 4. Multiply. Declare "linear.qgemv" with your arithmetic, Declaration({"bits": (4,)}, Arithmetic("dequantised"))
-    #    from lowbit.rounding, and answer with a lowbit.backend.PreparedLinear from _prepare(self, matrix).
+    #    from lowbit.contract.rounding, and answer with a lowbit.backend.PreparedLinear from _prepare(self, matrix).
     #
     # Compute every result here. A call of a function of lowbit that computes, and the import of another backend, are
     # breaches (SILENT_FALLBACK), whatever they are for. Types, constants, checks and errors of lowbit are for everyone.

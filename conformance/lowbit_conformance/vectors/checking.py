@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.contract import Operation
+from lowbit.backend.session import Session
+from lowbit.backend.wire import Tree, as_json, from_json
+from lowbit.contract.operation import Operation
 from lowbit.errors import ArgumentError, on_one_line
-from lowbit.session import Session
 from lowbit.text import cleaned, quoted
-from lowbit.values import Tree, as_json, from_json
 from lowbit_conformance.vectors.files import Document, Step, Vector
 from lowbit_conformance.vectors.judging import right_answer
 from lowbit_conformance.vectors.record import MOST_BYTES, array_bytes

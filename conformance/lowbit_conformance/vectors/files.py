@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from lowbit.contract import OPERATIONS, Operation
+from lowbit.backend.wire import MOST_DEPTH, Tree
+from lowbit.contract.operation import OPERATIONS, Operation
+from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint_json import Fields, described, parsed, read_bytes
-from lowbit.rounding import Arithmetic
-from lowbit.storage import write_whole
+from lowbit.system.json_files import Fields, described, parsed, read_bytes
+from lowbit.system.storage import write_whole
 from lowbit.text import quoted
-from lowbit.values import MOST_DEPTH, Tree
-from lowbit_conformance.marking import Settings
+from lowbit_conformance.suite.marking import Settings
 from lowbit_conformance.vectors.judging import STATED
 from lowbit_conformance.vectors.record import MOST_TEXT, Vectors, record
 
@@ -75,7 +75,7 @@ def _stated(arithmetic: Arithmetic | None) -> dict[str, str] | None:
 
 
 # **Reading** trusts nobody. The outer form is checked here: kinds of fields, sizes, depth. The values inside are left
-# as trees, which `lowbit.values` checks when they are made.
+# as trees, which `lowbit.backend.wire` checks when they are made.
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _size(tree: Tree) -> int:
     waiting, size = [(tree, 0)], 0
     while waiting:
         part, depth = waiting.pop()
-        if depth > 2 * MOST_DEPTH or size > MOST_TEXT:  # a value of `lowbit.values` in one of some fields
+        if depth > 2 * MOST_DEPTH or size > MOST_TEXT:  # a value of `lowbit.backend.wire` in one of some fields
             return MOST_TEXT + 1
         size += 1
         if isinstance(part, str):

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.attention_bounds import attend_bound, softmax_bound
-from lowbit.blocks_bounds import rms_norm_bound, swiglu_bound
-from lowbit.bounds import linear_bound
-from lowbit.contract import OPERATIONS, Promise
-from lowbit.gptq_bounds import hessian_bound, targets_bound
-from lowbit.hqq import qgemv_bound
-from lowbit.hqq_solver import step_bound
-from lowbit.integer_bounds import integer_bound, integer_loop
+from lowbit.attention.bounds import attend_bound, softmax_bound
+from lowbit.attention.rope import rotate_bound
+from lowbit.backend.wire import as_json
+from lowbit.contract.operation import OPERATIONS, Promise
+from lowbit.contract.rounding import Arithmetic, Bound, any_order
+from lowbit.linear.bounds import linear_bound
+from lowbit.linear.integer_bounds import integer_bound, integer_loop
+from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
 from lowbit.operations import OPERATIONS as _ALL
-from lowbit.rope import rotate_bound
-from lowbit.rounding import Arithmetic, Bound, any_order
-from lowbit.routing_bounds import expert_bound, gate_bound, sparse_bound, weights_bound
-from lowbit.values import as_json
+from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
+from lowbit.quantization.hqq import qgemv_bound
+from lowbit.quantization.hqq_solver import step_bound
 
 Doubles = npt.NDArray[np.float64]
 

@@ -1,9 +1,7 @@
 """Recording what the tests of the suite ask of a backend, by answering them with the reference."""
 
-import importlib
 import inspect
 import json
-import pkgutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -13,17 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import lowbit_conformance
-from lowbit.affine import Floats, QuantizedMatrix
 from lowbit.backend import Capabilities, Declaration
-from lowbit.contract import OPERATIONS, Promise
+from lowbit.backend.reference import ReferenceBackend
+from lowbit.backend.session import Session
+from lowbit.backend.wire import Tree, as_json, encode, from_json
+from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
-from lowbit.reference import ReferenceBackend
-from lowbit.session import Session
-from lowbit.values import Tree, as_json, encode, from_json
-from lowbit_conformance.cases import CONCURRENT, Case
-from lowbit_conformance.marking import MARKS, Mark, Settings
-from lowbit_conformance.remote import Call, Variant
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit_conformance.isolation.remote import Call, Variant
+from lowbit_conformance.suite.cases import CONCURRENT, Case
+from lowbit_conformance.suite.clauses import load_suite
+from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 from lowbit_conformance.vectors.judging import STATED, right_answer
 
 MOST_BYTES = 1 << 14
@@ -79,9 +77,7 @@ def record(operation: str, settings: Settings) -> Vectors:
 
 def marks_of(operation: str) -> list[Mark]:
     """The tests of an operation, in the order of modules and lines; those of habits are no calls of its own."""
-    for module in sorted(found.name for found in pkgutil.iter_modules(lowbit_conformance.__path__)):
-        if module.startswith("test_"):
-            importlib.import_module(f"lowbit_conformance.{module}")
+    load_suite()
     marks = [mark for mark in MARKS if mark.clause.partition("/")[0] == operation]
     return sorted(marks, key=lambda mark: (mark.test.__module__, mark.test.__code__.co_firstlineno))
 
@@ -231,7 +227,7 @@ class RecorderLinear:
         return Call(method, f"linear.{method}", (x,), owner=owner)
 
     def guarded(self, x: Floats, vectors: int) -> Floats:
-        """What `lowbit_conformance.remote.RemoteLinear` does with guards."""
+        """What `lowbit_conformance.isolation.remote.RemoteLinear` does with guards."""
         result: Floats = self.qgemm(x) if vectors else self.qgemv(x[0])
         return result
 

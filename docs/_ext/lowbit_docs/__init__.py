@@ -11,6 +11,7 @@ from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.names import resolve
 from lowbit_docs.offloading import CudaKernels, GpuResults, VirtualTable2
 from lowbit_docs.operations import Operations
+from lowbit_docs.pages import write_pages
 from lowbit_docs.soak import Soak
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
 from lowbit_docs.tables import Data, Errata, Habits, Verdicts
@@ -41,6 +42,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("data-table", Data)
     app.add_directive("habits", Habits)
     app.add_directive("verdicts", Verdicts)
+    app.connect("builder-inited", write_pages)
     app.connect("env-get-outdated", pages_to_refresh)
     app.connect("doctree-resolved", fill)
     app.connect("missing-reference", resolve)

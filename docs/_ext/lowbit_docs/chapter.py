@@ -1,12 +1,12 @@
-"""The directive ``.. chapter:: lowbit.packing``: the page is the chapter.
+"""The directive ``.. chapter:: lowbit.quantization.packing``: the page is the chapter.
 
 It reads the one source file and writes the page in source order: prose as reStructuredText, each function and class
 under its name with its docstring and then its code, everything else as code. Every line that is handed to the parser
 carries the number that it has in the source, so a warning names the chapter's own file and line.
 """
 
+import sys
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -154,12 +154,13 @@ class ChapterFile(SphinxDirective):
 
 
 def source_file(module: str) -> Path | None:
-    """Where a module's text is, without running it."""
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:
-        return None
-    return Path(spec.origin) if spec and spec.origin else None
+    """Where a module's text is, without importing anything, its package included."""
+    for folder in sys.path:
+        path = Path(folder, *module.split("."))
+        for file in (path / "__init__.py", path.with_suffix(".py")):
+            if file.is_file():
+                return file
+    return None
 
 
 def ranges(lines: Iterable[Line]) -> str:

@@ -14,13 +14,13 @@ from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
 import lowbit_cppyy
-from lowbit.packing import BITS
-from lowbit.program import Loop
-from lowbit_cppyy.isa import TABLES, InstructionSet
-from lowbit_cppyy.kernels import Kernel
+from lowbit.kernels.program import Loop
+from lowbit.quantization.packing import BITS
+from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.prediction import FREE, LOADS, Sizes, spelled, tally
-from lowbit_cppyy.recipe import INTEGER, METHODS, Method, Recipe
+from lowbit_cppyy.recipe.recipe import INTEGER, METHODS, Method, Recipe
+from lowbit_cppyy.tuning.prediction import FREE, LOADS, Sizes, spelled, tally
 from lowbit_docs.tables import Cell, table
 
 

@@ -6,7 +6,7 @@ underscore in it, or the word "chapter" in front of it.
 """
 
 import re
-from collections.abc import Container
+from collections.abc import Collection
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -21,19 +21,25 @@ PACKAGE = "lowbit"
 _CHAPTER = re.compile(r"\bchapters?(\s+\w+,?)?(\s+and)?\s+$")
 
 
-def full_name(target: str, before: str, known: Container[str]) -> str | None:
+def full_name(target: str, before: str, known: Collection[str]) -> str | None:
     """What a short name stands for, if it is one.
 
     Args:
         target: the name as written.
         before: the text in front of it.
         known: full names that there are pages for.
+
+    Returns:
+        The full name; None where nothing, or more than one thing, is called so.
     """
-    name = f"{PACKAGE}.{target}"
+    if not ("." in target or "_" in target or _CHAPTER.search(before)):
+        return None
     if operation := OPERATIONS.get(target):
         name = f"{operation.reference.__module__}.{operation.reference.__name__}"
-    says = "." in target or "_" in target or _CHAPTER.search(before)
-    return name if says and name in known else None
+        return name if name in known else None
+    found = {name for name in known if name.startswith(f"{PACKAGE}.") and name.endswith(f".{target}")}
+    inner = {name for name in found if name.rpartition(".")[0] in found}  # the chapter of a package of its own name
+    return (inner or found).pop() if len(inner or found) == 1 else None
 
 
 def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement) -> nodes.Element | None:

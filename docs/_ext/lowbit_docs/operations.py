@@ -4,7 +4,7 @@ from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_id
 
-from lowbit.contract import Operation
+from lowbit.contract.operation import Operation
 from lowbit.operations import OPERATIONS
 from lowbit_docs.chapter import source_file
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from lowbit import data, errata
-from lowbit.contract import HABITS
+from lowbit import errata
+from lowbit.contract.operation import HABITS
+from lowbit.formats import fetch as data
 from lowbit_conformance.report.words import VERDICTS
 from lowbit_docs.chapter import source_file
 
@@ -35,7 +36,7 @@ class Data(SphinxDirective):
     """``.. data-table::``: every file that can be fetched, its package and its sums."""
 
     def run(self) -> list[nodes.Node]:
-        if file := source_file("lowbit.data"):
+        if file := source_file("lowbit.formats.fetch"):
             self.env.note_dependency(file)
         rows: list[list[Cell]] = []
         for name, resource in data.TABLE.items():
@@ -49,7 +50,7 @@ class Habits(SphinxDirective):
     """``.. habits::``: what every operation keeps beside its clauses."""
 
     def run(self) -> list[nodes.Node]:
-        if file := source_file("lowbit.contract"):
+        if file := source_file("lowbit.contract.operation"):
             self.env.note_dependency(file)
         rows: list[list[Cell]] = [[[nodes.literal(text=habit)], sentence] for habit, sentence in HABITS.items()]
         return [table(["habit", "what it says"], rows, [10, 90])]

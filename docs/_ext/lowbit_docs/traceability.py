@@ -8,8 +8,9 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_id
 
 from lowbit.operations import OPERATIONS
-from lowbit_conformance import bank, traceability
-from lowbit_conformance.traceability import Row
+from lowbit_conformance import defects as bank
+from lowbit_conformance.suite import traceability
+from lowbit_conformance.suite.traceability import Row
 from lowbit_docs.chapter import source_file
 from lowbit_docs.tables import Cell, table
 

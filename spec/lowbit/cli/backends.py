@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lowbit import backend as registry
-from lowbit.asking import MOST_SAID, ask
-from lowbit.check import spoken
+from lowbit.backend import base as registry
+from lowbit.backend.asking import MOST_SAID, ask
+from lowbit.contract.checks import spoken
 from lowbit.text import cleaned, one_line
 
 

@@ -19,11 +19,11 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from lowbit.entries import loaded, read
 from lowbit.errors import UnavailableError, words_of
-from lowbit.host_memory import check_address_space
+from lowbit.system.entries import loaded, read
+from lowbit.system.memory import check_address_space
+from lowbit.system.threads import usable_processors
 from lowbit.text import one_line, quoted
-from lowbit.threads import usable_processors
 
 GROUP = "lowbit.commands"
 OWN = {

@@ -21,20 +21,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lowbit import backend as registry
-from lowbit import data
-from lowbit.affine import QuantizedMatrix, matrix_parameters
-from lowbit.backend import Backend
-from lowbit.bounds import linear_bound
+from lowbit.backend import base as registry
+from lowbit.backend.base import Backend
+from lowbit.backend.linears import build
 from lowbit.cli.loading import LoadedModel, file_of, load_model, progress_bar
-from lowbit.decoder import Decoder, Difference, Step, first_difference, generate
-from lowbit.engine import build
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
-from lowbit.interpreters import python_command, python_environment
-from lowbit.linear import qgemv
-from lowbit.perplexity import perplexity
+from lowbit.formats import fetch as data
+from lowbit.linear.bounds import linear_bound
+from lowbit.linear.linear import qgemv
+from lowbit.model.decoder import Decoder, Difference, Step, first_difference, generate
+from lowbit.model.perplexity import perplexity
+from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
+from lowbit.quantization.affine import QuantizedMatrix, matrix_parameters
+from lowbit.system.interpreters import python_command, python_environment
 from lowbit.text import cleaned, one_line, quoted
-from lowbit.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
 
 PROMPT = "Alice was beginning to get very tired of"
 GROUP_SIZES = (64, 128)

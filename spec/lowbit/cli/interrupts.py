@@ -13,10 +13,10 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
-from lowbit.blocks import Reals
-from lowbit.config import LlamaConfig
-from lowbit.device import DeviceAccount, DeviceDecoder
-from lowbit.weights import Floats, Progress
+from lowbit.backend.whole_model import DeviceAccount, DeviceDecoder
+from lowbit.model.block import Reals
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import Floats, Progress
 
 
 class Interrupts:

@@ -12,25 +12,26 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from lowbit import between
-from lowbit.backend import Backend
-from lowbit.blocks import FORMULAS
-from lowbit.check import check_choice, check_integer, spoken
+from lowbit.backend.base import Backend
+from lowbit.backend.linears import CONTRACTS, BackendLinears, Contract, backend_linear, build
 from lowbit.cli.progress import changing_bar, progress_bar
-from lowbit.config import LlamaConfig
-from lowbit.data import fetch
-from lowbit.decoder import Decoder
-from lowbit.engine import CONTRACTS, BackendLinears, Contract, backend_linear, build
+from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
-from lowbit.formats import checkpoint_tokenizer, gguf_tokenizer
-from lowbit.formats.checkpoint import Checkpoint, open_checkpoint
-from lowbit.formats.checkpoint_cache import quantized
-from lowbit.formats.gguf import check_architecture, open_gguf, read_llama
+from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
+from lowbit.formats.checkpoint.cache import quantized
+from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.formats.fetch import fetch
+from lowbit.formats.gguf import tokenizer as gguf_tokenizer
+from lowbit.formats.gguf.reader import check_architecture, open_gguf, read_llama
 from lowbit.formats.tokenizer import Tokenizer
-from lowbit.host_memory import check_memory
-from lowbit.packing import BITS
-from lowbit.plan import METHODS, Plan, Quantization, planned
-from lowbit.weights import LayeredWeights, LlamaWeights, in_memory, weight_bytes
+from lowbit.model import elementwise
+from lowbit.model.block import FORMULAS
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import Decoder
+from lowbit.model.quantization_plan import METHODS, Plan, Quantization, planned
+from lowbit.model.weights import LayeredWeights, LlamaWeights, in_memory, weight_bytes
+from lowbit.quantization.packing import BITS
+from lowbit.system.memory import check_memory
 
 __all__ = [
     "LoadedModel",
@@ -73,7 +74,7 @@ class LoadedModel:
 
 
 def file_of(path: Path | None, default: str) -> Path:
-    """The file that was given, or else the one of this name in `lowbit.data.TABLE`, fetched if need be.
+    """The file that was given, or else the one of this name in `lowbit.formats.fetch.TABLE`, fetched if need be.
 
     Raises:
         UnavailableError: it cannot be fetched; the message says what to put where.
@@ -271,6 +272,6 @@ def on_backend(
     with progress_bar(f"reading {model.file}") as progress:
         weights = in_memory(layered, progress)
     with progress_bar(f"preparing {backend.name}") as progress:
-        taken = between.on_backend(backend, weights.config, FORMULAS) if steps else between.Steps(FORMULAS, ())
+        taken = elementwise.on_backend(backend, weights.config, FORMULAS) if steps else elementwise.Steps(FORMULAS, ())
         decoder, linears = build(weights, backend, progress, contract, taken.between)
     return Ready(model, weights, plan, decoder, linears, taken.names)

@@ -17,9 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit import backend as registry
-from lowbit.attention import softmax
-from lowbit.check import check_integer, spoken
+from lowbit.attention.attention import softmax
+from lowbit.backend import base as registry
 from lowbit.cli.loading import DEFAULT_GROUP_SIZE, LoadedModel, chosen, contract_of, file_of, load_model
 from lowbit.cli.on_device import (
     BuffersOption,
@@ -32,15 +31,16 @@ from lowbit.cli.on_device import (
     made_ready,
 )
 from lowbit.cli.progress import progress_bar
-from lowbit.data import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
-from lowbit.decoder import Step, next_logits
-from lowbit.decoder import generate as generate_steps
+from lowbit.contract.checks import check_integer, spoken
 from lowbit.errors import ArgumentError
-from lowbit.formats.checkpoint_config import ARCHITECTURES as KINDS
-from lowbit.formats.gguf_architectures import ARCHITECTURES
+from lowbit.formats.checkpoint.config import ARCHITECTURES as KINDS
+from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
+from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
-from lowbit.perplexity import perplexity as measure
-from lowbit.plan import METHODS
+from lowbit.model.decoder import Step, next_logits
+from lowbit.model.decoder import generate as generate_steps
+from lowbit.model.perplexity import perplexity as measure
+from lowbit.model.quantization_plan import METHODS
 from lowbit.text import cleaned, one_line, quoted
 
 ModelOption = Annotated[

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from lowbit.check import check_choice, check_integer
+from lowbit.backend.whole_model import spoken_bytes
 from lowbit.cli.progress import progress_bar
-from lowbit.config import LlamaConfig, Routing
-from lowbit.device import spoken_bytes
-from lowbit.formats.checkpoint_random import SHAPES, total_bytes, write_random
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.formats.checkpoint.random import SHAPES, total_bytes, write_random
+from lowbit.model.config import LlamaConfig, Routing
 from lowbit.text import one_line
 
 Number = Annotated[int | None, typer.Option(help="Instead of the shape's own.")]

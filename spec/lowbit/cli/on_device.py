@@ -7,17 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from lowbit import backend as registry
-from lowbit.backend import Backend
-from lowbit.check import check_choice, check_integer, spoken
+from lowbit.backend import base as registry
+from lowbit.backend.base import Backend
+from lowbit.backend.linears import Contract
+from lowbit.backend.whole_model import KEYS, PREFETCHES, DeviceSettings, bytes_of
 from lowbit.cli.interrupts import Interruptible, deferred
 from lowbit.cli.loading import LoadedModel, Ready, on_backend, said_plan, weights_of
 from lowbit.cli.progress import progress_bar
-from lowbit.device import KEYS, PREFETCHES, DeviceSettings, bytes_of
-from lowbit.engine import Contract
+from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.errors import ArgumentError
-from lowbit.offload import MEMORIES
-from lowbit.plan import Plan
+from lowbit.model.quantization_plan import Plan
+from lowbit.moe.offload import MEMORIES
 
 DeviceMemoryOption = Annotated[
     str | None,
@@ -158,7 +158,7 @@ def made_ready(
 
     Raises:
         ArgumentError: a contract or steps, which a backend that runs models whole does not take from outside.
-        LowbitError: see `on_backend` and `lowbit.backend.Backend.decoder`.
+        LowbitError: see `on_backend` and `lowbit.backend.base.Backend.decoder`.
     """
     if settings is None:
         yield on_backend(model, backend, plan, contract, steps=steps)

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lowbit.contract import sentence
+from lowbit.contract.operation import sentence
 from lowbit.profiles import PROFILES, Profile
 
 

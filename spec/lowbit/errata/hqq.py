@@ -10,10 +10,10 @@ import numpy as np
 
 from lowbit.errata import ruling
 from lowbit.errors import ArgumentError
-from lowbit.hqq import as_minimum, dequantize, quantize, to_blocks
-from lowbit.hqq_numbers import decode, range_grid
-from lowbit.hqq_sizes import GIB, PRINTED, Scheme, mixtral, table_1
-from lowbit.hqq_solver import Solver, codes, residual, shrink, solve, step
+from lowbit.quantization.hqq import as_minimum, dequantize, quantize, to_blocks
+from lowbit.quantization.hqq_numbers import decode, range_grid
+from lowbit.quantization.hqq_solver import Solver, codes, residual, shrink, solve, step
+from lowbit.quantization.hqq_table1 import GIB, PRINTED, Scheme, mixtral, table_1
 
 SPREAD = (np.arange(64).reshape(16, 4) * 37 % 64 - 31.5) / 32
 WEIGHTS = (SPREAD**3).astype(np.float32)  # a few large, many small

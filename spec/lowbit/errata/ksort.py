@@ -7,13 +7,13 @@ Source: K-sort, as printed in the copy at hand.
 
 import numpy as np
 
-from lowbit.bfp import Format, bfp12, bfp16, cast, decode
-from lowbit.bfp_dot import dot, total
-from lowbit.bfp_storage import store
+from lowbit.attention.ksort import channel_sizes, layer_orders, permutation, permuted_layout, v_sorted
+from lowbit.attention.rope import Layout, half_split, interleaved, rotate, rotation
 from lowbit.errata import ruling
 from lowbit.errors import ArgumentError
-from lowbit.ksort import channel_sizes, layer_orders, permutation, permuted_layout, v_sorted
-from lowbit.rope import Layout, half_split, interleaved, rotate, rotation
+from lowbit.quantization.bfp import Format, bfp12, bfp16, cast, decode
+from lowbit.quantization.bfp_dot import dot, total
+from lowbit.quantization.bfp_storage import store
 
 HEAD_DIM = 8
 ORDER = np.array([3, 0, 6, 1, 7, 4, 2, 5])

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.affine import dequantize, quantize
-from lowbit.blocking import (
+from lowbit.errata import ruling
+from lowbit.errors import ArgumentError
+from lowbit.kernels.blocking import (
     equation_3,
     equation_3_extended,
     equation_4,
@@ -21,14 +22,13 @@ from lowbit.blocking import (
     tiles,
     tiles_extended,
 )
-from lowbit.errata import ruling
-from lowbit.errors import ArgumentError
-from lowbit.interpreter import run
-from lowbit.layouts import ColumnPanels, ZCurve
-from lowbit.linear import equation_2_left, equation_2_right, qgemv
-from lowbit.memory import GROUP_SIZES, LLAMA, model_bytes
-from lowbit.microkernel import algorithm_3
-from lowbit.packing import CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
+from lowbit.kernels.interpreter import run
+from lowbit.kernels.layouts import ColumnPanels, ZCurve
+from lowbit.kernels.microkernel import algorithm_3
+from lowbit.linear.linear import equation_2_left, equation_2_right, qgemv
+from lowbit.quantization.affine import dequantize, quantize
+from lowbit.quantization.memory import GROUP_SIZES, LLAMA, model_bytes
+from lowbit.quantization.packing import CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
 
 WEIGHTS = np.linspace(-1, 2, 32, dtype=np.float32).reshape(32, 1)
 

@@ -1,0 +1,1 @@
+"""The commands ``lowbit kernel`` and ``lowbit tune``."""

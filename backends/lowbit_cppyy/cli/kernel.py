@@ -1,0 +1,215 @@
+"""``lowbit kernel show``, ``list`` and ``program``: kernels to read; nothing here needs a compiler."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.errors import UnavailableError
+from lowbit.kernels.program import Advance, Comment, Instruction, Loop, Step
+from lowbit.quantization.packing import BITS
+from lowbit_cppyy.cli.tune import layout_of
+from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
+from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
+from lowbit_cppyy.layout.layout import PanelLayout
+from lowbit_cppyy.names import kernel_of
+from lowbit_cppyy.recipe.recipe import PURPOSES
+from lowbit_cppyy.tuning.choices import default_recipe
+from lowbit_cppyy.tuning.prediction import Prediction, predict, words_of_a_group
+
+app = typer.Typer(help="The generated kernels: their names, their programs and their C++.", no_args_is_help=True)
+
+Name = Annotated[str | None, typer.Argument(help="A kernel's name, by the grammar of `lowbit_cppyy.codegen.kernels`.")]
+Bits = Annotated[int, typer.Option(help="Without a name: width of a code.")]
+Group = Annotated[int, typer.Option(help="Rows of a group; 0 for whole columns.")]
+Isa = Annotated[str, typer.Option(help="Without a name: instruction set.")]
+PurposeName = Annotated[str, typer.Option("--purpose", help="Without a name: the default kernel for this purpose.")]
+ScaleType = Annotated[str, typer.Option(help="Without a name: float16 or float32.")]
+ZeroKind = Annotated[str, typer.Option(help="Without a name: minimum or zero_point.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
+
+ROWS, COLUMNS = 4096, 11008
+
+
+@app.command()
+def show(
+    name: Name = None,
+    bits: Bits = 4,
+    group: Group = 128,
+    isa: Isa = "avx2",
+    purpose: PurposeName = "vector",
+    scales: ScaleType = "float16",
+    convention: ZeroKind = "zero_point",
+    whole: Annotated[bool, typer.Option("--prelude", help="With the functions that it calls.")] = False,
+    assembly: Annotated[bool, typer.Option(help="What the command c++ makes of it, not cppyy's compiler.")] = False,
+) -> None:
+    """Print a kernel's C++, by its name or by choices."""
+    kernel = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
+    if assembly:
+        _print(assembly_of(kernel), "gas")
+    else:
+        _print(kernel_source(kernel) if whole else kernel.source, "cpp")
+
+
+@app.command()
+def program(
+    name: Name = None,
+    bits: Bits = 4,
+    group: Group = 128,
+    isa: Isa = "avx2",
+    purpose: PurposeName = "vector",
+    scales: ScaleType = "float16",
+    convention: ZeroKind = "zero_point",
+    as_json: AsJson = False,
+) -> None:
+    """Print a kernel's program in the vocabulary of `lowbit.kernels.vector`, its registers and its instructions."""
+    kernel = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
+    layout = _layout(kernel.recipe.bits, group, kernel.recipe.scales, kernel.recipe.convention)
+    words, predicted = _counted(kernel, layout)
+    lines = list(program_lines(kernel.program.body))
+    if as_json:
+        answer = {"kernel": kernel.name, "program": lines, "words_of_a_group": words, "predicted": vars(predicted)}
+        print(json.dumps(answer))
+        return
+    _print("\n".join(lines) + "\n", "text")
+    print(f"\n{kernel.name}, groups of {layout.group_size}:")
+    print("\n".join(_told(predicted, kernel.table.registers)))
+    print("words of a group: " + ", ".join(f"{count} {word}" for word, count in sorted(words.items())))
+
+
+@app.command("list")
+def list_kernels(
+    bits: Annotated[int | None, typer.Option(help="Only this width of codes.")] = None,
+    isa: Annotated[str | None, typer.Option(help="Only this instruction set.")] = None,
+    group: Group = 128,
+    scales: ScaleType = "float16",
+    convention: ZeroKind = "zero_point",
+    as_json: AsJson = False,
+) -> None:
+    """List the default kernel of every instruction set, width and purpose."""
+    if bits is not None:
+        check_choice("--bits", bits, BITS)
+    if isa is not None:
+        check_choice("--isa", isa, tuple(TABLES))
+    found: list[dict[str, str | float]] = []
+    for table in [TABLES[isa]] if isa else TABLES.values():
+        for width in BITS if bits is None else (bits,):
+            layout = _layout(width, group, scales, convention)
+            for purpose in PURPOSES:
+                kernel = Kernel(default_recipe(purpose, layout, table), table)
+                predicted = vars(predict(kernel.recipe, layout, table))
+                found.append({"purpose": purpose, "kernel": kernel.name} | predicted)
+    if as_json:
+        print(json.dumps({"kernels": found}))
+        return
+    shown = Table("purpose", "kernel", box=None, padding=(0, 1, 0, 0))
+    for column in ("reg", "instr"):
+        shown.add_column(column, justify="right")
+    for each in found:
+        instructions = f"{each['instructions']:.2f}"
+        shown.add_row(str(each["purpose"]), str(each["kernel"]), f"{each['registers']}", instructions)
+    Console().print(shown)
+
+
+# What the commands are made of.
+
+
+def _layout(bits: int, group: int, scales: str, convention: str) -> PanelLayout:
+    check_choice("--bits", bits, BITS)
+    check_integer("--group", group, 0, ROWS)
+    return layout_of(bits, group, f"{ROWS}x{COLUMNS}", scales, convention)
+
+
+def _kernel(name: str | None, layout: PanelLayout, isa: str, purpose: str) -> Kernel:
+    """The kernel with a name, or the default for choices."""
+    if name is not None:
+        return kernel_of(name)
+    check_choice("--isa", isa, tuple(TABLES))
+    check_choice("--purpose", purpose, PURPOSES)
+    table: InstructionSet = TABLES[isa]
+    return Kernel(default_recipe(next(each for each in PURPOSES if each == purpose), layout, table), table)
+
+
+def _counted(kernel: Kernel, layout: PanelLayout) -> tuple[dict[str, int], Prediction]:
+    words = words_of_a_group(kernel.recipe, layout, kernel.program)
+    return dict(words), predict(kernel.recipe, layout, kernel.table)
+
+
+def _told(predicted: Prediction, registers: int) -> Iterator[str]:
+    """The prediction in words; `lowbit_cppyy.tuning.prediction` says what is counted."""
+    yield f"{predicted.live} values live at once, {predicted.registers} of them need a register, of {registers}"
+    yield f"equation 4 as printed, for one code at a time: {predicted.equation_4} registers"
+    yield f"{predicted.instructions:.2f} instructions for a register of products, {predicted.cycles:.2f} cycles or more"
+    yield f"{predicted.bytes_per_code:.3f} bytes read for each code, with its share of scales and zeros"
+
+
+def program_lines(steps: tuple[Step, ...], indent: str = "") -> Iterator[str]:
+    """A program as text, a line for each step."""
+    for step in steps:
+        if isinstance(step, Loop):
+            yield f"{indent}for {step.index} in 0 … {step.count}:"
+            yield from program_lines(step.body, indent + "    ")
+        elif isinstance(step, Advance):
+            yield f"{indent}{step.pointer} += {step.step}"
+        elif isinstance(step, Comment):
+            yield f"{indent}# {step.text}"
+        else:
+            yield indent + _instruction(step)
+
+
+def _instruction(step: Instruction) -> str:
+    call = f"{step.word} {', '.join(map(str, step.arguments))}"
+    return f"{step.target} = {call}" if step.target else call
+
+
+def _print(text: str, language: str) -> None:
+    """To a terminal with colours, else as it is."""
+    if sys.stdout.isatty():
+        from rich.syntax import Syntax
+
+        Console().print(Syntax(text, language, background_color="default"))
+    else:
+        sys.stdout.write(text)
+
+
+def assembly_of(kernel: Kernel) -> str:
+    """The kernel as the system's C++ compiler turns it into instructions.
+
+    Raises:
+        UnavailableError: there is no such compiler, or it does not know these instructions.
+    """
+    compiler = shutil.which("c++")
+    if compiler is None:
+        raise UnavailableError("assembly", "there is no command c++", "install a C++ compiler (g++)")
+    with tempfile.TemporaryDirectory() as folder, as_file(files("lowbit_cppyy") / "cpp") as headers:
+        source = Path(folder) / "kernel.cpp"
+        kept = f"extern const lowbit::MicroKernel kept = lowbit::{kernel.table.name}::{kernel.name};\n"
+        source.write_text(f'#include "{headers}/streams.h"\n{kernel_source(kernel)}{kept}', "utf-8")
+        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-S", "-o", "-", str(source)]
+        done = subprocess.run([compiler, *options], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it failed"])[-1][:200]
+        raise UnavailableError("assembly", f"{compiler} said: {reason}", "install a newer compiler")
+    return "\n".join(_body(done.stdout.splitlines(), kernel.name)) + "\n"
+
+
+def _body(lines: list[str], name: str) -> Iterator[str]:
+    """The lines of one function, without directives."""
+    inside = False
+    for line in lines:
+        if line.endswith(":") and name in line and not line.startswith("."):
+            inside = True
+        if inside and ".cfi_endproc" in line:
+            return
+        if inside and not line.lstrip().startswith((".cfi", ".p2align")):
+            yield line.expandtabs()

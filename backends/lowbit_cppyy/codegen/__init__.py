@@ -1,0 +1,1 @@
+"""Code generation: from a recipe to a program, and from a program to C++ for one instruction set."""

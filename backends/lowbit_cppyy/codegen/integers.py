@@ -1,0 +1,83 @@
+r"""The loop of the integer contract: four codes by four mantissas at a time.
+
+Within a *segment*, where neither the block of activations nor the group of weights changes (`lowbit.linear.integer`),
+the sum of products is an integer, and stays in registers of integers. A segment ends with ``acc += 2^e · float(D)``,
+one rounding; a group with ``y += acc * s + X * o`` as in every kernel.
+
+The stream ``x`` is made of segments: for each unit its mantissas, four bytes an element and in every row's turn, then
+:math:`2^e`; and behind the last segment of a group, the sum :math:`X = \sum 2^e S`. Three lists say how segments lie:
+
+- ``turns[i]``: turns of the loop over units;
+- ``back[i]``: 1 where the segment ends in the middle of a unit that the next one begins in. Then ``w`` steps back by
+  a unit, and each of the two has zeros where the other has its mantissas;
+- ``ends[i]``: 1 where a group ends.
+
+**Through 16 bits** (`pairs`): the old instruction adds two products into 16 bits with saturation. Products of codes of
+at most 4 bits and 8-bit mantissas are so small that the eight sums of a segment of 32 can be added up there:
+:math:`8 \cdot 2 \cdot 15 \cdot 127 < 2^{15}`; they are widened once a segment.
+"""
+
+from collections.abc import Iterator
+
+from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
+from lowbit_cppyy.codegen.microkernel import advance, closing, load_words, prefetch, tile_of, words_of, x_elements, zero
+from lowbit_cppyy.recipe.recipe import Recipe
+from lowbit_cppyy.recipe.unpacking import four_codes
+
+PAIR_OF_ONES = 0x00010001
+
+
+def segments_loop(recipe: Recipe, lanes: int) -> Loop:
+    """All segments, and the end of a group behind those that end one."""
+    tile = tile_of(recipe)
+    steps: list[Step] = [Instruction("broadcast_int", f"d_{r}_{j}", (0,)) for r, j in tile]
+    steps.append(Loop("u", Element("turns", "i"), tuple(_turn(recipe, lanes))))
+    steps += _scaled(recipe, tile)
+    steps.append(Loop("b", Element("back", "i"), tuple(advance(-recipe.unit_words * recipe.panel))))
+    end = [*closing(recipe, lanes, lambda r, j: f"acc_{r}_{j}_0"), *(zero(f"acc_{r}_{j}_0") for r, j in tile)]
+    steps.append(Loop("e", Element("ends", "i"), tuple(end)))
+    return Loop("i", "segments", tuple(steps))
+
+
+def _turn(recipe: Recipe, lanes: int) -> Iterator[Step]:
+    """Some units: every four codes are taken out once and multiplied by the mantissas of each row."""
+    quarters = recipe.unit_codes // 4
+    for number in range(recipe.turn):
+        yield from prefetch(recipe, number * recipe.unit_words)
+        yield from load_words(recipe, lanes, number)
+        for quarter in range(quarters):
+            yield Comment(f"codes {4 * (number * quarters + quarter)} to {4 * (number * quarters + quarter) + 3}")
+            for r in range(recipe.rows):
+                place = (number * quarters + quarter) * recipe.rows + r
+                yield Instruction("broadcast_int", f"x_{r}", (Address("x", place),))
+            for j in range(recipe.registers):
+                steps, codes = four_codes(recipe.bits, quarter, words_of(recipe, j), f"a_{j}", f"b_{j}")
+                yield from steps
+                for r in range(recipe.rows):
+                    yield from _dot(recipe, f"d_{r}_{j}", codes, f"x_{r}")
+    yield from advance(recipe.turn * recipe.unit_words * recipe.panel)
+    yield Advance("x", recipe.turn * x_elements(recipe) * recipe.rows)
+
+
+def _dot(recipe: Recipe, total: str, codes: str, mantissas: str) -> Iterator[Step]:
+    if recipe.method == "dot4":
+        yield Instruction("dot4", total, (total, codes, mantissas))
+    else:
+        yield Instruction("dot4_pairs", "p", (codes, mantissas))
+        yield Instruction("add_pairs", total, (total, "p"))
+
+
+def _scaled(recipe: Recipe, tile: list[tuple[int, int]]) -> Iterator[Step]:
+    """What ends a segment."""
+    yield Comment("acc += 2^e * d")
+    if recipe.method == "pairs":
+        yield Instruction("broadcast_int", "none", (0,))
+        yield Instruction("broadcast_int", "ones", (PAIR_OF_ONES,))
+        for r, j in tile:
+            yield Instruction("dot2", f"d_{r}_{j}", ("none", f"d_{r}_{j}", "ones"))
+    for r in range(recipe.rows):
+        yield Instruction("broadcast_float", f"e_{r}", (Address("x", r),))
+    for r, j in tile:
+        yield Instruction("cvt_signed_float", f"f_{j}", (f"d_{r}_{j}",))
+        yield Instruction("fmadd", f"acc_{r}_{j}_0", (f"f_{j}", f"e_{r}", f"acc_{r}_{j}_0"))
+    yield Advance("x", recipe.rows)

@@ -1,0 +1,181 @@
+"""The instruction tables: what each word of the vocabulary is on one kind of processor.
+
+Adding an instruction set is adding a table here. A kernel's own text is the same for all of them; only the small
+functions that it calls differ, and these are made from the table. In a table, ``a``, ``b`` and ``c`` are the operands
+of a word in order, and ``i`` is a count of bits. A table that adds instructions to another's says only what differs.
+
+Source: QIGen §2, table 1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from lowbit_cppyy.codegen.isa_plain import PLAIN_TYPES, PLAIN_WORDS
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """One table.
+
+    Attributes:
+        name: as it stands in the names of kernels, and in ``LOWBIT_CPPYY_ISA``.
+        lanes: L, 32-bit numbers in a register.
+        registers: η, how many vector registers there are.
+        fused: whether `fmadd` rounds once; if not, it rounds twice, the product and the sum.
+        byte_dots: whether `dot4` is an instruction of its own; if not, it is spelled out in several.
+        requires: what the processor must have, in archspec's names.
+        headers: C++ headers to include.
+        types: C++ for the register types `vint` (unsigned) and `vfloat`.
+        attribute: what stands before each function, so that a compiler told nothing of this processor accepts it.
+        words: word of `lowbit.kernels.vector.VOCABULARY` to the body of the C++ function for it.
+    """
+
+    name: str
+    lanes: int
+    registers: int
+    fused: bool
+    byte_dots: bool
+    requires: tuple[str, ...]
+    headers: tuple[str, ...]
+    types: str
+    attribute: str
+    words: Mapping[str, str]
+
+    def with_dots(self, name: str, requires: tuple[str, ...], target: str, dot4: str) -> "InstructionSet":
+        """This table with an instruction for `dot4` added."""
+        attribute = self.attribute.replace('"))', f',{target}"))')
+        requires = self.requires + requires
+        words = {**self.words, "dot4": dot4}
+        return replace(self, name=name, byte_dots=True, requires=requires, attribute=attribute, words=words)
+
+
+AVX2 = InstructionSet(
+    name="avx2",
+    lanes=8,
+    registers=16,
+    fused=True,
+    byte_dots=False,
+    requires=("avx2", "fma", "f16c"),
+    headers=("immintrin.h",),
+    types="using vint = __m256i;\nusing vfloat = __m256;",
+    attribute='__attribute__((target("avx2,fma,f16c")))',
+    words={
+        "load_int": "return _mm256_loadu_si256(static_cast<const __m256i*>(a));",
+        "load_float": "return _mm256_loadu_ps(static_cast<const float*>(a));",
+        "load_half": "return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(a)));",
+        "load_byte": "return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(a)));",
+        "store": "_mm256_storeu_ps(a, b);",
+        "broadcast_int": "return _mm256_set1_epi32(static_cast<int>(a));",
+        "broadcast_float": "return _mm256_set1_ps(a);",
+        "fmadd": "return _mm256_fmadd_ps(a, b, c);",
+        "add": "return _mm256_add_ps(a, b);",
+        "multiply": "return _mm256_mul_ps(a, b);",
+        "divide": "return _mm256_div_ps(a, b);",
+        "maximum": "return _mm256_max_ps(a, b);",
+        "minimum": "return _mm256_min_ps(a, b);",
+        # Neighbours are added within halves of a register; the middle two pairs then change places.
+        "add_neighbours": "const __m256d pairs = _mm256_castps_pd(_mm256_hadd_ps(a, b)); "
+        "return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xD8));",
+        "permute": "return _mm256_permutevar8x32_ps(a, b);",
+        "srli": "return _mm256_srli_epi32(a, i);",
+        "slli": "return _mm256_slli_epi32(a, i);",
+        "and": "return _mm256_and_si256(a, b);",
+        "or": "return _mm256_or_si256(a, b);",
+        "and_or": "return _mm256_or_si256(_mm256_and_si256(a, b), c);",
+        "add_int": "return _mm256_add_epi32(a, b);",
+        "subtract_int": "return _mm256_sub_epi32(a, b);",
+        "add_neighbours_int": "return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);",
+        # Even bytes and odd bytes apart, as 16-bit numbers, so that nothing saturates.
+        "dot4": "const vint even = _mm256_madd_epi16(_mm256_and_si256(b, _mm256_set1_epi16(255)), "
+        "_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8)); "
+        "const vint odd = _mm256_madd_epi16(_mm256_srli_epi16(b, 8), _mm256_srai_epi16(c, 8)); "
+        "return _mm256_add_epi32(a, _mm256_add_epi32(even, odd));",
+        "dot4_pairs": "return _mm256_maddubs_epi16(a, b);",
+        "add_pairs": "return _mm256_add_epi16(a, b);",
+        "dot2": "return _mm256_add_epi32(a, _mm256_madd_epi16(b, c));",
+        "as_int": "return _mm256_castps_si256(a);",
+        "as_float": "return _mm256_castsi256_ps(a);",
+        "cvt_int_float": "return _mm256_cvtepi32_ps(a);",
+        "cvt_signed_float": "return _mm256_cvtepi32_ps(a);",
+        "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
+        "prefetch_once": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_NTA);",
+    },
+)
+
+_EVEN = "_mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0)"
+_ODD = "_mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1)"
+"""Lanes of two registers one behind the other."""
+
+AVX512 = InstructionSet(
+    name="avx512",
+    lanes=16,
+    registers=32,
+    fused=True,
+    byte_dots=False,
+    requires=("avx512f", "avx512bw", "avx512vl"),
+    headers=("immintrin.h",),
+    types="using vint = __m512i;\nusing vfloat = __m512;",
+    attribute='__attribute__((target("avx512f,avx512bw,avx512vl")))',
+    words={
+        "load_int": "return _mm512_loadu_si512(a);",
+        "load_float": "return _mm512_loadu_ps(a);",
+        "load_half": "return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(a)));",
+        "load_byte": "return _mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(a)));",
+        "store": "_mm512_storeu_ps(a, b);",
+        "broadcast_int": "return _mm512_set1_epi32(static_cast<int>(a));",
+        "broadcast_float": "return _mm512_set1_ps(a);",
+        "fmadd": "return _mm512_fmadd_ps(a, b, c);",
+        "add": "return _mm512_add_ps(a, b);",
+        "multiply": "return _mm512_mul_ps(a, b);",
+        "divide": "return _mm512_div_ps(a, b);",
+        "maximum": "return _mm512_max_ps(a, b);",
+        "minimum": "return _mm512_min_ps(a, b);",
+        "add_neighbours": f"return _mm512_add_ps(_mm512_permutex2var_ps(a, {_EVEN}, b), "
+        f"_mm512_permutex2var_ps(a, {_ODD}, b));",
+        "permute": "return _mm512_permutexvar_ps(b, a);",
+        "srli": "return _mm512_srli_epi32(a, static_cast<unsigned>(i));",
+        "slli": "return _mm512_slli_epi32(a, static_cast<unsigned>(i));",
+        "and": "return _mm512_and_si512(a, b);",
+        "or": "return _mm512_or_si512(a, b);",
+        "and_or": "return _mm512_ternarylogic_epi32(a, b, c, 0xEA);",
+        "add_int": "return _mm512_add_epi32(a, b);",
+        "subtract_int": "return _mm512_sub_epi32(a, b);",
+        "add_neighbours_int": f"return _mm512_add_epi32(_mm512_permutex2var_epi32(a, {_EVEN}, b), "
+        f"_mm512_permutex2var_epi32(a, {_ODD}, b));",
+        "dot4": "const vint even = _mm512_madd_epi16(_mm512_and_si512(b, _mm512_set1_epi16(255)), "
+        "_mm512_srai_epi16(_mm512_slli_epi16(c, 8), 8)); "
+        "const vint odd = _mm512_madd_epi16(_mm512_srli_epi16(b, 8), _mm512_srai_epi16(c, 8)); "
+        "return _mm512_add_epi32(a, _mm512_add_epi32(even, odd));",
+        "dot4_pairs": "return _mm512_maddubs_epi16(a, b);",
+        "add_pairs": "return _mm512_add_epi16(a, b);",
+        "dot2": "return _mm512_add_epi32(a, _mm512_madd_epi16(b, c));",
+        "as_int": "return _mm512_castps_si512(a);",
+        "as_float": "return _mm512_castsi512_ps(a);",
+        "cvt_int_float": "return _mm512_cvtepi32_ps(a);",
+        "cvt_signed_float": "return _mm512_cvtepi32_ps(a);",
+        "prefetch": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_T0);",
+        "prefetch_once": "_mm_prefetch(static_cast<const char*>(a), _MM_HINT_NTA);",
+    },
+)
+
+AVXVNNI = AVX2.with_dots("avxvnni", ("avx_vnni",), "avxvnni", "return _mm256_dpbusd_avx_epi32(a, b, c);")
+AVX512VNNI = AVX512.with_dots("avx512vnni", ("avx512_vnni",), "avx512vnni", "return _mm512_dpbusd_epi32(a, b, c);")
+
+PLAIN = InstructionSet(
+    name="plain",
+    lanes=8,
+    registers=16,
+    fused=False,  # where a processor has no such instruction, a fused multiply-add is a slow library call
+    byte_dots=True,
+    requires=(),
+    headers=(),
+    types=PLAIN_TYPES,
+    attribute="",
+    words=PLAIN_WORDS,
+)
+
+TABLES: Mapping[str, InstructionSet] = MappingProxyType(
+    {table.name: table for table in (AVX512VNNI, AVX512, AVXVNNI, AVX2, PLAIN)}
+)
+"""Every table by its name, the fastest first."""

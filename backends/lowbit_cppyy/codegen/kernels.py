@@ -1,0 +1,89 @@
+"""The kernels: their names, their programs and their C++.
+
+**The grammar of a name**, the only place where it is written down::
+
+    <product>_<activations>_<codes>_<scales>_<method>_<tile>_<stream>_<instruction set>
+
+    gemv_f32_u4_s16z_fold_1x4c2t1_p64a1024_avx512
+    gemm_bfp16_u2_s32m_dot4_4x2c1t2_p64a1024_avxvnni
+
+- product: `gemv` for one row of x, `gemm` for several;
+- activations and accumulators: `f32`, or `bfp16` for blocks of 8-bit mantissas and integer sums;
+- codes: `u4` for unsigned codes of 4 bits;
+- scales: 16 or 32 bits, with minima (`m`) or zero-points (`z`);
+- method: how codes become products (`lowbit_cppyy.recipe.recipe`);
+- tile: rows of x × registers of columns, `c` chains of sums, `t` units in a turn of the loop;
+- stream: `p` columns of a panel, `a` elements from a word to the one that is asked for ahead;
+- instruction set: a table of `lowbit_cppyy.codegen.isa`.
+
+Groups are of any size, given when the kernel is called. Kernels differ in nothing but what their names say.
+"""
+
+from dataclasses import dataclass
+
+from lowbit.errors import ArgumentError
+from lowbit.kernels.program import Program
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.lowering import function, prelude
+from lowbit_cppyy.codegen.microkernel import micro_kernel
+from lowbit_cppyy.lazily import cached_property
+from lowbit_cppyy.recipe.recipe import Recipe
+
+_SUMMARY = """\
+{name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes (QIGen, Algorithm 3 with Algorithm 2 inside).
+w: for each group its units of words, then scales, then zeros, in rows of {panel} columns. x: what the codes are
+multiplied by, group after group, each with its sum X behind it. y: rows of {panel}, added to. A register is declared
+where it is first used: w words, x and X activations, a and b codes, l codes or sums as float, d sums as integers, acc
+the sum over a group, s scale, z zero-point, o offset, m constants."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: a recipe for an instruction set.
+
+    Raises:
+        ArgumentError: the recipe cannot be made for registers of this length.
+    """
+
+    recipe: Recipe
+    table: InstructionSet
+
+    def __post_init__(self) -> None:
+        if problem := self.recipe.fits(self.table.lanes):
+            raise ArgumentError("recipe", self.recipe.name, f"another one: {problem}")
+
+    @property
+    def columns(self) -> int:
+        """Columns at once."""
+        return self.recipe.registers * self.table.lanes
+
+    @property
+    def name(self) -> str:
+        """Its name, by the grammar above."""
+        return f"{'gemv' if self.recipe.rows == 1 else 'gemm'}_{self.recipe.name}_{self.table.name}"
+
+    @cached_property
+    def program(self) -> Program:
+        """What it does, in the vocabulary."""
+        return micro_kernel(self.recipe, self.table.lanes)
+
+    @property
+    def source(self) -> str:
+        """Its C++, to stand after the prelude of its instruction set."""
+        recipe = self.recipe
+        summary = _SUMMARY.format(
+            name=self.name, rows=recipe.rows, columns=self.columns, bits=recipe.bits, panel=recipe.panel
+        )
+        return function(self.program, self.table, self.name, summary)
+
+
+def kernel_source(kernel: Kernel) -> str:
+    """The C++ of a kernel, complete with the functions that it calls; no compiler is needed to see it.
+
+    >>> from lowbit_cppyy.codegen.isa import TABLES
+    >>> recipe = Recipe(4, "float16", "zero_point", "shift")
+    >>> source = kernel_source(Kernel(recipe, TABLES["avx2"]))
+    >>> "l_0 = cvt_int_float(a_0);" in source
+    True
+    """
+    return prelude(kernel.table) + "\n" + kernel.source

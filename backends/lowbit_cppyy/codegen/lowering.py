@@ -1,0 +1,130 @@
+"""Lowering: a micro-kernel program printed as C++ for one instruction set.
+
+The text is the program, line by line, over functions named after the vocabulary; so a kernel reads the same for every
+instruction set, and like the paper's Algorithms 2 and 3. The same program always gives the same text.
+"""
+
+from collections.abc import Iterator
+
+from lowbit.kernels.program import Address, Advance, Argument, Comment, Element, Instruction, Loop, Program, Step
+from lowbit.kernels.vector import VOCABULARY, Operand, Word
+from lowbit_cppyy.codegen.isa import InstructionSet
+
+_FUNCTION = {"and": "and_", "or": "or_"}  # the others are named as they are; these two are keywords of C++
+_REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
+
+# `fmadd` of a table that does not fuse says so to the compiler, which would otherwise fuse on its own account.
+_MACROS = """\
+#ifndef LOWBIT_INLINE
+#define LOWBIT_INLINE inline __attribute__((always_inline))
+#ifdef __clang__
+#define LOWBIT_ROUND_TWICE _Pragma("clang fp contract(off)")
+#else  // g++ has only the option -ffp-contract=off
+#define LOWBIT_ROUND_TWICE
+#endif
+namespace lowbit {
+LOWBIT_INLINE std::uint32_t bits(float a) { std::uint32_t d; std::memcpy(&d, &a, sizeof d); return d; }
+}
+#endif
+"""
+
+_FLOATS = ("x", "y")
+"""Pointers to float; `w`, `s` and `z` point to 32-bit elements."""
+
+
+def prelude(table: InstructionSet) -> str:
+    """The instruction table as C++: two register types and a function for each word, in a namespace of its own."""
+    lines = [f"#include <{header}>" for header in ("cstdint", "cstring", *table.headers)]
+    lines += [_MACROS, f"namespace lowbit::{table.name} {{", table.types]
+    lines += [_word(table, name, word) for name, word in VOCABULARY.items() if name in table.words]
+    lines.append(f"}}  // namespace lowbit::{table.name}")
+    return "\n".join(lines) + "\n"
+
+
+def _word(table: InstructionSet, name: str, word: Word) -> str:
+    operands = ", ".join(_parameter(name, word, place) for place in range(len(word.takes)))
+    head = f"{table.attribute} LOWBIT_INLINE {_REGISTER[word.gives]} {_FUNCTION.get(name, name)}({operands})".lstrip()
+    return f"{head} {{ {table.words[name]} }}"
+
+
+def _parameter(name: str, word: Word, place: int) -> str:
+    operand, letter = word.takes[place], "abc"[place]
+    if operand == "address":
+        return f"float* {letter}" if name == "store" else f"const void* {letter}"
+    if operand == "scalar":
+        return f"std::uint32_t {letter}" if word.gives == "int" else f"float {letter}"
+    return "int i" if operand == "count" else f"{_REGISTER[operand]} {letter}"
+
+
+def function(program: Program, table: InstructionSet, name: str, summary: str) -> str:
+    """The program as one C++ function in the namespace of its instruction table.
+
+    Args:
+        program: made for registers of as many lanes as the table's.
+        table: the instruction set.
+        name: of the function.
+        summary: what the kernel computes, printed as a comment above it.
+    """
+    assert program.lanes == table.lanes
+    lines = [
+        f"namespace lowbit::{table.name} {{",
+        *(f"// {line}" for line in summary.splitlines()),
+        f"{table.attribute} inline void {name}(const std::uint32_t* w, const std::uint32_t* s,".lstrip(),
+        "    const std::uint32_t* z, const float* x, float* y, const Sizes& sizes) {",
+        *(f"  const auto {size} = sizes.{size};" for size in sorted(_sizes(program.body))),
+        *("  " + line for line in _block(program.body, set())),
+        "}",
+        f"}}  // namespace lowbit::{table.name}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _sizes(steps: tuple[Step, ...]) -> set[str]:
+    """The names of the sizes that the loops of a program are counted by."""
+    names: set[str] = set()
+    for step in steps:
+        if isinstance(step, Loop):
+            names |= _sizes(step.body)
+            if not isinstance(step.count, int):
+                names.add(step.count.name if isinstance(step.count, Element) else step.count)
+    return names
+
+
+def _block(steps: tuple[Step, ...], outer: set[str]) -> Iterator[str]:
+    """The lines of a block. A register is declared where it is first written, in the block that needs it."""
+    declared = set(outer)
+    for step in steps:
+        if isinstance(step, Comment):
+            yield f"// {step.text}"
+        elif isinstance(step, Advance):
+            yield f"{step.pointer} += {step.step};"
+        elif isinstance(step, Loop):
+            yield f"for (std::int64_t {step.index} = 0; {step.index} < {step.count}; ++{step.index}) {{"
+            yield from ("  " + line for line in _block(step.body, declared))
+            yield "}"
+        else:
+            yield _statement(step, declared)
+
+
+def _statement(step: Instruction, declared: set[str]) -> str:
+    word = VOCABULARY[step.word]
+    arguments = [_argument(*pair, word) for pair in zip(step.arguments, word.takes, strict=True)]
+    call = f"{_FUNCTION.get(step.word, step.word)}({', '.join(arguments)});"
+    if not step.target:
+        return call
+    if step.target in declared:
+        return f"{step.target} = {call}"
+    declared.add(step.target)
+    return f"{_REGISTER[word.gives]} {step.target} = {call}"
+
+
+def _argument(argument: Argument, operand: Operand, word: Word) -> str:
+    if isinstance(argument, Address):
+        pointer, offset = argument.pointer, argument.offset
+        if operand == "address":
+            return f"{pointer} + {offset}"
+        number = f"{pointer}[{offset}]"
+        return f"bits({number})" if word.gives == "int" and pointer in _FLOATS else number
+    if operand == "scalar":
+        return f"{argument}u" if word.gives == "int" else f"{argument}f"
+    return str(argument)

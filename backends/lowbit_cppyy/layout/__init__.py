@@ -1,0 +1,1 @@
+"""Layouts: how a prepared matrix and its activations lie in memory."""

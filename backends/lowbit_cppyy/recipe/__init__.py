@@ -1,0 +1,1 @@
+"""Recipes: the choices by which one kernel differs from another."""

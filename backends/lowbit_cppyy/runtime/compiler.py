@@ -1,0 +1,311 @@
+"""The one place that touches cppyy: compile, once in a process, and call what was compiled.
+
+cppyy has no type information, so what comes from it is `Any` in here and typed outside. Importing cppyy takes half a
+second and starts a compiler; nothing here does so before `runtime` is called.
+
+Four things about cppyy decide how this is written. It runs code that it finds in the current folder, so it is imported
+in an empty one (`lowbit_cppyy.runtime.empty_folder`), and the current folder is then taken from its library path.
+Defining the same C++ twice in a process is an error, so the process has one `Runtime`, which remembers. Passing a numpy
+array where C++ takes a pointer costs 0.1 µs, asking numpy for its address costs 0.8 µs, so arrays are passed as they
+are. And importing it puts ROOT's handlers on a dozen signals, which turn a crash into a long trace and exit code 129,
+and its paths into the environment; both are taken off again.
+"""
+
+import atexit
+import ctypes
+import os
+import pkgutil
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import UnavailableError
+from lowbit.system.memory import check_address_space
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.kernels import Kernel
+from lowbit_cppyy.codegen.lowering import prelude
+from lowbit_cppyy.layout.layout import PanelLayout
+from lowbit_cppyy.layout.streams import Stream
+from lowbit_cppyy.runtime.empty_folder import NoFolderOfOwnError, run_in_empty_folder
+from lowbit_cppyy.runtime.toolchain import check_toolchain
+
+Floats = npt.NDArray[np.float32]
+Multiply = Callable[[int, int, Floats, Floats, int], int]
+"""``multiply(linear, route, x, out, rows of x)`` gives 0, `TINY` or one of the codes in `FAILURES`."""
+MultiplyBlocks = Callable[[int, int, npt.NDArray[np.uint8], npt.NDArray[np.int16], Floats, int], int]
+"""``multiply_blocks(linear, route, mantissas, exponents, out, rows of x)``."""
+
+Result = TypeVar("Result")
+
+TINY = 4
+"""What `multiply` answers where an activation is too small for the route; another one must be taken."""
+
+FIRST_CALLS = 2
+"""The calls of a function for which cppyy compiles something."""
+START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
+"""Address space for cppyy (230 MiB, measured) and some kernels, and for one more compilation (20 MiB at most). Its
+compiler aborts the process where an allocation fails."""
+
+FAILURES = {
+    1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
+    2: ("its threads stayed behind when this process was forked", "load the backend in the child, or use spawn"),
+    3: ("it was closed", "load it again"),
+}
+
+
+def raise_failure(code: int) -> None:
+    """Turn the code of a call that failed into an error.
+
+    Raises:
+        UnavailableError: no memory, a forked process, a closed backend.
+    """
+    raise UnavailableError("backend cppyy", *FAILURES[code])
+
+
+class Compilable(Protocol):
+    """A kernel as it is compiled: a function of this name in the namespace of its table."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def table(self) -> InstructionSet: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+class Runtime:
+    """cppyy with the C++ of `cpp/` compiled, and the kernels compiled so far."""
+
+    def __init__(self) -> None:
+        check_toolchain()
+        check_address_space("backend cppyy", START_BYTES)
+        self._kernels: dict[str, int] = {}
+        self._preludes: set[str] = set()
+        self._included: set[str] = set()
+        for entry in sys.path:
+            pkgutil.get_importer(entry)  # remembered, so that a relative entry keeps its meaning in another folder
+        with _signal_handlers_kept(), _environment_kept():
+            run_in_empty_folder("backend cppyy", self._start)
+        self.include("bridge.h")
+        bridge = self.bridge
+        self.multiply: Multiply = bridge.multiply
+        self.multiply_cast: Multiply = bridge.multiply_cast
+        self.multiply_blocks: MultiplyBlocks = bridge.multiply_blocks
+
+    def _start(self) -> None:
+        """Import cppyy; from then on it looks for libraries in its own folder only."""
+        imported_before = "cppyy" in sys.modules
+        import cppyy
+
+        self._cppyy: Any = cppyy
+        if not imported_before:  # a program that has imported it itself may rely on the path
+            libraries = Path(sys.modules["cppyy_backend"].__path__[0]) / "lib"
+            cppyy.gbl.gSystem.SetDynamicPath(str(libraries))
+        self._compile("")  # so that cppyy loads what it loads for the first compilation
+
+    def include(self, header: str) -> None:
+        """Compile a header of `cpp/`; once, however often it is asked for."""
+        with preparing, as_file(files("lowbit_cppyy") / "cpp") as folder:
+            if header not in self._included:
+                self._define(f'#include "{folder.absolute()}/{header}"')
+                self.apart(self._call_bridge_once if header == "bridge.h" else self._call_passes_once)
+                self._included.add(header)
+
+    def apart(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns, which has cppyy compile something.
+
+        The compiler looks for a file of the name that it gives to each input, such as ``input_line_27``, in the current
+        folder. It does not read the file, but confuses it with others if it is a link to them, and then fails. So this
+        too is done in an empty folder, where that is possible.
+        """
+        try:
+            return run_in_empty_folder("backend cppyy", work)
+        except NoFolderOfOwnError:
+            return work()
+
+    def _call_bridge_once(self) -> None:
+        """Have cppyy compile what every function of ``bridge.h`` is called by.
+
+        It does so in the first two calls. These may not be calls that let go of the GIL, since a child that is forked
+        meanwhile finds the compiler's lock held, and may not be made in a folder in which others place files.
+        """
+        self.bridge: Any = self._cppyy.gbl.lowbit.bridge
+        bridge = self.bridge
+        without_gil = (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool)
+        for call in (*without_gil, bridge.destroy_pool):
+            call.__release_gil__ = True
+        floats, bytes_, shorts = np.zeros(1, np.float32), np.zeros(1, np.uint8), np.zeros(1, np.int16)
+        bridge.multiply(0, 0, floats, floats, 0)
+        bridge.multiply_cast(0, 0, floats, floats, 0)
+        bridge.multiply_blocks(0, 0, bytes_, shorts, floats, 0)
+        numbers, addresses = np.zeros(12, np.int64), np.zeros(8, np.uint64)
+        for _ in range(FIRST_CALLS):
+            pool = bridge.create_pool(1)
+            bridge.destroy_linear(bridge.create_linear(numbers, 0, 0, pool))
+            bridge.destroy_route(bridge.create_route(0, numbers, addresses, numbers, 0))
+            bridge.stop_pool(pool)
+            bridge.destroy_pool(pool)
+
+    def _call_passes_once(self) -> None:
+        """The same for the functions of ``decode.h`` that every operation uses."""
+        for _ in range(FIRST_CALLS):
+            self.bridge.destroy_passes(self.bridge.create_passes(0, np.zeros(1, np.uint64), 0, 0, 0))
+
+    def kernel(self, kernel: Compilable) -> int:
+        """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first asked for."""
+        with preparing:
+            if kernel.name not in self._kernels:
+                table = kernel.table
+                if table.name not in self._preludes:
+                    self._define(once(table.name, prelude(table)))
+                    self._preludes.add(table.name)
+                address_of = (
+                    f"namespace lowbit::kernels {{ inline std::uintptr_t {kernel.name}()"
+                    f" {{ return reinterpret_cast<std::uintptr_t>(&{table.name}::{kernel.name}); }} }}"
+                )
+                self._define(once(kernel.name, kernel.source + address_of))
+                name = kernel.name
+                self._kernels[name] = self.apart(lambda: int(getattr(self._cppyy.gbl.lowbit.kernels, name)()))
+            return self._kernels[kernel.name]
+
+    def _define(self, source: str) -> None:
+        check_address_space("compiling a kernel", COMPILE_BYTES)
+        self.apart(lambda: self._compile(source))
+
+    def _compile(self, source: str) -> None:
+        # On a processor without AVX the compiler warns that vectors would be passed in another way than with it. They
+        # never are passed, because the functions that take them are inlined.
+        quiet = f'#pragma clang diagnostic push\n#pragma clang diagnostic ignored "-Wpsabi"\n{source}'
+        try:
+            self._cppyy.cppdef(f"{quiet}\n#pragma clang diagnostic pop")
+        except SyntaxError as error:
+            lines = str(error).splitlines()
+            reason = f"cppyy could not compile a kernel: {next((x for x in lines if 'error:' in x), lines[-1]).strip()}"
+            raise UnavailableError("backend cppyy", reason, "check the C++ compiler, and EXTRA_CLING_ARGS") from error
+
+
+def once(name: str, source: str) -> str:
+    """C++ that may be compiled twice: Ctrl-C may fall between the compiler's answer and our taking note of it."""
+    return f"#ifndef LOWBIT_HAS_{name}\n#define LOWBIT_HAS_{name}\n{source}\n#endif"
+
+
+preparing = threading.RLock()
+"""Held while anything is compiled or made for later calls. A fork waits for it, so that no child finds it held by a
+thread that it does not have."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=preparing.acquire, after_in_parent=preparing.release, after_in_child=preparing.release)
+
+_runtime: Runtime | None = None
+
+
+def runtime() -> Runtime:
+    """The process's one runtime, made when it is first asked for.
+
+    Raises:
+        UnavailableError: cppyy or the C++ headers are missing.
+    """
+    global _runtime
+    with preparing:
+        if _runtime is None:
+            _runtime = Runtime()
+            atexit.register(_stop_pools)  # runs before cppyy's own, which was registered before
+        return _runtime
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Give every signal the handler back that it had, whatever happens inside."""
+    libc = ctypes.CDLL(None)
+    room = 256  # bytes, more than a struct sigaction takes anywhere
+    handlers = {number: ctypes.create_string_buffer(room) for number in range(1, 32)}
+    for number, handler in handlers.items():
+        libc.sigaction(number, None, handler)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            libc.sigaction(number, handler, None)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Take away the variables that cppyy tells its own libraries its paths by; they have read them by then."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+        if "ROOTSYS" not in before:
+            os.unsetenv("ROOTSYS")  # set from C++, where os.environ does not see it
+
+
+class Pool:
+    """Threads of our own; stopped by `stop`, when the last owner is gone, or at the end of the interpreter."""
+
+    def __init__(self, threads: int) -> None:
+        bridge = runtime().bridge
+        self._bridge = bridge
+        self.handle: int = bridge.create_pool(threads)
+        self._finalizer = weakref.finalize(self, bridge.destroy_pool, self.handle)
+        self._finalizer.atexit = False  # a daemon thread may still be calling then; `_stop_pools` is enough
+        _pools.add(self)
+
+    def stop(self) -> None:
+        """End the threads, after the calls that they are in; later calls fail in words. Stopping twice is harmless."""
+        self._bridge.stop_pool(self.handle)
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _stop_pools() -> None:
+    """At the end of the interpreter: no thread may be inside a kernel when it goes away."""
+    for pool in list(_pools):
+        pool.stop()
+    if any(thread.daemon for thread in threading.enumerate()):
+        # Python ends a daemon thread when it next takes the lock of the interpreter, and through cppyy's frames that
+        # would abort the process. Those that were inside a kernel need that lock now, so let them have it.
+        time.sleep(0.05)
+
+
+class Linear:
+    """A matrix as C++ sees it; keeps alive what it points to."""
+
+    def __init__(self, layout: PanelLayout, stream: npt.NDArray[np.uint32], pool: Pool) -> None:
+        bridge = runtime().bridge
+        shape = [layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes]
+        shape += [int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks]
+        numbers = np.array([*shape, layout.scales_each, layout.zeros_each], np.int64)
+        starts = layout.starts
+        self._kept = (stream, starts, pool)
+        addresses = stream.ctypes.data, starts.ctypes.data, pool.handle
+        self.handle: int = bridge.create_linear(numbers, *addresses)
+        weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
+
+
+class Route:
+    """A kernel with the stream of activations that it reads; keeps alive what it points to."""
+
+    def __init__(self, kernel: Kernel, stream: Stream) -> None:
+        compiled = runtime()
+        lists = stream.lists()
+        self._kept = lists
+        addresses = np.array([values.ctypes.data for values in lists], np.uint64)
+        firsts = np.array(stream.firsts, np.int64)
+        self.handle: int = compiled.bridge.create_route(
+            compiled.kernel(kernel), stream.numbers(kernel.columns), addresses, firsts, stream.layout.blocks
+        )
+        weakref.finalize(self, compiled.bridge.destroy_route, self.handle).atexit = False

@@ -1,0 +1,143 @@
+"""The operations of a decode step beside its linear layers: hooks of the backend, and what they call.
+
+Their kernels are compiled when an operation is first called. Nothing is split between threads but what is large.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import numpy as np
+
+from lowbit.attention.rope import Rotation
+from lowbit.backend import Declaration
+from lowbit.contract.rounding import Arithmetic
+from lowbit.errors import ArgumentError
+from lowbit.quantization.affine import Floats
+from lowbit_cppyy.codegen.heads import mixed, scores, tile_channels
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.pieces import TURN, piece
+from lowbit_cppyy.lazily import cached_property
+from lowbit_cppyy.runtime.blocks_of_integers import BlockOperations
+from lowbit_cppyy.runtime.compiler import Pool, preparing, runtime
+from lowbit_cppyy.runtime.passes import DOUBLES, FLOATS, NUMBERS, Calls, Passes, done
+
+_HALVINGS = 6  # log2 of TURN
+
+
+def sum_roundings(length: int, _: int) -> int:
+    """Of a sum along a row: a product, at most ⌈n/64⌉ − 1 additions to a running sum, which begins at 0, and one for
+    each time that the 64 of them are halved."""
+    return -(-length // TURN) + _HALVINGS
+
+
+SUMS = Declaration(arithmetic=Arithmetic("direct", "float32", sum_roundings))
+
+
+def head_roundings(length: int, _: int) -> int:
+    """Of a score of d_h channels: a product, ⌈d_h/16⌉ − 1 additions to a running sum, four as the 16 are put together.
+    Of a mix of S tokens: a product, an addition for every second one, and one for every 64. Of the sum of S
+    exponentials what `sum_roundings` says. This is at least each of them."""
+    return length // 2 + length // TURN + _HALVINGS + 1
+
+
+HEADS = Declaration(arithmetic=Arithmetic("direct", "float32", head_roundings))
+TURNS = Declaration(arithmetic=Arithmetic("direct", "float32", lambda length, _: 3))
+"""A cosine is rounded when it is stored, multiplied and added."""
+
+
+class DecodeKernels(Calls):
+    """The functions of ``cpp/decode.h``."""
+
+    def __init__(self, table: InstructionSet, pool: Pool) -> None:
+        super().__init__("decode.h", table, pool)
+        self._heads: dict[int, Passes] = {}
+
+    @cached_property
+    def rms_norm(self) -> Callable[..., int]:
+        return self._call("rms_norm", ("squares", "normed"), FLOATS, FLOATS, 1.0, 0, 0, FLOATS)
+
+    @cached_property
+    def swiglu(self) -> Callable[..., int]:
+        return self._call("swiglu", ("gated",), FLOATS, FLOATS, 0, FLOATS)
+
+    @cached_property
+    def softmax(self) -> Callable[..., int]:
+        return self._call("softmax", ("largest", "exponentials", "sums", "scaled"), FLOATS, 0, 0, FLOATS)
+
+    @cached_property
+    def rotate(self) -> Callable[..., int]:
+        return self._call("rotate", ("turned",), FLOATS, DOUBLES, DOUBLES, NUMBERS, 0, 0, 0, FLOATS)
+
+    @cached_property
+    def attend(self) -> Callable[..., int]:
+        """With what `heads` answers as its first argument."""
+        return self._function("attend", 0, FLOATS, FLOATS, FLOATS, *[0] * 8, FLOATS)
+
+    def heads(self, head_dim: int) -> int:
+        """The kernels of `attend` for heads of so many channels."""
+        made = self._heads.get(head_dim)
+        if made is None:
+            with preparing:
+                if head_dim not in self._heads:
+                    middle = [piece(name, self._table) for name in ("largest", "exponentials", "sums")]
+                    pieces = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
+                    pieces.append(piece("scaled", self._table))
+                    self._heads[head_dim] = Passes(pieces, self._pool, tile_channels(head_dim, self._table.lanes))
+                made = self._heads[head_dim]
+        return made.handle
+
+
+class DecodeOperations(BlockOperations):
+    """The hooks of the chapters `lowbit.model.block`, `lowbit.attention.attention`, `lowbit.attention.rope` and those of its base."""
+
+    declared: ClassVar[dict[str, Declaration]] = {
+        "blocks.rms_norm": SUMS,
+        "blocks.swiglu": SUMS,
+        "attention.softmax": SUMS,
+        "attention.attend": HEADS,
+        "rope.rotate": TURNS,
+        **BlockOperations.declared,
+    }
+
+    @cached_property
+    def _decode(self) -> DecodeKernels:
+        return DecodeKernels(self._table_of_this, self._threads_of_this())
+
+    def warm_up(self, operation: str) -> None:
+        """Compile the kernels of an operation; see `lowbit.backend.Backend.warm_up`."""
+        runtime()
+        if operation in self.declared:
+            chapter, _, name = operation.partition(".")
+            getattr(self._blocks if chapter == "bfp" else self._decode, name)
+
+    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+        out = np.empty_like(x)
+        return done(self._decode.rms_norm(x, gain, float(epsilon), *x.shape, out), out)
+
+    def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
+        out = np.empty_like(gate)
+        return done(self._decode.swiglu(gate, up, gate.size, out), out)
+
+    def _attention_softmax(self, scores: Floats) -> Floats:
+        out = np.empty_like(scores)
+        return done(self._decode.softmax(scores, *scores.shape, out), out)
+
+    def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
+        out = np.empty_like(x)
+        cosines, sines = np.ascontiguousarray(turn.cos, np.float64), np.ascontiguousarray(turn.sin, np.float64)
+        partners = np.ascontiguousarray(turn.layout.partner, np.int64)
+        if sines.shape != cosines.shape or partners.shape != cosines.shape[1:]:
+            raise ArgumentError("turn", f"sines {sines.shape} and {partners.size} partners", f"{cosines.shape}, both")
+        return done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
+
+    def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+        """Heads of keys and of values may lie any distance apart, as those of a cache with room for more tokens do.
+
+        cppyy takes no array with gaps, so it is given the first head, and the distance to the next.
+        """
+        out = np.empty_like(queries)
+        kv_heads, length, head_dim = keys.shape
+        sizes = *queries.shape[:2], kv_heads, length, head_dim, min(window or 0, length)
+        apart = keys.strides[0] // keys.itemsize, values.strides[0] // values.itemsize
+        kernels = self._decode.heads(head_dim)
+        return done(self._decode.attend(kernels, queries, keys[0], values[0], *sizes, *apart, out), out)

@@ -1,0 +1,1 @@
+"""A simulated GPU, and GPU kernels compiled for a processor: how `lowbit_cuda` is tested without a GPU."""

@@ -1,0 +1,218 @@
+"""Operations: what a copy or a launch touches, how long it takes, and what it does to the bytes.
+
+A stream is given the same `Operation` whether it runs at once, later, or again and again from a graph.
+
+The simulation is stricter than a device would be: bytes that a launch reads by one argument and writes by another are
+refused, since the blocks of a kernel have no order. What a kernel declares to write without reading is filled with
+0xFF before it runs, and what it only reads is read only, so that a kernel that does not keep to its declaration shows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.errors import ArgumentError
+from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter, Span
+from lowbit_gpusim.sim.clock import Engine
+from lowbit_gpusim.sim.machines import Machine
+from lowbit_gpusim.sim.memory import UNWRITTEN, view
+
+Array = npt.NDArray[Any]
+Compute = Callable[[Kernel, Mapping[str, Array], Mapping[str, Number]], None]
+"""What runs a kernel: it is given an array for each span and each number, by name, and fills what is written."""
+
+GRID = (2**31 - 1, 65535, 65535)
+BLOCK = 1024
+"""The most blocks in x, y and z, and threads of a block: CUDA C++ programming guide, technical specifications."""
+
+
+@dataclass(frozen=True, eq=False)
+class Touch:
+    """A span that an operation works on.
+
+    Attributes:
+        name: what the operation calls it.
+        span: which bytes.
+        reads, writes: what it does to them.
+        exact: whether it does so to all of them.
+    """
+
+    name: str
+    span: Span
+    reads: bool
+    writes: bool
+    exact: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """What a stream can be given to run.
+
+    Attributes:
+        kind: ``copy`` or ``launch``.
+        what: as logs and errors call it.
+        engine: that does it.
+        seconds: that it takes.
+        touches: what it works on.
+        run: does it.
+        failed: whether the device fails to do it.
+    """
+
+    kind: str
+    what: str
+    engine: Engine
+    seconds: float
+    touches: tuple[Touch, ...]
+    run: Callable[[], None]
+    failed: bool = False
+
+
+def copy_operation(machine: Machine, target: Span, source: Span) -> Operation:
+    """A copy.
+
+    Raises:
+        ArgumentError: the lengths differ, both lie on the host, or they overlap.
+    """
+    if target.nbytes != source.nbytes:
+        raise ArgumentError("target", f"{target.nbytes} bytes", f"the source's {source.nbytes}")
+    places = source.memory.place, target.memory.place
+    if places == ("host", "host"):
+        raise ArgumentError("target and source", "both on the host", "at least one on the device")
+    touches = Touch("source", source, True, False), Touch("target", target, False, True)
+    _check_apart("a copy", touches)
+    if places == ("device", "device"):
+        engine: Engine = "compute"
+        seconds = machine.kernel_seconds(2 * source.nbytes)
+    else:
+        engine = "to device" if places[0] == "host" else "to host"
+        seconds = machine.link_seconds(source.nbytes)
+
+    def run() -> None:
+        _assign(target, source)
+
+    return Operation("copy", f"{source.memory.what} → {target.memory.what}", engine, seconds, touches, run)
+
+
+def in_numpy(kernel: Kernel, arrays: Mapping[str, Array], numbers: Mapping[str, Number]) -> None:
+    """Do what a kernel means."""
+    kernel.meaning(**arrays, **numbers)
+
+
+def launch_operation(
+    machine: Machine, kernel: Kernel, arguments: Mapping[str, Span | Number], compute: Compute = in_numpy
+) -> Operation:
+    """A launch.
+
+    Args:
+        machine: which takes its time.
+        kernel: what is launched.
+        arguments: spans and numbers.
+        compute: does what the kernel means.
+
+    Raises:
+        ArgumentError: see `Kernel.checked`; or the same bytes in two arguments, one of them written.
+        DeviceError: a grid, a block or shared memory beyond the device's limits.
+    """
+    spans, numbers = kernel.checked(arguments)
+    _check_limits(machine, kernel, numbers)
+    parameters = {parameter.name: parameter for parameter in kernel.parameters}
+    touches = tuple(_touch(parameters[name], span) for name, span in spans.items())
+    _check_apart(kernel.name, touches)
+    moved = dict.fromkeys(("device", "host"), 0)
+    for touch in touches:
+        moved[touch.span.memory.place] += touch.span.nbytes * (touch.reads + touch.writes)
+    seconds = machine.kernel_seconds(moved["device"], kernel.flops(numbers))
+    if moved["host"]:  # over the link, but not by the engines that copy
+        seconds += machine.link_seconds(moved["host"])
+    given = {name: _passed(parameters[name], number) for name, number in numbers.items()}
+
+    def run() -> None:
+        _compute(kernel, touches, given, compute)
+
+    return Operation("launch", kernel.name, "compute", seconds, touches, run)
+
+
+def lost(operation: Operation) -> Operation:
+    """The same, except that the device fails to do it: what it should have written is undefined."""
+
+    def run() -> None:
+        for touch in operation.touches:
+            if touch.writes:
+                _fill(touch.span, UNWRITTEN)
+
+    return replace(operation, run=run, failed=True)
+
+
+# **Checks.**
+
+
+def _touch(parameter: Parameter, span: Span) -> Touch:
+    access = parameter.access
+    return Touch(parameter.name, span, access in ("read", "update"), access in ("write", "update"), parameter.exact)
+
+
+def _check_apart(name: str, touches: Sequence[Touch]) -> None:
+    for one, other in combinations(touches, 2):
+        a, b = one.span, other.span
+        begin, end = max(a.offset, b.offset), min(a.offset + a.nbytes, b.offset + b.nbytes)
+        if a.memory is b.memory and begin < end and (one.writes or other.writes):
+            raise ArgumentError(
+                f"{one.name} and {other.name} of {name}", f"the same bytes of {a.memory.what}", "bytes of their own"
+            )
+
+
+def _check_limits(machine: Machine, kernel: Kernel, numbers: Mapping[str, Number]) -> None:
+    grid, shared = kernel.grid(numbers), kernel.shared(numbers)
+    if not all(1 <= blocks <= most for blocks, most in zip(grid, GRID, strict=True)):
+        raise DeviceError(f"launch of {kernel.name}: {grid} blocks; allowed: 1 to {GRID}")
+    if not 1 <= kernel.block <= BLOCK:
+        raise DeviceError(f"launch of {kernel.name}: {kernel.block} threads in a block; allowed: 1 to {BLOCK}")
+    if not 0 <= shared <= machine.shared:
+        raise DeviceError(
+            f"launch of {kernel.name}: {shared} bytes of shared memory; allowed: at most {machine.shared}"
+        )
+
+
+# **What is done to bytes.**
+
+
+def _assign(target: Span, source: Span) -> None:
+    there, here = view(target), view(source)
+    if there is not None:
+        there[:] = 0 if here is None else here
+
+
+def _fill(span: Span, value: int) -> None:
+    data = view(span)
+    if data is not None:
+        data[:] = value
+
+
+def _compute(kernel: Kernel, touches: Sequence[Touch], numbers: Mapping[str, Number], compute: Compute) -> None:
+    kinds = {parameter.name: parameter.kind for parameter in kernel.parameters}
+    views = {touch.name: view(touch.span) for touch in touches}
+    backed = {name: data for name, data in views.items() if data is not None}
+    if len(backed) < len(views):
+        for touch in touches:
+            if touch.writes:
+                _fill(touch.span, 0)
+        return
+    arrays = {name: data.view(np.dtype(kinds[name])) for name, data in backed.items()}
+    for touch in touches:
+        if touch.writes and not touch.reads and touch.exact:
+            _fill(touch.span, UNWRITTEN)
+        if not touch.writes:
+            arrays[touch.name].flags.writeable = False
+    compute(kernel, arrays, numbers)
+
+
+def _passed(parameter: Parameter, number: Number) -> Number:
+    """A number as the kernel gets it."""
+    kind = np.dtype(parameter.kind)
+    if kind.kind != "f":
+        return int(number)
+    return float(kind.type(number))

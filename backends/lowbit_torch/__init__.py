@@ -1,0 +1,384 @@
+"""A linear layer for PyTorch, on any backend.
+
+`QuantLinear` takes the place of ``torch.nn.Linear``: same inputs, same outputs, weights of 2, 3, 4 or 8 bits, and the
+product computed by a lowbit backend. `replace_linears` puts it into a model by the names of its layers.
+
+The convention of torch is the other way round: ``torch.nn.Linear.weight`` is N × K and lowbit's W is K × N, so the
+door transposes. What torch traces is the operator of the chapter `operator`; there it is also said how long prepared
+weights are kept, and what has a gradient.
+
+**What is in a layer.** Tensors only, so that ``state_dict``, ``copy.deepcopy``, ``pickle``, ``torch.save`` and
+safetensors need no help. A backend prepares its own form of them when the layer is first called.
+
+============  ===========================  ==================================================================
+``words``     int32, K · bits / 32 × N     the codes, the bits of the uint32 words of the chapter `packing`
+``scales``    float32 or float16, G × N
+``zeros``     as scales, or uint8, G × N   ``minimum`` or ``zero_point``
+``bias``      float32, N                   or none; added in float32
+``layout``    int64, 5                     in the state dict only: its version (1), bits, K, group_size, convention
+============  ===========================  ==================================================================
+
+**Nothing is rounded silently.** ``model.half()`` and ``model.to(torch.bfloat16)`` leave these tensors as they are.
+Activations are float32. Those of float16 and bfloat16 are refused, unless the layer was made with ``cast=True``: then
+they are widened to float32, which is exact, and the result is rounded once to the dtype of the input, after the bias
+has been added. The integer contract, which casts activations to 8-bit mantissas (chapter `integer`), is asked for by
+name. float64 is refused always. A layer stays on the CPU (or on ``meta``, where it has no numbers yet).
+
+Source: lowbit's own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.quantization.affine import (
+    CONVENTIONS,
+    SCALE_DTYPES,
+    Convention,
+    QuantizedMatrix,
+    ScaleDtype,
+    check_matrix,
+    quantize,
+)
+from lowbit.quantization.packing import BITS, WORD_BITS
+from lowbit_torch.linears import WIDENED, check_sizes, dependence, linears_named, peculiarity
+from lowbit_torch.operator import CONTRACTS, PRODUCT, engine, forget, matrix_of, torch
+
+LAYOUT = 1
+"""Version of what a state dict holds."""
+
+
+# **The layer.**
+
+
+class QuantLinear(torch.nn.Module):
+    """``y = x W + bias`` with quantised weights, for inference.
+
+    A new layer has weights of zero and waits for ``load_state_dict``; `from_linear` and `from_matrix` make one that
+    has its numbers.
+
+    Attributes:
+        in_features: K.
+        out_features: N.
+        bits, group_size, convention: as in `lowbit.quantization.affine.QuantizedMatrix`.
+        backend: the name of the backend that computes.
+        contract: ``float32``, the operations `linear.qgemv` and `linear.qgemm`; or ``integer``, `linear.qgemm_bfp`.
+        cast: whether activations may be float16 and bfloat16.
+
+    Args:
+        in_features, out_features, bits, convention, backend, contract, cast: the attributes.
+        group_size: 1 to K, or None for K, one group a column.
+        scale_dtype: ``float32`` or ``float16``.
+        bias: whether there is one.
+
+    Raises:
+        ArgumentError: an argument is wrong. Whether the backend can run is seen when the layer is first called.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bits: int = 4,
+        group_size: int | None = 128,
+        convention: Convention = "minimum",
+        scale_dtype: ScaleDtype = "float32",
+        bias: bool = True,
+        backend: str = "cppyy",
+        contract: str = "float32",
+        cast: bool = False,
+    ) -> None:
+        super().__init__()
+        check_options(bits, convention, scale_dtype, backend, contract, cast)
+        check_integer("out_features", out_features, 1)
+        group_size = check_sizes(in_features, bits, group_size)
+        self.in_features, self.out_features = in_features, out_features
+        self.bits, self.group_size, self.convention = bits, group_size, convention
+        self.backend, self.contract, self.cast = backend, contract, cast
+        groups, stored = -(-in_features // group_size), getattr(torch, scale_dtype)
+        zero = stored if convention == "minimum" else torch.uint8
+        words = torch.zeros(in_features * bits // WORD_BITS, out_features, dtype=torch.int32)
+        self.register_buffer("words", words)
+        self.register_buffer("scales", torch.ones(groups, out_features, dtype=stored))
+        self.register_buffer("zeros", torch.zeros(groups, out_features, dtype=zero))
+        self.register_buffer("bias", torch.zeros(out_features, dtype=torch.float32) if bias else None)
+
+    @classmethod
+    def from_matrix(
+        cls,
+        matrix: QuantizedMatrix,
+        bias: torch.Tensor | None = None,
+        *,
+        backend: str = "cppyy",
+        contract: str = "float32",
+        cast: bool = False,
+    ) -> Self:
+        """A layer with the weights of a matrix, which is copied.
+
+        Args:
+            matrix: K × N.
+            bias: float32, N, copied; or None.
+            backend, contract, cast: as in `QuantLinear`.
+
+        Raises:
+            ArgumentError: an argument is wrong.
+        """
+        check_matrix(matrix)
+        with torch.device("meta"):  # nothing is filled in that is overwritten
+            layer = cls(
+                matrix.rows,
+                matrix.columns,
+                bits=matrix.bits,
+                group_size=matrix.group_size,
+                convention=matrix.convention,
+                scale_dtype=str(matrix.scales.dtype),  # type: ignore[arg-type]  # the matrix has been checked
+                bias=bias is not None,
+                backend=backend,
+                contract=contract,
+                cast=cast,
+            )
+        layer.words = torch.from_numpy(np.array(matrix.words).view(np.int32))
+        layer.scales = torch.from_numpy(np.array(matrix.scales))
+        layer.zeros = torch.from_numpy(np.array(matrix.zeros))
+        if bias is not None:
+            check_bias(bias, matrix.columns)
+            layer.bias = bias.detach().cpu().clone()
+        return layer
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        *,
+        bits: int = 4,
+        group_size: int | None = 128,
+        convention: Convention = "minimum",
+        scale_dtype: ScaleDtype = "float32",
+        backend: str = "cppyy",
+        contract: str = "float32",
+        cast: bool = False,
+    ) -> Self:
+        """A layer with the weights of a ``torch.nn.Linear``, rounded to nearest by `lowbit.quantization.affine.quantize`.
+
+        A Linear on ``meta`` has no numbers; it gives a layer on ``meta``, for ``load_state_dict(…, assign=True)``.
+
+        Args:
+            linear: with weights and bias in float32, float16 or bfloat16 on the CPU, finite.
+            bits, group_size, convention, scale_dtype, backend, contract, cast: as in `QuantLinear`.
+
+        Raises:
+            ArgumentError: an argument is wrong; K does not fill whole units, or a layer of another class.
+        """
+        check_options(bits, convention, scale_dtype, backend, contract, cast)
+        if reason := peculiarity(linear):
+            raise ArgumentError("linear", reason, "a plain torch.nn.Linear with numbers that float32 holds")
+        rows, size = linear.in_features, check_sizes(linear.in_features, bits, group_size)
+        choices: dict[str, Any] = {"bits": bits, "group_size": size, "convention": convention}
+        choices["scale_dtype"] = scale_dtype
+        shared: dict[str, Any] = {"backend": backend, "contract": contract, "cast": cast}
+        if linear.weight.is_meta:
+            with torch.device("meta"):
+                return cls(rows, linear.out_features, bias=linear.bias is not None, **choices, **shared)
+        weights = np.ascontiguousarray(linear.weight.detach().float().numpy().T)
+        bias = None if linear.bias is None else linear.bias.detach().float()
+        matrix = quantize(weights, **choices)
+        return cls.from_matrix(matrix, bias, **shared)
+
+    def matrix(self) -> QuantizedMatrix:
+        """The weights as lowbit has them, on the memory of this layer's tensors.
+
+        Raises:
+            ArgumentError: they are on ``meta``, or hold values that no quantised matrix has.
+        """
+        return matrix_of(self.words, self.scales, self.zeros, self.bits, self.group_size, self.convention)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x W + bias``.
+
+        Args:
+            x: float32, any leading dimensions, K in the last; with `cast` float16 and bfloat16, too.
+
+        Returns:
+            dtype and leading dimensions of x, and N in the last.
+
+        Raises:
+            ArgumentError: dtype, shape or device of x; under the integer contract also an x that is not finite.
+            UnavailableError: the backend cannot run here.
+            NotDeclaredError: the backend does not declare the operation, or not for these weights.
+        """
+        given = x.dtype
+        if self.cast and given in WIDENED:
+            x = x.float()
+        weights = (self.words, self.scales, self.zeros, self.bits, self.group_size, self.convention)
+        y = PRODUCT(x, *weights, self.backend, self.contract)
+        if self.bias is not None:
+            y = y + self.bias
+        return y if given == torch.float32 else y.to(given)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"bits={self.bits}, group_size={self.group_size}, convention={self.convention}, "
+            f"backend={self.backend}, contract={self.contract}, cast={self.cast}"
+        )
+
+    # What torch calls when a model is moved, saved and loaded.
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Follow a move within the CPU or to ``meta``; refuse another device; ignore another dtype."""
+        for name, tensor in self._buffers.items():
+            if tensor is not None:
+                moved = fn(tensor)
+                if moved.device.type not in ("cpu", "meta"):
+                    raise ArgumentError("device of QuantLinear", moved.device, "cpu: lowbit computes there")
+                self._buffers[name] = moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+        return self
+
+    def _layout(self) -> list[int]:
+        return [LAYOUT, self.bits, self.in_features, self.group_size, CONVENTIONS.index(self.convention)]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "layout"] = torch.tensor(self._layout(), dtype=torch.int64, device="cpu")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, torch.Tensor],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Take all tensors or, where one of them is wrong, none."""
+        given = {name: state_dict[prefix + name] for name in (*self._buffers, "layout") if prefix + name in state_dict}
+        try:
+            self._check_state(given)
+        except ArgumentError as error:
+            error_msgs.append(f"{prefix.rstrip('.') or 'QuantLinear'}: {error}")
+            return
+        if strict and "layout" not in given:
+            missing_keys.append(prefix + "layout")
+        unexpected: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys, unexpected, error_msgs)
+        unexpected_keys += [name for name in unexpected if name != prefix + "layout"]
+        forget((self.words, self.scales, self.zeros), self.bits, self.group_size, self.convention)
+
+    def _check_state(self, given: dict[str, torch.Tensor]) -> None:
+        """Refuse tensors of another layout, shape or dtype than this layer's, and values that no matrix has."""
+        if "layout" in given and given["layout"].tolist() != self._layout():
+            allowed = f"{self._layout()}: version, bits, in_features, group_size, convention"
+            raise ArgumentError("layout", given["layout"].tolist(), allowed)
+        for name, tensor in self._buffers.items():
+            if tensor is None or name not in given:
+                continue
+            if given[name].shape != tensor.shape:
+                raise ArgumentError(f"shape of {name}", tuple(given[name].shape), str(tuple(tensor.shape)))
+            check_choice(f"dtype of {name}", given[name].dtype, (tensor.dtype,))
+        if {"words", "scales", "zeros"} <= given.keys() and not given["words"].is_meta:
+            words, scales, zeros = (given[name].cpu() for name in ("words", "scales", "zeros"))
+            matrix_of(words, scales, zeros, self.bits, self.group_size, self.convention)
+
+
+def check_options(bits: int, convention: str, scale_dtype: str, backend: str, contract: str, cast: bool) -> None:
+    """The checks that no weights are needed for."""
+    check_choice("bits", bits, BITS)
+    check_choice("convention", convention, CONVENTIONS)
+    check_choice("scale_dtype", scale_dtype, SCALE_DTYPES)
+    check_choice("contract", contract, tuple(CONTRACTS))
+    check_choice("cast", cast, (True, False))
+    if not isinstance(backend, str):
+        raise ArgumentError("backend", repr(backend), "a name")
+
+
+def check_bias(bias: torch.Tensor, columns: int) -> None:
+    """Refuse a bias that is not float32, N."""
+    check_choice("dtype of bias", getattr(bias, "dtype", None), (torch.float32,))
+    if tuple(bias.shape) != (columns,):
+        raise ArgumentError("shape of bias", tuple(bias.shape), f"({columns},)")
+
+
+# **A whole model.** Layers are chosen by name, and what is left as it was is told with the reason.
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What `replace_linears` did.
+
+    Attributes:
+        replaced: names of the layers that are quantised now, in the order of the model.
+        skipped: names of the Linears that were asked for and are as they were, with the reason.
+    """
+
+    replaced: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def replace_linears(
+    model: torch.nn.Module,
+    names: str | Sequence[str] = "*",
+    *,
+    bits: int = 4,
+    group_size: int | None = 128,
+    convention: Convention = "minimum",
+    scale_dtype: ScaleDtype = "float32",
+    backend: str = "cppyy",
+    contract: str = "float32",
+    cast: bool = False,
+) -> Replacement:
+    """Put a `QuantLinear` in the place of each ``torch.nn.Linear`` whose name fits, one after the other.
+
+    A layer that stands in several places of the model is quantised once and put into all of them.
+
+    Args:
+        model: changed in place.
+        names: full names of layers or patterns, ``layers.*.mlp.*`` for example; ``*`` stands for dots, too.
+        bits, group_size, convention, scale_dtype, backend, contract, cast: as in `QuantLinear`.
+
+    Raises:
+        ArgumentError: an option is wrong, or a name fits no Linear of the model.
+        UnavailableError: the backend cannot run here.
+        NotDeclaredError: the backend does not declare the products for these options. In each of these cases nothing
+            has been replaced.
+    """
+    check_options(bits, convention, scale_dtype, backend, contract, cast)
+    choices: dict[str, Any] = {"bits": bits, "convention": convention, "scale_dtype": scale_dtype}
+    shared: dict[str, Any] = {"backend": backend, "contract": contract, "cast": cast}
+    report = Replacement()
+    chosen = linears_named(model, [names] if isinstance(names, str) else names)
+    for linear, places in chosen:
+        if reason := _obstacle(model, linear, places, bits, group_size):
+            report.skipped.update(dict.fromkeys(places, reason))
+        else:
+            size = linear.in_features if group_size is None else group_size
+            engine(backend).check_declared(choices | {"group_size": size}, contract)
+    while chosen:
+        linear, places = chosen.pop(0)  # so that the float weights can be freed before the next are rounded
+        if places[0] in report.skipped:
+            continue
+        try:
+            layer = QuantLinear.from_linear(linear, group_size=group_size, **choices, **shared).train(linear.training)
+        except ArgumentError as error:  # its numbers: not finite, or not within the dtype of scales
+            report.skipped.update(dict.fromkeys(places, str(error)))
+            continue
+        for place in places:
+            model.set_submodule(place, layer)
+        report.replaced.extend(places)
+    return report
+
+
+def _obstacle(
+    model: torch.nn.Module, linear: torch.nn.Linear, places: Sequence[str], bits: int, group_size: int | None
+) -> str:
+    """Why a layer cannot be replaced, in words, before its numbers are looked at; empty if it can."""
+    try:
+        check_sizes(linear.in_features, bits, group_size)
+    except ArgumentError as error:
+        return str(error)
+    return peculiarity(linear) or next(filter(None, (dependence(model, place) for place in places)), "")

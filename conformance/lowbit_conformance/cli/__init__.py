@@ -1,0 +1,1 @@
+"""The commands ``lowbit conformance``, ``lowbit new-backend`` and ``lowbit vectors``."""

@@ -1,0 +1,270 @@
+"""``lowbit conformance NAME``: the suite as a command, with progress, a table and a verdict.
+
+pytest runs as a process of its own, the judge, without the configuration of the folder in which the user stands, and
+reports through a pipe (`events`); the backend runs in a third process (`host`). Should the judge end early or be
+stopped, the command is still there to name the case that was running (`watchdog`). Every case that the judge announced
+before it started the host needs exactly one verdict.
+
+Exit status: 0 all that is declared passed, 1 something failed or nothing was executed, 2 a wrong argument or an
+unavailable backend.
+"""
+
+import importlib.util
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.memory import check_address_space
+from lowbit.text import cleaned, quoted
+from lowbit_conformance.isolation import methods as isolation
+from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, RESULTS
+from lowbit_conformance.isolation.descendants import adopting, end_below
+from lowbit_conformance.isolation.events import Event, EventReader
+from lowbit_conformance.isolation.watchdog import death, follow
+from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
+from lowbit_conformance.report.files import check_writable
+from lowbit_conformance.report.gather import suite
+from lowbit_conformance.suite import clauses
+from lowbit_conformance.suite.tally import Certificate, Tally, Verdict
+
+USAGE_ERROR = 2
+# Plugins of pytest that look at every test and have nothing to see here.
+UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest")
+WRONG_USE = 4  # pytest's status for a wrong use
+PASSED, FAILED = 0, 1  # the statuses with which it ends otherwise
+THE_SUITE = "the suite"  # of a verdict on the run as a whole
+DEADLINE = 30.0
+ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
+"""Bytes that each of its processes needs: the arena (`lowbit_conformance.isolation.arena`), and what it imports."""
+
+
+# What the process that judges runs. It ignores signals that a backend may send to it: the command, which the user
+# interrupts, ends it. Other processes of an ordinary user cannot read or trace it. The key comes with this text,
+# through its standard input, and so is known to no process but these two.
+JUDGE = """
+import ctypes, os, signal
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(number, signal.SIG_IGN)
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+os.environ |= {{"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}}
+import pytest
+from lowbit_conformance.isolation.events import EventPipe
+sys.exit(pytest.main({arguments!r}, [EventPipe({writer!r}, {key!r})]))
+"""
+
+
+def conformance(
+    name: Annotated[
+        str | None, typer.Argument(help="The backend under test: a name that `lowbit backends` lists, or module:Class.")
+    ] = None,
+    library: Annotated[str | None, typer.Option(help="Instead: a shared library that implements lowbit.h.")] = None,
+    command: Annotated[str | None, typer.Option(help="Instead: a program that speaks the line protocol.")] = None,
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this operation or clause; repeatable."),
+    ] = None,
+    profile: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the cases of this profile, and certify it; `lowbit profiles` lists them; repeatable."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="How many seeds of the random tier.")] = 5,
+    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
+    model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases of each clause, in seconds.")] = False,
+    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
+    exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output.")] = False,
+    report_file: Annotated[Path | None, typer.Option("--report", help="Write the report as JSON to a file.")] = None,
+    junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML to a file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page to a file.")] = None,
+) -> None:
+    """Test a backend against the specification, clause by clause."""
+    from lowbit.cli.interrupts import deferred  # the package `lowbit.cli` imports this module
+
+    files = [("--report", report_file, write_json), ("--junit", junit, write_junit), ("--html", html, write_html)]
+    for argument, path, _ in files:
+        if path:
+            check_writable(argument, path)
+    target = _target(name, library, command)
+    arguments = [*(target if len(target) == 2 else ("--backend", *target)), "--deadline", str(deadline)]
+    arguments += ["--seeds", str(seeds), "--first-seed", str(first_seed), *(["--quick"] if quick else [])]
+    arguments += [argument for operation in op or [] for argument in ("--op", operation)]
+    arguments += [argument for name in profile or [] for argument in ("--profile", name)]
+    arguments += ["--case", case] if case else []
+    arguments += ["--model", model] if model else []
+    arguments += ["--exitfirst"] if exitfirst else []
+    started, before = datetime.now(UTC), suite()
+    tally = run_suite(target[-1], arguments, deadline)
+    settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
+    settings |= {"case": case, "model": model, "quick": quick}
+    report = report_of(tally, target, settings, started)
+    if report.suite != before:
+        text = "FORGED: files of lowbit or of its conformance suite changed while it ran; run it again"
+        tally.verdicts.append(Verdict(THE_SUITE, "failed", text))
+    with deferred():  # an interrupt leaves each file whole or not written
+        for _, path, write in files:
+            if path:
+                write(report, path)
+    if as_json:
+        print(text_of(report))
+    else:
+        show(report, Console())
+    raise typer.Exit(0 if tally.verdict == "passed" else 1)
+
+
+def _target(name: str | None, library: str | None, command: str | None) -> tuple[str, ...]:
+    """How the command line names the backend; an option that begins a path needs its absolute form elsewhere."""
+    given = [("--library", os.path.abspath(library))] if library is not None else []
+    given += [("--command", command)] if command is not None else []
+    named: list[tuple[str, ...]] = [*given, *([(name,)] if name is not None else [])]
+    if len(named) != 1:
+        raise ArgumentError("NAME, --library and --command", f"{len(named)} of them", "one of them")
+    return named[0]
+
+
+def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
+    """Run pytest on the suite in a process of its own and gather its verdicts.
+
+    Whatever ends that process, the run has not passed unless every case has its verdict and the process said that it
+    had finished.
+
+    Raises:
+        UnavailableError: pytest is not installed.
+        ArgumentError: the method of isolation that the environment names does not exist.
+        typer.Exit: with status 2, after pytest has said what is wrong with the arguments or the backend.
+    """
+    if importlib.util.find_spec("pytest") is None:
+        raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
+    isolation.methods()
+    check_address_space("the conformance suite", ADDRESS_SPACE)
+    reader, writer = os.pipe()
+    given = ["-p", "lowbit_conformance.suite.plugin", "--pyargs", clauses.__name__]
+    # No configuration, cache, bytecode or plugin of the folder in which the user happens to stand.
+    given += ["-c", os.devnull, "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+    given += ["--noconftest", "--capture=no", *(part for name in UNUSED for part in ("-p", f"no:{name}")), *arguments]
+    key, run = secrets.token_bytes(32), Run(Tally(name))
+    with (
+        adopting(),
+        open(reader, "rb", buffering=0),
+        subprocess.Popen(
+            python_command("-c", "import sys; exec(sys.stdin.read())"),  # says nothing to a backend that looks it up
+            env=python_environment(),
+            pass_fds=[writer],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as judge,
+    ):
+        os.close(writer)
+        try:
+            assert judge.stdin is not None
+            judge.stdin.write(JUDGE.format(arguments=given, writer=writer, key=key).encode())
+            judge.stdin.close()
+            judge.stdin = None
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+                task = progress.add_task(name, total=None)
+
+                def take(event: Event) -> None:
+                    run.take(event)
+                    progress.update(task, total=run.tally.collected or None, completed=len(run.decided))
+
+                events = EventReader(key)
+                ending = follow(judge, reader, events, deadline, take)
+        except BaseException:
+            end_below(judge.pid)
+            judge.kill()
+            raise
+    if judge.returncode == WRONG_USE and not (run.loaded or events.forged):
+        typer.echo(cleaned("lowbit: " + ending.output.strip().removeprefix("ERROR: ")), err=True)
+        raise typer.Exit(USAGE_ERROR)
+    for case, text in run.problems(events.forged, ending.stopped, judge.returncode, ending.output):
+        run.tally.verdicts.append(Verdict(case, "failed", text))
+    return run.tally
+
+
+@dataclass
+class Run:
+    """What the events have told, and what of that cannot be.
+
+    Attributes:
+        tally: the verdicts.
+        expected: the ids of all cases that are to be decided, announced before there was a host.
+        decided: those that have their verdict.
+        running: the case that was running last, if it has no verdict.
+        loaded: whether the backend was loaded.
+        finished: whether the judge said that it had finished.
+        impossible: the first event that contradicts an earlier one, in words.
+    """
+
+    tally: Tally
+    expected: frozenset[str] = frozenset()
+    decided: set[str] = field(default_factory=set)
+    running: str | None = None
+    loaded: bool = False
+    finished: bool = False
+    impossible: str = ""
+
+    def take(self, event: Event) -> None:
+        """Note an event."""
+        kind = event.pop("event")
+        if kind == "expected":
+            self._expect(event["ids"])
+        elif kind == "loaded":
+            vars(self.tally).update(event)
+            self.loaded = True
+        elif kind == "start":
+            self.running = event["id"]
+        elif kind == "verdict":
+            self.running = None
+            self._decide(Verdict(**event))
+        elif kind == "explained":
+            self.tally.explain(**event)
+        elif kind == "certificate":
+            self.tally.certificates.append(Certificate(**event | {"missing": tuple(event["missing"])}))
+        elif kind == "finished":
+            self.finished = True
+
+    def _expect(self, ids: list[str]) -> None:
+        if self.expected:
+            self._contradict("the cases were announced twice")
+        self.expected, self.tally.collected = frozenset(ids), len(ids)
+        if len(self.expected) < len(ids):
+            self._contradict("a case was announced twice")
+
+    def _decide(self, verdict: Verdict) -> None:
+        if verdict.id not in self.expected:
+            self._contradict(f"there was a verdict on {quoted(verdict.id)}, which is no case of this run")
+        elif verdict.id in self.decided:
+            self._contradict(f"there were two verdicts on {quoted(verdict.id)}")
+        else:
+            self.decided.add(verdict.id)
+            self.tally.verdicts.append(verdict)
+
+    def _contradict(self, what: str) -> None:
+        self.impossible = self.impossible or what
+
+    def problems(self, forged: str, stopped: str, status: int, output: str) -> Iterator[tuple[str, str]]:
+        """Why the run has not passed whatever its verdicts are: the case, or the suite, and the text of a verdict."""
+        if forged or self.impossible:
+            yield THE_SUITE, f"FORGED: {forged or self.impossible}"
+        if stopped or status < 0 or not self.finished or status not in (PASSED, FAILED):
+            yield self.running or THE_SUITE, stopped or death(status, output)
+        elif self.tally.undecided and not self.tally.failures:
+            yield THE_SUITE, f"UNDECIDED: {self.tally.undecided} of {self.tally.collected} cases have no verdict"
+        elif status == FAILED and self.tally.verdict == "passed":
+            yield THE_SUITE, death(status, output)

@@ -1,0 +1,176 @@
+"""Defects of casting to Block Floating Point: rounding, exponents, the ends of the ranges."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.quantization.bfp import Blocks, Floats, Format
+from lowbit_conformance.defects.defect import of, unchecked
+
+Reals = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+MX_BLOCKS = "https://github.com/DeepWok/mase/pull/321"
+
+# **Casting**, all blocks at once, with one thing at a time to be replaced.
+
+
+def away(x: Reals) -> Reals:
+    """Ties away from zero."""
+    return np.sign(x) * np.floor(np.abs(x) + 0.5)
+
+
+def power(largest: Reals) -> Integers:
+    """E′ of f·2^E′, f in [½, 1)."""
+    return np.frexp(largest)[1].astype(np.int64)
+
+
+def logarithm(largest: Reals) -> Integers:
+    """The same by a logarithm in float32, which rounds up to a whole number too early."""
+    with np.errstate(divide="ignore"):
+        return np.floor(np.log2(largest.astype(np.float32), dtype=np.float32)).astype(np.int64) + 1
+
+
+def cast(
+    x: Floats,
+    format: Format,
+    rounded: Callable[[Reals], Reals] = np.rint,
+    exponent_of: Callable[[Reals], Integers] = power,
+    shift: int = 0,
+    least: int = 1,
+    clamp: str = "first",
+    of_zeros: int | None = None,
+) -> Blocks:
+    """Blocks; `shift` goes to the exponent, `least` to the lowest mantissa, `clamp` says when exponents are clamped."""
+    rows, columns = x.shape
+    count = format.blocks(columns)
+    padded = np.zeros((rows, count * format.block))
+    padded[:, :columns] = x
+    cut = padded.reshape(rows, count, format.block)
+    largest = np.abs(cut).max(axis=2)
+    e = np.where(largest > 0, exponent_of(np.where(largest > 0, largest, 1)) - 1 - (format.mantissa - 2) + shift, 0)
+    clamped = np.clip(e, -format.reach, format.reach)
+    used = e if clamp == "last" else clamped
+    mantissas = np.clip(rounded(np.ldexp(cut, -used[:, :, None])), -format.top - 1 + least, format.top)
+    stored = np.where(e > format.reach, e - 2 * format.reach - 1, clamped) if clamp == "wrapped" else clamped
+    exponents = np.where(largest == 0, -format.reach if of_zeros is None else of_zeros, stored)
+    cells = mantissas.reshape(rows, -1)[:, :columns]
+    return blocks_of(cells, exponents, format)
+
+
+def blocks_of(mantissas: npt.NDArray[Any], exponents: npt.NDArray[Any], format: Format) -> Blocks:
+    """Blocks that nobody has checked."""
+    return unchecked(
+        Blocks,
+        mantissas=np.ascontiguousarray(mantissas).astype(format.dtype),
+        exponents=np.ascontiguousarray(exponents).astype(np.int16),
+        format=format,
+    )
+
+
+def grown(x: Floats, format: Format) -> Blocks:
+    """Where rounding would saturate, the exponent grows by one instead."""
+    plain, larger = cast(x, format), cast(x, format, shift=1)
+    over = np.zeros(plain.exponents.shape, bool)
+    for number, span in enumerate(format.spans(x.shape[1])):
+        scaled = np.ldexp(np.abs(x[:, span]).astype(np.float64), -plain.exponents[:, number : number + 1].astype(int))
+        over[:, number] = np.rint(scaled).max(axis=1) > format.top
+    each = np.repeat(over, format.block, axis=1)[:, : x.shape[1]]
+    return blocks_of(
+        np.where(each, larger.mantissas, plain.mantissas), np.where(over, larger.exponents, plain.exponents), format
+    )
+
+
+def across_rows(x: Floats, format: Format) -> Blocks:
+    """Blocks are cut from the matrix as one run; each row keeps the exponents of the runs that its blocks begin in."""
+    rows, columns = x.shape
+    flat = cast(x.reshape(1, -1), format)
+    starts = np.arange(rows)[:, None] * columns + np.arange(format.blocks(columns)) * format.block
+    return blocks_of(flat.mantissas.reshape(x.shape), flat.exponents[0][starts // format.block], format)
+
+
+DEFECTS = (
+    of(
+        "bfp.cast",
+        "mantissas-truncated",
+        "Mantissas are cut towards zero and not rounded.",
+        "C1 C3",
+        lambda x, format: cast(x, format, rounded=np.trunc),
+    ),
+    of(
+        "bfp.cast",
+        "mantissa-ties-away",
+        "A tie goes away from zero and not to the even mantissa.",
+        "C1 C3",
+        lambda x, format: cast(x, format, rounded=away),
+        "https://github.com/sonos/tract/pull/2850",
+    ),
+    of(
+        "bfp.cast",
+        "mantissas-down-to-minus-8",
+        "The lowest mantissa is -2^(p-1): -8 where -7 is the last.",
+        "C1 C3",
+        lambda x, format: cast(x, format, least=0),
+        "errata B8, whose sentence on the range is garbled in print",
+    ),
+    of(
+        "bfp.cast",
+        "exponent-one-too-high",
+        "The exponent is E' - (p - 2): the top bit of mantissas is never used.",
+        "C1 C2 C3",
+        lambda x, format: cast(x, format, shift=1),
+    ),
+    of(
+        "bfp.cast",
+        "exponent-one-too-low",
+        "The exponent is one too low, and the largest elements saturate.",
+        "C1 C2 C3",
+        lambda x, format: cast(x, format, shift=-1),
+        MX_BLOCKS,
+    ),
+    of(
+        "bfp.cast",
+        "exponent-by-logarithm",
+        "The exponent is the floor of a float32 logarithm.",
+        "C2",
+        lambda x, format: cast(x, format, exponent_of=logarithm),
+    ),
+    of(
+        "bfp.cast",
+        "exponent-grows-instead-of-saturating",
+        "Where rounding reaches 2^(p-1), the exponent grows by one.",
+        "C1 C2 C3",
+        grown,
+    ),
+    of(
+        "bfp.cast",
+        "exponent-wraps",
+        "An exponent above its range wraps to the least.",
+        "C4",
+        lambda x, format: cast(x, format, clamp="wrapped"),
+    ),
+    of(
+        "bfp.cast",
+        "mantissas-before-clamp",
+        "The exponent is clamped after the mantissas were computed.",
+        "C4",
+        lambda x, format: cast(x, format, clamp="last"),
+    ),
+    of(
+        "bfp.cast",
+        "zero-block-exponent-0",
+        "A block of zeros has the exponent 0.",
+        "C1 C5",
+        lambda x, format: cast(x, format, of_zeros=0),
+        "https://github.com/intel/auto-round/issues/1908",
+    ),
+    of(
+        "bfp.cast",
+        "blocks-cross-rows",
+        "Blocks are cut from the matrix as one run, across its rows.",
+        "C1",
+        across_rows,
+        MX_BLOCKS,
+    ),
+)

@@ -1,0 +1,342 @@
+"""Which mistake was made: wrong results are compared with the results of every defect that could explain them.
+
+Failing cases give arguments and what came back. Each arithmetical defect of the operation is run on the same arguments;
+one whose results are equal in every case names the mistake. Where results are floats, two count as equal if they differ
+by no more than rounding may explain, and if what came back lies many times nearer to the defect's result than to what
+is right. If no defect explains the results, `lowbit_conformance.defects.description` says what can be seen.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.attention import bounds as attention_bounds
+from lowbit.attention import rope
+from lowbit.contract.operation import Promise
+from lowbit.contract.rounding import Arithmetic, Bound, any_order, gamma
+from lowbit.linear import integer_bounds
+from lowbit.model import bounds as blocks_bounds
+from lowbit.moe import bounds as routing_bounds
+from lowbit.operations import OPERATIONS
+from lowbit.quantization import gptq_bounds, hqq, hqq_solver
+from lowbit_conformance.defects import BANK, places, steps
+from lowbit_conformance.defects.defect import Array, Defect
+from lowbit_conformance.defects.families import relatives
+
+DECLARED = Arithmetic("direct", "float32", any_order)
+INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
+MOST_NAMED = 2
+LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
+SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
+UNIT = 2.0**-24
+MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
+LARGER = 2.0**-18  # of a result
+UNDERFLOW = 2.0**-140
+NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A call beside what is right.
+
+    Attributes:
+        operation: its id.
+        arguments: of the call; for a product x and the matrix; for a stateful operation those that open it.
+        choices: those given by name.
+        given: what came back; of a stateful operation the answers to all steps.
+        steps_taken: of a stateful operation, the arguments of each step.
+        right: what the reference answers.
+        limits: how far a right result may lie from that; None where results are compared by their bits alone.
+        wrong: how many elements are visibly wrong.
+        unequal: how many elements have other bits than what is right, rounded to their precision.
+    """
+
+    operation: str
+    arguments: tuple[Any, ...]
+    choices: Mapping[str, Any]
+    given: Any
+    steps_taken: tuple[tuple[Any, ...], ...]
+    right: Any
+    limits: Array | None
+    wrong: int
+    unequal: int
+
+    @classmethod
+    def of(cls, operation: str, call: Any) -> "Seen":
+        """A call with `arguments`, `choices`, what was `given` and the `steps` of a session."""
+        right = _answer(OPERATIONS[operation].reference, call.arguments, call.choices, call.steps)
+        limits = _limits(operation, call.arguments, call.choices, right)
+        if limits is None and isinstance(right, np.ndarray) and right.dtype.kind == "f":
+            limits = np.zeros(right.shape)  # a mistake may be made with another rounding
+        wrong = unequal = 0
+        if not _identical(call.given, right):
+            wrong, unequal = _count(call.given, right, limits), max(1, _count(call.given, right, None))
+            wrong = wrong if OPERATIONS[operation].promise is Promise.BOUNDED else unequal
+        return cls(operation, call.arguments, call.choices, call.given, call.steps, right, limits, wrong, unequal)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the arguments have, those of all steps included."""
+        return sum(np.size(part) for value in (*self.arguments, *self.steps_taken) for _, part in leaves(value))
+
+    @property
+    def finite(self) -> bool:
+        """Whether there is neither NaN nor infinity in what was given and what is right."""
+        parts = [part for value in (self.given, self.right) for _, part in leaves(value)]
+        return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and part.dtype.kind == "f")
+
+    def explained(self, defect: Defect) -> bool:
+        """Whether the defect gives this wrong result."""
+        wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
+        return _distance(self.given, wrong, self.right, self.limits) is not None
+
+    def unspoilt(self, defect: Defect) -> bool:
+        """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
+        wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
+        if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
+            return _identical(wrong, self.given)
+        if self.wrong:
+            return _distance(self.given, wrong, self.right, self.limits) is not None
+        return nearly(wrong, self.right, self.limits)
+
+
+def common_defects(
+    operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED
+) -> tuple[Defect, ...]:
+    """The defects that give every one of the wrong results; none if there are too many to mean one.
+
+    Those that leave right what the backend had right go before others. The others count only where enough results say
+    the same: a mistake may be made in some cases only, but few results resemble those of many mistakes. Where the bank
+    has no name, `families` and then `places` may have one; of their many members only those count that spoil nothing
+    that was right.
+    """
+    named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
+    fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
+    found = {defect.name: defect for defect in fitting}
+    wide = all(each.size > MOST_SEARCHED for each in failures)
+    for family in (relatives, places.of_results, places.of_arguments):
+        if 0 < len(found) <= most or (family is not relatives and (found or wide)):
+            break
+        found = {defect.name: defect for defect in _fitting(_explaining(family(operation), failures), passes)}
+    return tuple(found.values()) if len(found) <= most else ()
+
+
+def _fitting(defects: list[Defect], passes: list[Seen]) -> list[Defect]:
+    """Those that leave right what the backend had right."""
+    return [defect for defect in defects if all(passed.unspoilt(defect) for passed in passes)]
+
+
+def _explaining(defects: Iterable[Defect], failures: list[Seen]) -> list[Defect]:
+    """Those that give every one of the wrong results; the small results are looked at first."""
+    left = list(defects)
+    for failure in sorted(failures, key=lambda each: sum(np.size(part) for _, part in leaves(each.given))):
+        left = [defect for defect in left if failure.explained(defect)]
+    return left
+
+
+def sentence(defects: tuple[Defect, ...]) -> str:
+    """What a report says of results that a defect explains.
+
+    >>> sentence((BANK["result-doubled"],))
+    'all wrong results are what result-doubled gives: Results are twice as large.'
+    """
+    names, causes = " or ".join(each.name for each in defects), " Or: ".join(each.cause for each in defects)
+    return f"all wrong results are what {names} gives: {causes}"
+
+
+def nearly(given: Any, other: Any, limits: Array | None) -> bool:
+    """Whether two results are equal but for rounding."""
+    return _identical(given, other) or (limits is not None and _close(given, other, limits, SLACK))
+
+
+def _count(given: Any, right: Any, limits: Array | None) -> int:
+    """How many elements of a result are wrong; 1 of one that is not of the right kind."""
+    ours, theirs = list(leaves(given)), list(leaves(right))
+    count = 0
+    for (_, first), (_, second) in zip(ours, theirs, strict=False):
+        if isinstance(first, np.ndarray) and isinstance(second, np.ndarray) and first.shape == second.shape:
+            with np.errstate(all="ignore"):
+                far = np.abs(first.astype(np.float64) - second) > (0.0 if limits is None else limits)
+                count += int((far | (np.isfinite(first) != np.isfinite(second))).sum())
+        else:
+            count += not _same(("", first), ("", second))
+    return max(count, int(len(ours) != len(theirs)))
+
+
+def _outcome(
+    defect: Defect,
+    operation: str,
+    arguments: tuple[Any, ...],
+    choices: Mapping[str, Any],
+    steps_taken: tuple[tuple[Any, ...], ...],
+) -> Any:
+    """What the defect answers; None if it fails."""
+    try:
+        return _answer(defect.wrong[operation], arguments, choices, steps_taken)
+    except Exception:  # a defect may refuse what the reference takes
+        return None
+
+
+def _answer(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    choices: Mapping[str, Any],
+    steps_taken: tuple[tuple[Any, ...], ...],
+) -> Any:
+    with np.errstate(all="ignore"):
+        result = function(*arguments, **choices)
+        return tuple(result.step(*each) for each in steps_taken) if steps_taken else result
+
+
+# **Comparing**, leaf by leaf: arrays, fields of dataclasses, elements of tuples.
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The arrays and numbers of a value, each with its place.
+
+    >>> [path for path, _ in leaves((1, np.zeros(2)))]
+    ['.length', '[0]', '[1]']
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        for part in fields(value):
+            yield from leaves(getattr(value, part.name), f"{path}.{part.name}")
+    elif isinstance(value, (tuple, list)):
+        yield f"{path}.length", len(value)
+        for number, part in enumerate(value):
+            yield from leaves(part, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def _distance(given: Any, wrong: Any, right: Any, limits: Array | None) -> float | None:
+    """0 for equal bits, else how much of the tolerance is used; None if the defect does not explain what was given."""
+    if wrong is None or _identical(wrong, right):
+        return None
+    if _identical(given, wrong):
+        return 0.0
+    if limits is None or not isinstance(wrong, np.ndarray) or wrong.shape != right.shape:
+        return None
+    # The terms of a wrong sum may be larger than those of the right one, or stand elsewhere.
+    widest = np.full(right.shape, limits.max(initial=0.0) + UNDERFLOW) + LARGER * np.abs(
+        np.nan_to_num(wrong, posinf=0.0, neginf=0.0)
+    )
+    if not _close(given, wrong, widest, SLACK) or not _nearer(given, wrong, right):
+        return None
+    with np.errstate(all="ignore"):
+        share = np.abs(given.astype(np.float64) - wrong) / (limits + np.finfo(np.float32).tiny)
+    return float(np.nanmax(share, initial=0.0)) + 1e-9
+
+
+def _nearer(given: Array, wrong: Array, right: Array) -> bool:
+    """Whether what was given lies much nearer to what the defect gives than to what is right."""
+    with np.errstate(all="ignore"):
+        wide, near = given.astype(np.float64), wrong.astype(np.float32)
+        own, other = np.abs(wide - near), np.abs(wide - right)
+    unlike = np.isfinite(wide) != np.isfinite(right)
+    both = np.isfinite(own) & np.isfinite(other)
+    far = float(np.square(other[both]).sum())
+    return bool(unlike.any()) or float(np.square(own[both]).sum()) * NEARER**2 < far
+
+
+def _identical(given: Any, other: Any) -> bool:
+    """Whether two results have equal bits, the one that a reference computed in float64 rounded to float32."""
+    if isinstance(given, np.ndarray) and isinstance(other, np.ndarray) and other.dtype == np.float64:
+        with np.errstate(over="ignore"):
+            other = other.astype(np.float32) if given.dtype == np.float32 else other
+    if isinstance(other, np.ndarray) and isinstance(given, np.ndarray) and given.dtype == np.float64 != other.dtype:
+        return False
+    ours, theirs = list(leaves(given)), list(leaves(other))
+    return len(ours) == len(theirs) and all(_same(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def _same(ours: tuple[str, Any], theirs: tuple[str, Any]) -> bool:
+    (path, first), (other, second) = ours, theirs
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        if (first.dtype, first.shape) != (second.dtype, second.shape):
+            return False
+        bits = f"u{first.dtype.itemsize}"
+        unequal = np.ascontiguousarray(first).view(bits) != np.ascontiguousarray(second).view(bits)
+        return not (unequal & ~((first != first) & (second != second))).any()  # a NaN is a NaN
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        return False
+    return path == other and bool(first == second)
+
+
+def _close(given: Any, other: Any, limits: Array, slack: float) -> bool:
+    """Whether one result could be the other but for rounding."""
+    if (
+        not (isinstance(given, np.ndarray) and isinstance(other, np.ndarray))
+        or given.shape != other.shape
+        or given.dtype.kind != "f"
+    ):
+        return False
+    with np.errstate(all="ignore"):
+        near = other.astype(np.float32) if other.dtype != np.float32 else other
+        finite = np.isfinite(given) & np.isfinite(near)
+        odd = ~finite & ~((given == near) | (np.isnan(given) & np.isnan(near)))
+        far = np.abs(given.astype(np.float64) - other) > slack * limits + 4 * UNIT * np.abs(other)
+    return not (odd.any() or (far & finite).any())
+
+
+# **Tolerances**: what float32 in any order may add, from the inputs, by the bounds of the specification.
+
+Limit = Callable[..., Array]
+Bounding = Callable[..., Bound]
+
+
+def _of(bounding: Bounding) -> Limit:
+    """A bound that takes what the operation takes, the declared arithmetic, and the right result."""
+    return lambda *given: bounding(*given[:-1], DECLARED, given[-1]).limit
+
+
+def _linear(x: Array, matrix: Any, right: Array) -> Array:
+    codes, group = steps.unpack(matrix.words, matrix.bits).astype(np.float64), steps.groups(matrix)
+    scale, zero = steps.scales(matrix).astype(np.float64)[group], steps.zeros(matrix).astype(np.float64)[group]
+    offsets = zero if matrix.convention == "minimum" else scale * zero
+    terms: Array = np.abs(np.atleast_2d(x).astype(np.float64)) @ (scale * codes + np.abs(offsets))
+    return (gamma(matrix.rows + 8, UNIT) * terms).reshape(right.shape)
+
+
+def _factor(hessian: Array, right: Array) -> Array:
+    return np.full(right.shape, 1e-4 * np.abs(right).max())
+
+
+LIMITS: Mapping[str, Limit] = {
+    "linear.qgemv": _linear,
+    "linear.qgemm": _linear,
+    "linear.qgemm_bfp": lambda x, matrix, right: integer_bounds.integer_bound(x, matrix, INTEGER, right).limit,
+    "hqq.qgemv": _of(hqq.qgemv_bound),
+    "hqq.step": _of(hqq_solver.step_bound),
+    "gptq.hessian": _of(gptq_bounds.hessian_bound),
+    "gptq.factor": _factor,
+    "gptq.targets": _of(gptq_bounds.targets_bound),
+    "rope.rotate": _of(rope.rotate_bound),
+    "attention.softmax": _of(attention_bounds.softmax_bound),
+    "attention.attend": lambda q, k, v, *rest: (
+        attention_bounds.attend_bound(q, k, v, DECLARED, rest[-1], *rest[:-1]).limit
+    ),
+    "routing.gate": lambda x, router, *rest: (
+        routing_bounds.gate_bound(x, router, rest[0] if len(rest) > 1 else "logits", DECLARED, rest[-1]).limit
+    ),
+    "routing.weights": lambda scores, chosen, *rest: (
+        routing_bounds.weights_bound(scores, chosen, rest[0] if len(rest) > 1 else "after", DECLARED, rest[-1]).limit
+    ),
+    "routing.expert": lambda x, gate, up, down, right: routing_bounds.expert_bound(x, gate, up, down, DECLARED).limit,
+    "routing.sparse": _of(routing_bounds.sparse_bound),
+    "blocks.rms_norm": _of(blocks_bounds.rms_norm_bound),
+    "blocks.swiglu": _of(blocks_bounds.swiglu_bound),
+}
+
+
+def _limits(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any], right: Any) -> Array | None:
+    """How far a right result may lie from the exact one; None where results are exact."""
+    if OPERATIONS[operation].promise is not Promise.BOUNDED:
+        return None
+    with np.errstate(all="ignore"):
+        try:
+            limit = LIMITS[operation](*arguments, *choices.values(), right)
+        except Exception:  # inputs that have no bound, such as NaN: then only NaN and infinity are compared
+            return np.where(np.isfinite(right), UNIT * np.abs(right), 0.0)
+    return np.nan_to_num(limit, nan=0.0, posinf=0.0) + UNDERFLOW

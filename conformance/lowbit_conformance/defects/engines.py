@@ -1,0 +1,423 @@
+"""Defects of what remembers: the offload engine and the key-value cache."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lowbit.attention.kvcache import BfpKeyValueCache
+from lowbit.moe import offload
+from lowbit.moe.offload import Arrangement, Offload, Request, Resident, Staged, Trace
+from lowbit.quantization.bfp import Format
+from lowbit_conformance.defects.defect import COMMON, MOVES, Defect, arithmetical, of
+
+# **The offload engine.** Each class changes one step of the state machine; each is a trace and an engine.
+
+
+class FirstInFirstOut(Offload):
+    def _mark_used(self, layer: int, resident: Resident) -> None:
+        pass
+
+
+class MostRecentOut(Offload):
+    def _promote(self, newcomer: Staged) -> None:
+        residents = self.slots[newcomer.layer]
+        if len(residents) == self.arrangement.slots:
+            residents.insert(0, residents.pop())
+        super()._promote(newcomer)
+
+
+class InUseOut(Offload):
+    """Misses are brought before hits are marked as used, so that a needed resident may be the one that goes."""
+
+    def _run_residents(self, request: Request) -> list[int]:
+        before = list(self.slots[request.layer])
+        missing = super()._run_residents(request)
+        self.slots[request.layer][:] = before
+        return missing
+
+
+class WrongLayer(Offload):
+    """A guess is looked for by the number of its expert alone, so that another layer's may be promoted."""
+
+    def _find_staged(self, layer: int, expert: int) -> Staged | None:
+        found = next((s for s in self.staged if s.expert == expert), None)
+        if found is not None and found.layer != layer:
+            found.layer = layer
+            found.host = self._host[layer].get(expert, found.host)
+        return found
+
+
+class StaleEntry(Offload):
+    """An expert that was evicted counts as resident until another takes its entry."""
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        super().__init__(arrangement)
+        self._gone: list[dict[int, Resident]] = [{} for _ in range(arrangement.layers)]
+
+    def _run_residents(self, request: Request) -> list[int]:
+        missing = super()._run_residents(request)
+        stale = [e for e in missing if e in self._gone[request.layer]]
+        for expert in stale:
+            self._write("hit", request.layer, expert, "request", slot=self._gone[request.layer].pop(expert).slot)
+        return [e for e in missing if e not in stale]
+
+    def _promote(self, newcomer: Staged) -> None:
+        residents = list(self.slots[newcomer.layer])
+        super()._promote(newcomer)
+        for resident in residents:
+            if resident not in self.slots[newcomer.layer]:
+                self._gone[newcomer.layer][resident.expert] = resident
+
+
+class AsRequested(Offload):
+    """Misses are brought in the order of the request."""
+
+    def _run_residents(self, request: Request) -> list[int]:
+        missing = super()._run_residents(request)
+        return [expert for expert in request.needed if expert in missing]
+
+
+class HighestBuffer(Offload):
+    def _free_buffer(self) -> int | None:
+        free = set(range(self.arrangement.buffers)) - {staged.buffer for staged in self.staged}
+        return max(free, default=None)
+
+
+class StagesTwice(Offload):
+    """What already lies in a slot is staged all the same."""
+
+    def _stage(self, request: Request) -> None:
+        for expert in request.guesses:
+            layer = request.layer + 1
+            there = expert in self._host[layer]
+            if self._free_buffer() is not None and there and self._find_staged(layer, expert) is None:
+                self._copy_in("stage", layer, expert, "guess")
+
+
+class NeedsItsGuess(Offload):
+    """A load takes the buffer of the oldest guess, needed or not."""
+
+    def _bring(self, layer: int, pending: list[int]) -> int:
+        if self._find_staged(layer, pending[0]) is None and self._free_buffer() is None:
+            self._drop(self.staged[0], "buffer")
+        return super()._bring(layer, pending)
+
+
+class NewestGuessOut(Offload):
+    """A load takes the buffer of the newest guess that is not needed."""
+
+    def _bring(self, layer: int, pending: list[int]) -> int:
+        if self._find_staged(layer, pending[0]) is None and self._free_buffer() is None:
+            unneeded = [guess for guess in self.staged if guess.expert not in pending]
+            if unneeded:
+                self._drop(unneeded[-1], "buffer")
+        return super()._bring(layer, pending)
+
+
+class FirstStay(Offload):
+    """Of more experts than slots, the first keep their slots and the others pass through the last one."""
+
+    def _promote(self, newcomer: Staged) -> None:
+        residents = self.slots[newcomer.layer]
+        ran = [event.expert for event in self._events if event.kind in ("hit", "promote")]
+        if len(residents) == self.arrangement.slots and all(r.expert in ran for r in residents):
+            residents.insert(0, residents.pop())
+        super()._promote(newcomer)
+
+
+class HostKept(Offload):
+    """Under swap an evicted expert goes to the host place of its own number."""
+
+    def _write(self, kind: Any, layer: int, expert: int, cause: str, **places: Any) -> None:
+        if kind == "evict" and places.get("host") is not None:
+            places["host"] = expert
+        super()._write(kind, layer, expert, cause, **places)
+
+
+class BeginsEmpty(Offload):
+    """Slots begin empty under swap, too."""
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        super().__init__(arrangement)
+        self.slots = [[] for _ in range(arrangement.layers)]
+        for places in self._host:
+            places.update({expert: places.get(expert, expert) for expert in range(arrangement.experts)})
+
+
+class GuessesSurvive(Offload):
+    """Guesses of a pass that ended early stay in their buffers."""
+
+    def _drop(self, guess: Staged, cause: str) -> None:
+        if cause != "abandoned":
+            super()._drop(guess, cause)
+
+
+class DropsUnused(Offload):
+    """Guesses that were not needed are not dropped when their layer has run."""
+
+    def _drop(self, guess: Staged, cause: str) -> None:
+        if cause != "unused":
+            super()._drop(guess, cause)
+
+
+class StepsIn16Bits(Offload):
+    """Counts its steps in 16 bits."""
+
+    def step(self, request: Request) -> Trace:
+        if self._step == (1 << 16) - 1:
+            self._step = -1
+        return super().step(request)
+
+
+def clocked(bits: int, ticks: Callable[[Request], int]) -> type[Offload]:
+    """Writes down when an expert ran, by a clock of so many bits, and evicts the one with the least time."""
+
+    class Clocked(Offload):
+        def __init__(self, arrangement: Arrangement) -> None:
+            super().__init__(arrangement)
+            self._clock, self._times = 0, dict[tuple[int, int], int]()
+
+        def step(self, request: Request) -> Trace:
+            answer = super().step(request)
+            self._clock += ticks(request)
+            return answer
+
+        def _mark_used(self, layer: int, resident: Resident) -> None:
+            super()._mark_used(layer, resident)
+            self._times[layer, resident.expert] = self._clock % (1 << bits)
+
+        def _promote(self, newcomer: Staged) -> None:
+            layer = newcomer.layer
+            self.slots[layer].sort(key=lambda resident: self._times.get((layer, resident.expert), -1))
+            self._times[layer, newcomer.expert] = self._clock % (1 << bits)
+            super()._promote(newcomer)
+
+    return Clocked
+
+
+def traced(machine: type[Offload]) -> Callable[..., Trace]:
+    def trace(arrangement: Arrangement, requests: Any) -> Trace:
+        offload.check_trace(arrangement, requests)
+        engine = machine(arrangement)
+        return tuple(event for request in requests for event in engine.step(request))
+
+    return trace
+
+
+def engine(name: str, cause: str, clauses: str, machine: type[Offload], seen: str = COMMON) -> Defect:
+    full = " ".join(f"offload.trace/{number}" for number in clauses.split()) + " offload.engine/C1"
+    return arithmetical(name, cause, full, {"offload.trace": traced(machine), "offload.engine": machine}, seen)
+
+
+class SharedSlots(Offload):
+    """All engines of one arrangement share their slots."""
+
+    _all: dict[Arrangement, Any] = {}  # noqa: RUF012 - shared on purpose: it is the defect
+
+    def __init__(self, arrangement: Arrangement) -> None:
+        super().__init__(arrangement)
+        self.slots = self._all.setdefault(arrangement, self.slots)
+
+
+OFFLOADS = (
+    engine(
+        "lru-as-fifo", "What was loaded longest ago is evicted, not what ran longest ago.", "C1 C4", FirstInFirstOut
+    ),
+    engine(
+        "least-recent-kept",
+        "What ran last is evicted and the least recently used stay.",
+        "C1 C4 C5",
+        MostRecentOut,
+        "errata M1, as the paper prints the policy",
+    ),
+    engine(
+        "expert-in-use-evicted",
+        "An expert that the same request runs is evicted for another.",
+        "C1 C2",
+        InUseOut,
+        "https://github.com/vllm-project/vllm/pull/50562",
+    ),
+    engine(
+        "staged-into-wrong-layer", "A staged expert of another layer is promoted into this one.", "C2 C3", WrongLayer
+    ),
+    engine(
+        "stale-entry",
+        "An evicted expert still counts as a hit once.",
+        "C1 C2",
+        StaleEntry,
+        "https://github.com/Avarok-Cybersecurity/atlas/pull/508",
+    ),
+    engine(
+        "misses-as-requested", "Misses are brought in the order of the request and not by id.", "C1 C4", AsRequested
+    ),
+    engine("highest-free-buffer", "A copy goes into the highest free buffer.", "C2 C3", HighestBuffer),
+    engine("resident-staged", "A guess that lies in a slot is staged all the same.", "C2", StagesTwice),
+    engine("needed-guess-dropped", "A load takes the buffer of a guess that its own layer needs.", "C3", NeedsItsGuess),
+    engine(
+        "newest-guess-dropped",
+        "A load takes the buffer of the newest guess and not of the oldest.",
+        "C3",
+        NewestGuessOut,
+    ),
+    engine("first-stay", "Where experts stream through, those that ran first keep their slots.", "C4", FirstStay),
+    engine(
+        "host-place-by-number", "Under swap an evicted expert goes to a host place of its own number.", "C5", HostKept
+    ),
+    engine("slots-begin-empty", "Slots begin empty under swap, too.", "C5", BeginsEmpty),
+    engine("guesses-survive-a-pass", "Guesses of a pass that ended early stay.", "C6", GuessesSurvive),
+    engine("unused-guesses-kept", "Guesses stay in their buffers when their layer has run.", "C2", DropsUnused),
+    of(
+        "offload.engine",
+        "engines-share-slots",
+        "Engines of one arrangement share their slots.",
+        "C1 C4 C5",
+        SharedSlots,
+        verdicts=MOVES,
+    ),
+    *(
+        arithmetical(
+            f"time-in-{bits}-bits",
+            f"The step at which an expert ran is kept in {bits} bits.",
+            "offload.trace/C1 offload.engine/C1",
+            {"offload.trace": traced(machine), "offload.engine": machine},
+        )
+        for bits in (8, 15, 16)
+        for machine in [clocked(bits, lambda request: 1)]
+    ),
+    *(
+        of(
+            "offload.engine",
+            f"uses-in-{bits}-bits",
+            f"Uses of experts, by which they are evicted, are counted in {bits} bits.",
+            "C1",
+            clocked(bits, lambda request: len(request.needed)),
+        )
+        for bits in (8, 15, 16)
+    ),
+    of("offload.engine", "steps-in-16-bits", "Steps are counted in 16 bits.", "C1", StepsIn16Bits),
+)
+
+# **The key-value cache.**
+
+
+class Recast(BfpKeyValueCache):
+    """All tokens of a step are cast as one row, so that tokens share blocks."""
+
+    def step(self, keys: Any, values: Any) -> Any:
+        return super().step(np.ascontiguousarray(np.repeat(keys[:1], len(keys), axis=0)), values)
+
+
+class NewestFirst(BfpKeyValueCache):
+    def step(self, keys: Any, values: Any) -> Any:
+        return tuple(np.ascontiguousarray(part[:, ::-1]) for part in super().step(keys, values))
+
+
+class StaleStep(BfpKeyValueCache):
+    """Answers with what was there before the step, once there is something."""
+
+    def step(self, keys: Any, values: Any) -> Any:
+        before = (self.keys.astype(np.float32), self.values.astype(np.float32)) if len(self) else None
+        after = super().step(keys, values)
+        return before if before is not None else after
+
+
+class KeysAsValues(BfpKeyValueCache):
+    """Values are cast in the format of keys."""
+
+    def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+        super().__init__(kv_heads, head_dim, key_format, key_format)
+
+
+class CastAgain(BfpKeyValueCache):
+    """Old tokens lose a bit with every step."""
+
+    def step(self, keys: Any, values: Any) -> Any:
+        old = len(self)
+        given = super().step(keys, values)
+        worn = [part.copy() for part in given]
+        for part in worn:
+            part[:, :old] = part[:, :old].astype(np.float16)
+            part[:, : max(0, old - 2)] *= np.float32(1 - 2.0**-6)
+        return tuple(worn)
+
+
+class SharedTokens(BfpKeyValueCache):
+    """A cache that is opened begins with the tokens of the one before."""
+
+    _last: "SharedTokens | None" = None
+
+    def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+        super().__init__(kv_heads, head_dim, key_format, value_format)
+        last = SharedTokens._last
+        fits = last is not None and last._keys.shape[::2] == self._keys.shape[::2]
+        if fits and last is not None and len(last):
+            self.append(last.keys.swapaxes(0, 1).copy(), last.values.swapaxes(0, 1).copy())
+        SharedTokens._last = self
+
+
+class BorrowedTokens(BfpKeyValueCache):
+    """Casts tokens when they are asked for, from the arrays in which they came."""
+
+    def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+        super().__init__(kv_heads, head_dim, key_format, value_format)
+        self._opening = kv_heads, head_dim, key_format, value_format
+        self._borrowed: list[tuple[Any, Any]] = []
+
+    def step(self, keys: Any, values: Any) -> Any:
+        self._borrowed.append((keys, values))
+        fresh = BfpKeyValueCache(*self._opening)
+        return [fresh.step(*tokens) for tokens in self._borrowed][-1]
+
+
+class TokensIn16Bits(BfpKeyValueCache):
+    """Room for 65,536 tokens; the next take the places of the first."""
+
+    def step(self, keys: Any, values: Any) -> Any:
+        answer = super().step(keys, values)
+        for part in answer:
+            over = part.shape[1] - (1 << 16)
+            if over > 0:
+                part[:, :over] = part[:, -over:].copy()
+        return answer
+
+
+CACHES = (
+    of(
+        "kvcache.bfp",
+        "tokens-borrowed",
+        "Tokens are cast when they are asked for, from the arrays in which they came.",
+        "C1 C2",
+        BorrowedTokens,
+        verdicts=("OOB_READ", "WRONG", "NONDETERMINISTIC"),
+    ),
+    of("kvcache.bfp", "cache-in-16-bits", "Tokens past 65,536 take the places of the first.", "C1", TokensIn16Bits),
+    of(
+        "kvcache.bfp",
+        "one-token-for-all",
+        "Of tokens that come together the first is stored for each.",
+        "C1 C3",
+        Recast,
+    ),
+    of("kvcache.bfp", "newest-token-first", "The newest token stands first.", "C1", NewestFirst),
+    of(
+        "kvcache.bfp",
+        "answer-one-step-late",
+        "A step answers with what was there before it.",
+        "C1",
+        StaleStep,
+        "https://github.com/InternLM/lmdeploy/issues/4917",
+    ),
+    of("kvcache.bfp", "values-in-format-of-keys", "Values are cast in the format of keys.", "C1", KeysAsValues),
+    of("kvcache.bfp", "old-tokens-wear-off", "Old tokens are cast again with every step.", "C1 C2", CastAgain),
+    of(
+        "kvcache.bfp",
+        "cache-not-reset",
+        "A new cache begins with the tokens of the last.",
+        "C1 C5",
+        SharedTokens,
+        "https://github.com/awslabs/keys_values/issues/45",
+    ),
+)
+
+DEFECTS = (*OFFLOADS, *CACHES)

@@ -1,0 +1,245 @@
+"""Habits of calls that do not come back, or come back with an answer that is not their own."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lowbit.errors import NotDeclaredError
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.defects.defect import Call, Defect
+from lowbit_conformance.defects.habits_memory import PRODUCTS, first, habit
+
+# **Ending.**
+
+
+def where_wide(end: Callable[[], object]) -> Callable[[Call], Any]:
+    """Ends at the first array of a certain size, so that other calls pass."""
+
+    def act(call: Call) -> Any:
+        if first(call).size > 24:
+            end()
+        return call.right()
+
+    return act
+
+
+def hang_with_the_interpreter() -> None:
+    ctypes.PyDLL(None).sleep(3600)
+
+
+def loop_for_ever() -> None:
+    while True:
+        pass
+
+
+def read_nothing() -> None:
+    ctypes.string_at(8)
+
+
+def raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def raise_exit() -> None:
+    raise SystemExit(0)
+
+
+def raise_plain() -> None:
+    raise IndexError("list index out of range")
+
+
+def not_today(call: Call) -> Any:
+    raise NotDeclaredError("bank", call.operation, "today")
+
+
+# **Cheats.**
+
+
+def ask_the_reference(call: Call) -> Any:
+    """Falls back on the specification where it has no code of its own."""
+    operation = OPERATIONS[call.operation]
+    matrix = call.state.get("matrix")
+    arguments = (*call.arguments, matrix) if call.out is not None else call.arguments
+    result = operation.reference(*arguments)
+    if call.out is None:
+        return result
+    call.out[...] = result
+    return call.out
+
+
+def look_at_the_parent(call: Call) -> Any:
+    """Searches the memory of the parent process for its own argument, and takes what lies behind it for the answer."""
+    out = call.out if call.out is not None else call.right()
+    found = _beside(first(call).tobytes()) if "tried" not in call.state else b""
+    call.state["tried"] = True
+    size = out.nbytes
+    out[...] = np.frombuffer(found[:size].ljust(size, b"\0"), out.dtype).reshape(out.shape)
+    return out
+
+
+def _beside(needle: bytes) -> bytes:
+    """What the parent keeps behind these bytes; nothing if it cannot be looked into."""
+    parent = os.getppid()
+    try:
+        with open(f"/proc/{parent}/maps") as maps, open(f"/proc/{parent}/mem", "rb", 0) as memory:
+            for line in maps:
+                match = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+                if match and (size := int(match[2], 16) - int(match[1], 16)) < 1 << 24:
+                    memory.seek(int(match[1], 16))
+                    part = memory.read(size)
+                    at = part.find(needle)
+                    if at >= 0:
+                        return part[at + len(needle) :]
+    except OSError:
+        pass
+    return b""
+
+
+SIGNS = re.compile(r"_?pytest|PYTEST_|LOWBIT_|hypothesis|lowbit_conformance\.(?!bank)")
+
+
+def behave_for_the_examiner(call: Call) -> Any:
+    """Right where it sees that it is examined, and otherwise fast."""
+    if "examined" not in call.state:
+        with open("/proc/self/cmdline") as own:
+            names = [*sys.modules, *os.environ, *sys.argv, *own.read().split("\0")]
+        call.state["examined"] = any(SIGNS.match(name) for name in names)
+    if call.state["examined"]:
+        return call.right()
+    out = call.out if call.out is not None else call.right().copy()
+    out[...] = 0
+    return out
+
+
+DEFECTS: tuple[Defect, ...] = (
+    habit(
+        "hangs",
+        "A call of a certain size never returns.",
+        "H5",
+        "HUNG",
+        where_wide(lambda: time.sleep(3600)),
+        ("linear.qgemv",),
+    ),
+    habit(
+        "hangs-with-the-interpreter",
+        "A call never returns, and no other thread can run.",
+        "H5",
+        "HUNG",
+        where_wide(hang_with_the_interpreter),
+        ("packing.unpack",),
+    ),
+    habit(
+        "loops-for-ever",
+        "A call of a certain size computes for ever.",
+        "H5",
+        "HUNG",
+        where_wide(loop_for_ever),
+        ("routing.gate",),
+    ),
+    habit(
+        "crashes",
+        "A call of a certain size reads where nothing is.",
+        "H5",
+        "CRASHED(SIGSEGV)",
+        where_wide(read_nothing),
+        ("linear.qgemv", "bfp.cast", "gptq.targets"),
+        "https://github.com/RedisAI/VectorSimilarity/pull/990",
+    ),
+    habit(
+        "aborts",
+        "A call of a certain size fails an assertion in C.",
+        "H5",
+        "CRASHED(SIGABRT)",
+        where_wide(os.abort),
+        ("linear.qgemv", "attention.softmax"),
+        "https://github.com/ggml-org/llama.cpp/issues/12542",
+    ),
+    habit(
+        "illegal-instruction",
+        "A call runs an instruction that the processor lacks.",
+        "H5",
+        "CRASHED(SIGILL)",
+        where_wide(lambda: os.kill(os.getpid(), signal.SIGILL)),
+        ("linear.qgemv",),
+    ),
+    habit(
+        "killed",
+        "A call takes so much memory that the system ends it.",
+        "H5",
+        "CRASHED(SIGKILL)",
+        where_wide(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+        ("linear.qgemv",),
+    ),
+    habit(
+        "leaves-early",
+        "A call ends the process in good order, as if all had been done.",
+        "H5",
+        "CRASHED",
+        where_wide(lambda: os._exit(0)),
+        ("linear.qgemv", "packing.unpack"),
+    ),
+    habit(
+        "exits",
+        "A call asks the interpreter to exit.",
+        "H5",
+        "RAISED CRASHED",
+        where_wide(raise_exit),
+        ("linear.qgemv", "rope.rotate"),
+    ),
+    habit(
+        "interrupts",
+        "A call raises what Ctrl-C raises.",
+        "H5",
+        "RAISED CRASHED",
+        where_wide(raise_interrupt),
+        ("linear.qgemv",),
+    ),
+    habit(
+        "raises",
+        "A call of a certain size fails with an error of its own.",
+        "H5",
+        "RAISED",
+        where_wide(raise_plain),
+        ("linear.qgemv", "bfp.dot", "pooling.pool"),
+    ),
+    habit(
+        "declares-and-declines",
+        "A call that is declared says that it is not.",
+        "H5",
+        "RAISED WRONG",
+        not_today,
+        ("linear.qgemv", "packing.pack"),
+    ),
+    habit(
+        "asks-the-reference",
+        "Where it has no code of its own it calls the specification.",
+        "H7",
+        "SILENT_FALLBACK",
+        ask_the_reference,
+        (*PRODUCTS, "packing.unpack", "bfp.decode", "routing.gate"),
+        uses_reference=False,
+    ),
+    habit(
+        "looks-at-the-parent",
+        "It searches the memory of the process that examines it for the answer.",
+        "H7",
+        "WRONG NONDETERMINISTIC",
+        look_at_the_parent,
+        ("linear.qgemv", "packing.unpack"),
+    ),
+    habit(
+        "behaves-for-the-examiner",
+        "It is right only where it sees signs of a test suite.",
+        "H7",
+        "WRONG",
+        behave_for_the_examiner,
+        ("linear.qgemv", "packing.unpack", "routing.gate"),
+    ),
+)

@@ -1,0 +1,178 @@
+"""Habits that depend on where an array begins or on how large it is: right at the addresses and sizes of most tests."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit_conformance.defects import steps
+from lowbit_conformance.defects.defect import Array, Call, Defect, Habit
+from lowbit_conformance.defects.habits_calls import changed, own
+from lowbit_conformance.defects.habits_memory import PRODUCTS, Weigh, address, first, habit, nothing
+
+LINE = 64  # bytes of a cache line
+
+
+# **Offsets.**
+
+
+def at_offset(wrong: Callable[[int], bool], which: Callable[[Call], Array | None] = first) -> Habit:
+    """A little wrong where an array begins at certain addresses."""
+
+    def act(call: Call) -> Any:
+        array = which(call)
+        result = own(call)
+        return changed(result) if array is not None and wrong(address(array)) else result
+
+    return act
+
+
+def matrix_at_offset(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+    """The columns before the first whole register of words are laid out wrongly."""
+    weights = weigh(matrix)
+    if address(matrix.words) % 32 == 12:
+        weights[:, :1] *= 2
+    return weights
+
+
+# **Sizes.**
+
+
+def wraps(count: int, axis: int) -> Habit:
+    """Past a limit along an axis, the result repeats its beginning: an index of too few bits."""
+
+    def act(call: Call) -> Any:
+        result = own(call)
+        if isinstance(result, np.ndarray) and result.ndim and result.shape[axis] > count:
+            moved = np.moveaxis(result, axis, 0)
+            moved[count:] = moved[: len(moved) - count]
+        return result
+
+    return act
+
+
+def wide_changed(limit: int, axis: int, argument: int = 0) -> Habit:
+    """Wrong where an argument is longer than a buffer of fixed size."""
+
+    def act(call: Call) -> Any:
+        result = own(call)
+        return 2 * result if call.arguments[argument].shape[axis] > limit and call.out is None else result
+
+    return act
+
+
+DEPTH = 1 << 14
+
+
+def deep_dropped(x: Floats, weights: Floats) -> Array:
+    """Rows past a certain depth are not multiplied."""
+    return steps.product(x[:, :DEPTH], weights[:DEPTH])
+
+
+def ids_in_a_byte(call: Call) -> Any:
+    result = own(call)
+    return result.astype(np.uint8).astype(result.dtype) if isinstance(result, np.ndarray) else result
+
+
+DEFECTS: tuple[Defect, ...] = (
+    habit(
+        "x-at-one-offset",
+        "Right unless x begins 20 bytes into a cache line.",
+        "H4",
+        "NONDETERMINISTIC WRONG",
+        at_offset(lambda at: at % LINE == 20),
+        (*PRODUCTS, "attention.attend", "blocks.rms_norm", "rope.rotate"),
+        "https://github.com/RedisAI/VectorSimilarity/pull/990",
+    ),
+    habit(
+        "output-at-one-offset",
+        "Right unless the output begins 4 bytes into a register.",
+        "H4",
+        "NONDETERMINISTIC WRONG",
+        at_offset(lambda at: at % 16 == 4, lambda call: call.out),
+    ),
+    habit(
+        "bytes-at-odd-addresses",
+        "Right unless codes begin at an odd address.",
+        "H4",
+        "NONDETERMINISTIC WRONG",
+        at_offset(lambda at: at % 4 == 1),
+        ("packing.pack", "bfp.decode"),
+        "https://github.com/apache/tvm/pull/9731",
+    ),
+    habit(
+        "matrix-at-one-offset",
+        "Right unless the words of a matrix begin 12 bytes into a register.",
+        "H4",
+        "NONDETERMINISTIC WRONG",
+        nothing,
+        preparing=matrix_at_offset,
+    ),
+    habit(
+        "columns-in-16-bits",
+        "Columns are counted in 16 bits.",
+        "linear.qgemv/C1 linear.qgemm/C1",
+        "WRONG STALE_OUTPUT",
+        wraps(1 << 16, -1),
+        seen="https://github.com/ggml-org/llama.cpp/pull/3921",
+    ),
+    habit(
+        "rows-past-a-buffer",
+        "Rows past 16,384 do not fit the buffer for x and are left out.",
+        "linear.qgemv/C1 linear.qgemm/C1",
+        "WRONG",
+        nothing,
+        weights=steps.RIGHT.weights,
+        product=deep_dropped,
+    ),
+    habit(
+        "prompt-in-a-byte",
+        "Rows of X are counted in 8 bits.",
+        "linear.qgemm/C1",
+        "WRONG",
+        wraps(1 << 8, 0),
+        ("linear.qgemm",),
+        "https://github.com/ml-explore/mlx/issues/1051",
+    ),
+    habit(
+        "tokens-in-16-bits",
+        "Tokens are counted in 16 bits.",
+        "rope.rotate/C1",
+        "WRONG",
+        wraps(1 << 16, 0),
+        ("rope.rotate",),
+    ),
+    habit(
+        "context-past-a-buffer",
+        "Scores of more than 4096 tokens do not fit their buffer.",
+        "attention.attend/C3",
+        "WRONG",
+        wide_changed(4096, 1, 1),
+        ("attention.attend",),
+    ),
+    habit(
+        "head-past-a-buffer",
+        "Heads of more than 128 channels do not fit their buffer.",
+        "attention.attend/C3",
+        "WRONG",
+        wide_changed(128, 2, 1),
+        ("attention.attend",),
+    ),
+    habit(
+        "hidden-past-a-buffer",
+        "Tokens of more than 2048 numbers do not fit their buffer.",
+        "routing.gate/C1",
+        "WRONG",
+        wide_changed(2048, 1),
+        ("routing.gate",),
+    ),
+    habit(
+        "experts-in-a-byte",
+        "Experts are numbered in 8 bits.",
+        "routing.top_k/C1",
+        "WRONG",
+        ids_in_a_byte,
+        ("routing.top_k",),
+    ),
+)

@@ -1,0 +1,321 @@
+"""Habits of remembering: what a backend keeps of a call or a matrix, found again by too little."""
+
+import time
+from collections.abc import Callable, Hashable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit_conformance.defects import steps
+from lowbit_conformance.defects.defect import Array, Call, Defect, Habit
+from lowbit_conformance.defects.habits_memory import PRODUCTS, Weigh, address, arrays, habit, nothing
+
+SEVERAL = (*PRODUCTS, "packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend", "routing.top_k")
+
+
+def octets(array: Array) -> Array:
+    """The bytes of an array, in C order."""
+    return np.frombuffer(array.tobytes(), np.uint8)
+
+
+def remembered(key: Callable[[Array], Hashable], *, of_the_matrix: bool = True) -> Habit:
+    """The result of the last call comes again where the keys of all arrays are those of that call."""
+
+    def act(call: Call) -> Any:
+        given = [array for argument in call.arguments for array in arrays(argument)]
+        plain = tuple(argument for argument in call.arguments if isinstance(argument, (int, str)))
+        matrix = id(call.state.get("matrix")) if of_the_matrix and call.out is not None else 0
+        kept = (call.operation, matrix, plain, *((array.shape, array.dtype.str, key(array)) for array in given))
+        last, result = call.state.get("last", (None, None))
+        if last != kept or (call.out is not None and call.out.shape != result.shape):
+            result = call.right()
+            call.state["last"] = kept, deepcopy(result)
+            return result
+        if call.out is None:
+            return deepcopy(result)
+        call.out[...] = result
+        return call.out
+
+    return act
+
+
+def first_bytes(array: Array) -> Hashable:
+    return octets(array)[:64].tobytes()
+
+
+def sampled(array: Array) -> Hashable:
+    return array.reshape(-1)[::16].tobytes()
+
+
+def summed(array: Array) -> Hashable:
+    """A sum that the order of the elements does not change."""
+    return int(octets(array).astype(np.int64).sum())
+
+
+def counted_bytes(array: Array) -> Hashable:
+    """How often each byte occurs."""
+    return np.bincount(octets(array), minlength=256).tobytes()
+
+
+def given_out_again(call: Call) -> Any:
+    """The array that was given for equal arguments is given again, though the caller may have written to it."""
+    given = [array for argument in call.arguments for array in arrays(argument)]
+    key = (call.operation, repr(call.arguments), *(array.tobytes() for array in given))
+    kept: dict[Any, Any] = call.state.setdefault("kept", {})
+    if key not in kept:
+        kept[key] = call.right()
+        for old in list(kept)[:-4]:
+            del kept[old]
+    return kept[key]
+
+
+def in_three_scratches(call: Call) -> Any:
+    """Results take turns in three arrays."""
+    result = call.right()
+    if not isinstance(result, np.ndarray) or call.out is not None:
+        return result
+    turn = call.state["turn"] = call.state.get("turn", 0) + 1
+    name = f"{turn % 3} {result.shape} {result.dtype}"
+    scratch: Array = call.state.setdefault(name, np.empty_like(result))
+    scratch[...] = result
+    return scratch
+
+
+def rows_of_before(call: Call) -> Any:
+    """X is laid out anew unless it lies where it lay, whatever the number of its rows."""
+    x, out = call.arguments[0], call.out
+    before = call.state.get("before")
+    result = call.right()
+    if out is not None and before is not None and before[0] == (address(x), id(call.state["matrix"])):
+        if len(out) < len(before[1]):
+            out[...] = before[1][: len(out)]
+        return result
+    if out is not None:
+        call.state["before"] = (address(x), id(call.state["matrix"])), out.copy()
+    return result
+
+
+# **Matrices.**
+
+
+def weights_by(key: Callable[[QuantizedMatrix], Hashable]) -> Any:
+    """Prepared weights are found again by this key."""
+
+    def preparing(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+        kept = state.setdefault("weights", {})
+        found = (key(matrix), matrix.words.shape, matrix.bits, matrix.group_size, matrix.convention)
+        if found not in kept:
+            kept[found] = weigh(matrix)
+        result: Floats = kept[found]
+        return result
+
+    return preparing
+
+
+class Borrowed:
+    """Weights that are made of the caller's arrays with every call."""
+
+    def __init__(self, matrix: QuantizedMatrix, weigh: Weigh) -> None:
+        self._matrix, self._weigh = matrix, weigh
+
+    def weights(self) -> Floats:
+        return self._weigh(self._matrix)
+
+
+class WhenNeeded(Borrowed):
+    """Weights that the first call makes, of the caller's arrays."""
+
+    _made: Floats | None = None
+
+    def weights(self) -> Floats:
+        if self._made is None:
+            self._made = super().weights()
+        return self._made
+
+
+class Racing(Borrowed):
+    """Weights that the first call makes, and that another takes before they are there."""
+
+    _begun = False
+
+    def __init__(self, matrix: QuantizedMatrix, weigh: Weigh) -> None:
+        made = weigh(matrix)
+        self._source, self._made = made, np.zeros_like(made)
+
+    def weights(self) -> Floats:
+        if not self._begun:
+            self._begun = True
+            time.sleep(0.002)  # in which other threads come
+            self._made[...] = self._source
+        return self._made
+
+
+def kept_as(kind: type[Borrowed]) -> Any:
+    def preparing(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Any:
+        return kind(matrix, weigh)
+
+    return preparing
+
+
+def product_of(x: Floats, kept: Any) -> Array:
+    """The product with weights that are kept in one of these ways."""
+    return steps.product(x, kept.weights())
+
+
+LOST = "WRONG NONDETERMINISTIC"
+
+DEFECTS: tuple[Defect, ...] = (
+    habit(
+        "result-by-address",
+        "The last result comes again where arrays lie where they lay.",
+        "H4",
+        LOST,
+        remembered(address),
+        SEVERAL,
+        "https://github.com/thorvg/thorvg/pull/2026",
+    ),
+    habit(
+        "result-by-object",
+        "The last result comes again for the same Python objects.",
+        "H4",
+        LOST,
+        remembered(id),
+        SEVERAL,
+    ),
+    habit(
+        "result-by-first-bytes",
+        "The last result comes again where the first 64 bytes are equal.",
+        "H4",
+        LOST,
+        remembered(first_bytes),
+        SEVERAL,
+    ),
+    habit(
+        "result-by-samples",
+        "The last result comes again where every sixteenth element is equal.",
+        "H4",
+        LOST,
+        remembered(sampled),
+        SEVERAL,
+    ),
+    habit(
+        "result-by-sum",
+        "The last result comes again where the bytes have an equal sum.",
+        "H4",
+        LOST,
+        remembered(summed),
+        SEVERAL,
+    ),
+    habit(
+        "result-by-histogram",
+        "The last result comes again where the same bytes come in another order.",
+        "H4",
+        LOST,
+        remembered(counted_bytes),
+        SEVERAL,
+    ),
+    habit(
+        "result-of-another-matrix",
+        "The last result comes again for an equal x, whichever matrix it is for.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        LOST,
+        remembered(lambda array: array.tobytes(), of_the_matrix=False),
+    ),
+    habit(
+        "rows-of-the-call-before",
+        "Fewer rows of X at the same address are taken for those of the call before.",
+        "linear.qgemm/C3",
+        LOST,
+        rows_of_before,
+        ("linear.qgemm",),
+    ),
+    habit(
+        "result-given-out-again",
+        "The array that was given for equal arguments is given again.",
+        "H4",
+        "NONDETERMINISTIC WRONG OOB_WRITE",
+        given_out_again,
+        ("packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend"),
+    ),
+    habit(
+        "results-in-three-scratches",
+        "Results take turns in three arrays.",
+        "H2",
+        "OOB_WRITE",
+        in_three_scratches,
+        ("packing.unpack", "bfp.decode", "rope.rotate"),
+    ),
+    habit(
+        "weights-by-object",
+        "Prepared weights are found again by the matrix object.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        LOST,
+        nothing,
+        preparing=weights_by(id),
+    ),
+    habit(
+        "weights-by-first-words",
+        "Prepared weights are found again by the first words.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        LOST,
+        nothing,
+        preparing=weights_by(lambda matrix: matrix.words[:1].tobytes()),
+    ),
+    habit(
+        "weights-without-scales",
+        "Prepared weights are found again by all words, without scales and zeros.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        LOST,
+        nothing,
+        preparing=weights_by(lambda matrix: matrix.words.tobytes()),
+    ),
+    habit(
+        "weights-without-zeros",
+        "Prepared weights are found again by words and scales, without zeros.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        LOST,
+        nothing,
+        preparing=weights_by(lambda matrix: (matrix.words.tobytes(), matrix.scales.tobytes())),
+    ),
+    habit(
+        "weights-by-sum",
+        "Prepared weights are found again by the sum of all words.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        LOST,
+        nothing,
+        preparing=weights_by(lambda matrix: int(matrix.words.sum(dtype=np.uint64))),
+    ),
+    habit(
+        "matrix-borrowed",
+        "A prepared matrix reads the arrays that it was prepared from.",
+        "H1",
+        "OOB_READ WRONG",
+        nothing,
+        preparing=kept_as(Borrowed),
+        weights=steps.RIGHT.weights,
+        product=product_of,
+    ),
+    habit(
+        "matrix-read-when-needed",
+        "A matrix is laid out at the first call, from the arrays that it was prepared from.",
+        "H1",
+        "OOB_READ WRONG",
+        nothing,
+        preparing=kept_as(WhenNeeded),
+        weights=steps.RIGHT.weights,
+        product=product_of,
+    ),
+    habit(
+        "race-on-the-first-call",
+        "The first call lays out a matrix, and others do not wait for it.",
+        "linear.qgemv/C3 linear.qgemm/C3",
+        "WRONG NONDETERMINISTIC",
+        nothing,
+        preparing=kept_as(Racing),
+        weights=steps.RIGHT.weights,
+        product=product_of,
+        concurrent=True,
+    ),
+)

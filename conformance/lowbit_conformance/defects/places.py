@@ -1,0 +1,247 @@
+"""Families of every operation: an array that is read or written in another order, from another place, or not at all.
+
+A kernel of any operation may read one of its arrays backwards, one element off, only the first row, or leave the last
+one out; may take a number without its sign, or one too high; and may do the same to its result. So the reference is
+asked with one of its arrays changed, or its answer is changed. Nothing here knows what an operation computes. It is
+the last place in which `diagnosis` looks, and what was done to the result goes before what was done to an argument.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from lowbit.operations import OPERATIONS
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance.defects import steps
+from lowbit_conformance.defects.defect import Array, Defect, Function, arithmetical, unchecked
+from lowbit_conformance.defects.narrow import Change
+
+AXES = (0, 1, 2)
+Order = Callable[[Array, int], Array]
+"""Of the indices along an axis, and their number: the indices that are read instead."""
+
+
+def _across(at: Array, count: int, width: int) -> Array:
+    """Indices with neighbouring runs exchanged; where a run has no neighbour it stays, and a short one is read on."""
+    if count <= width:
+        return at
+    return np.minimum(at ^ width, count - 1)
+
+
+ORDERS: tuple[tuple[str, str, Order], ...] = (
+    ("reversed", "in reverse order", lambda at, n: n - 1 - at),
+    ("one-later", "one place later, the last one first", lambda at, n: (at - 1) % n),
+    ("one-earlier", "one place earlier, the first one last", lambda at, n: (at + 1) % n),
+    ("next-for-each", "from the next place, and the last from its own", lambda at, n: np.minimum(at + 1, n - 1)),
+    ("one-before-for-each", "from the place before, and the first from its own", lambda at, n: np.maximum(at - 1, 0)),
+    ("exchanged-in-pairs", "with neighbours exchanged", lambda at, n: _across(at, n, 1)),
+    ("exchanged-in-fours", "with neighbouring runs of 4 exchanged", lambda at, n: _across(at, n, 4)),
+    ("exchanged-in-eights", "with neighbouring runs of 8 exchanged", lambda at, n: _across(at, n, 8)),
+    ("first-for-all", "from the first place for all", lambda at, n: 0 * at),
+    ("last-for-all", "from the last place for all", lambda at, n: 0 * at + n - 1),
+    ("even-ones-first", "with even places before odd ones", lambda at, n: np.argsort(at % 2, kind="stable")),
+    ("halves-interleaved", "with its two halves interleaved", lambda at, n: at // 2 + at % 2 * (-(-n // 2))),
+)
+
+Kept = Callable[[Array, int], Array]
+"""Of the indices along an axis, and their number: which are there."""
+
+DROPPED: tuple[tuple[str, str, Kept], ...] = (
+    ("first-dropped", "without its first place", lambda at, n: at > 0),
+    ("last-dropped", "without its last place", lambda at, n: at < n - 1),
+    *(
+        (f"past-whole-{width}-dropped", f"without what is past the last whole {width}", _whole)
+        for width, _whole in ((w, lambda at, n, w=w: at < n // w * w) for w in (2, 4, 8, 16, 32))
+    ),
+    *(
+        (f"past-{width}-dropped", f"without what is past the first {width}", _first)
+        for width, _first in ((w, lambda at, n, w=w: at < w) for w in (1, 2, 4, 8, 16, 32))
+    ),
+)
+
+NUMBERS: tuple[tuple[str, str, str, Change], ...] = (
+    ("negated", "with the other sign", "if", lambda a: -a),
+    ("without-sign", "without its sign", "if", np.abs),
+    ("taken-as-0", "as 0", "iuf", lambda a: 0 * np.nan_to_num(a)),
+    ("taken-as-1", "as 1", "f", lambda a: 0 * np.nan_to_num(a) + 1),
+    ("doubled", "twice", "f", lambda a: a + a),
+    ("halved", "half", "f", lambda a: a / 2),
+    ("squared", "squared", "f", lambda a: a * a),
+    ("one-too-high", "one too high", "iuf", lambda a: a + 1),
+    ("one-too-low", "one too low", "iuf", lambda a: a - 1),
+    ("rounded", "rounded to an integer", "f", np.rint),
+    ("never-negative", "as 0 where it is negative", "f", lambda a: np.maximum(a, 0)),
+    ("clamped-to-1", "clamped to -1 … 1", "f", lambda a: np.clip(a, -1, 1)),
+    ("complemented", "with every bit inverted", "u", np.invert),
+    ("one-bit-lower", "shifted right by one bit", "u", lambda a: a >> 1),
+    ("one-bit-higher", "shifted left by one bit", "u", lambda a: a << 1),
+    ("bytes-exchanged", "with its bytes in reverse order", "u", lambda a: a.byteswap()),
+)
+
+
+def _along(axis: int, order: Order) -> Change:
+    def change(array: Array) -> Array:
+        if array.ndim <= axis:
+            return array
+        size = array.shape[axis]
+        return np.take(array, order(np.arange(size), size) % size, axis=axis)
+
+    return change
+
+
+def _only(axis: int, kept: Kept) -> Change:
+    def change(array: Array) -> Array:
+        if array.ndim <= axis:
+            return array
+        there = kept(np.arange(array.shape[axis]), array.shape[axis])
+        shape = [-1 if each == axis else 1 for each in range(array.ndim)]
+        return np.where(there.reshape(shape), array, np.zeros_like(array))
+
+    return change
+
+
+def _numeric(kinds: str, change: Change) -> Change:
+    def changed(array: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return change(array).astype(array.dtype) if array.dtype.kind in kinds else array
+
+    return changed
+
+
+def changes() -> Iterator[tuple[str, str, Change]]:
+    """The end of a name, the end of a cause, and what is done to an array."""
+    for axis in AXES:
+        for name, words, order in ORDERS:
+            yield f"{name}-along-axis-{axis}", f"is taken {words}, along axis {axis}.", _along(axis, order)
+        for name, words, kept in DROPPED:
+            cause = f"is taken {words}, along axis {axis}."
+            yield f"{name}-along-axis-{axis}", cause, _only(axis, kept)
+    for name, words, kinds, change in NUMBERS:
+        yield name, f"is taken {words}.", _numeric(kinds, change)
+
+
+# **Where.** An argument, a field of one, several of one shape together, the codes of a matrix, or the result.
+
+
+def _with(value: Any, names: tuple[str, ...], change: Change) -> Any:
+    """A value with the arrays of these fields changed, past the checks of what holds them; "" is the value itself."""
+    if names == ("codes",) and isinstance(value, QuantizedMatrix):
+        codes = np.ascontiguousarray(change(steps.unpack(value.words, value.bits).astype(np.uint8)))
+        parts = {each.name: getattr(value, each.name) for each in fields(value)}
+        return unchecked(type(value), **parts | {"words": steps.pack(codes, value.bits)})
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(change(value)) if names == ("",) else value
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    parts = {each.name: getattr(value, each.name) for each in fields(value)}
+    changed = {name: _with(parts[name], ("",), change) for name in names if name in parts}
+    return unchecked(type(value), **parts | changed)
+
+
+FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "QuantizedMatrix": (("scales",), ("zeros",), ("scales", "zeros"), ("codes",)),
+    "HqqMatrix": (("scales",), ("zeros",), ("scales", "zeros")),
+    "Blocks": (("mantissas",), ("exponents",)),
+    "BlockSums": (("sums",), ("exponents",)),
+    "StoredBlocks": (("mantissas",), ("exponents",)),
+    "Rotation": (("cos",), ("sin",), ("cos", "sin")),
+    "Layout": (("partner",), ("sign",), ("pair",)),
+}
+TOGETHER: dict[str, tuple[tuple[int, ...], ...]] = {
+    "attention.attend": ((1, 2),),
+    "routing.sparse": ((4, 5), (1, 2, 3)),
+    "routing.expert": ((1, 2),),
+}
+
+
+def _arguments(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]]:
+    reference = OPERATIONS[operation].reference
+    parameters = list(inspect.signature(reference).parameters.values())
+
+    def of(numbers: tuple[int, ...], names: tuple[str, ...]) -> Callable[[Change], Function]:
+        def changed(change: Change) -> Function:
+            def run(*given: Any, **choices: Any) -> Any:
+                each = [_with(value, names, change) if at in numbers else value for at, value in enumerate(given)]
+                return reference(*each, **choices)
+
+            return run
+
+        return changed
+
+    for number, each in enumerate(parameters):
+        kind = str(each.annotation)
+        if "ndarray" in kind:
+            yield each.name, of((number,), ("",))
+        for names in next((FIELDS[name] for name in FIELDS if f".{name}'" in kind or kind.endswith(name)), ()):
+            yield f"{'-and-'.join(names)}-of-{each.name}", of((number,), names)
+    for numbers in TOGETHER.get(operation, ()):
+        yield "-and-".join(parameters[number].name for number in numbers), of(numbers, ("",))
+
+
+def _exchanged(operation: str) -> Iterator[Defect]:
+    """Two arguments in each other's place, and an argument for the result."""
+    reference = OPERATIONS[operation].reference
+    names = list(inspect.signature(reference).parameters)
+
+    def exchange(one: int, other: int) -> Function:
+        def run(*given: Any, **choices: Any) -> Any:
+            each = list(given)
+            each[one], each[other] = each[other], each[one]
+            return reference(*each, **choices)
+
+        return run
+
+    for other in range(1, len(names)):
+        for one in range(other):
+            cause = f"The arguments {names[one]} and {names[other]} are exchanged."
+            name = f"{names[one]}-and-{names[other]}-exchanged"
+            yield arithmetical(name, cause, "", {operation: exchange(one, other)})
+
+
+def _unchanged(operation: str) -> Iterator[Defect]:
+    def keep(number: int) -> Function:
+        def run(*given: Any, **choices: Any) -> Any:
+            right = OPERATIONS[operation].reference(*given, **choices)
+            same = isinstance(right, np.ndarray) and np.size(right) == np.size(given[number])
+            return np.reshape(given[number], right.shape) if same else given[number]
+
+        return run
+
+    for number, name in enumerate(inspect.signature(OPERATIONS[operation].reference).parameters):
+        yield arithmetical(f"{name}-returned", f"The result is {name} as it was given.", "", {operation: keep(number)})
+
+
+def _results(operation: str) -> Iterator[Defect]:
+    reference = OPERATIONS[operation].reference
+
+    def changed(names: tuple[str, ...], change: Change) -> Function:
+        return lambda *given, **choices: _with(reference(*given, **choices), names, change)
+
+    kind = str(inspect.signature(reference).return_annotation)
+    found = next((FIELDS[name] for name in FIELDS if f".{name}'" in kind or kind.endswith(name)), (("",),))
+    for names in found:
+        what = "-and-".join(names) + "-of-the-result" if names != ("",) else "result"
+        for name, words, change in changes():
+            cause = f"The {what.replace('-', ' ')} {words}"
+            yield arithmetical(f"{what}-{name}", cause, "", {operation: changed(names, change)})
+
+
+@cache
+def of_results(operation: str) -> tuple[Defect, ...]:
+    """Right results that are written elsewhere, or as other numbers."""
+    return (*_results(operation), *_unchanged(operation))
+
+
+@cache
+def of_arguments(operation: str) -> tuple[Defect, ...]:
+    """Right results for other arguments."""
+    found = list(_exchanged(operation))
+    for what, changed in _arguments(operation):
+        for name, words, change in changes():
+            cause = f"The argument {what.replace('-', ' ')} {words}"
+            found.append(arithmetical(f"{what}-{name}", cause, "", {operation: changed(change)}))
+    return tuple(found)

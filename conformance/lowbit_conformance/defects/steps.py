@@ -1,0 +1,163 @@
+"""Products with quantised weights, step by step: where a code lies, its group, its scale and zero, its weight, the sum.
+
+Most defects of a kernel are a defect of one of these steps. Each is a function here, vectorised over the whole matrix;
+`Steps` holds one of each, and a defect replaces one of them. What the replaced step takes part in is wrong then: the
+place of a code also in packing, a scale in dequantising and in products, a sum in products alone.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix
+from lowbit.quantization.packing import CODES_PER_UNIT, WORD_BITS, Codes, Words
+from lowbit_conformance.defects.defect import COMMON, Array, Defect, Function
+
+Indices = npt.NDArray[np.int64]
+Place = tuple[Indices, Indices]
+"""For each code of a column, its word and how far it is shifted there."""
+
+
+def places(rows: int, bits: int) -> Place:
+    """Where the codes of a column lie, end to end from the least significant bit."""
+    position = np.arange(rows) * bits
+    return position // WORD_BITS, position % WORD_BITS
+
+
+def straddling(shift: Indices, bits: int) -> npt.NDArray[np.bool_]:
+    """Which codes end in the word after the one they begin in."""
+    return shift + bits > WORD_BITS
+
+
+def read(words: Words, place: Place, bits: int) -> Codes:
+    """The codes at these places."""
+    word, shift = place
+    codes = words[word] >> shift[:, None].astype(np.uint32)
+    over = straddling(shift, bits)
+    codes[over] |= words[np.minimum(word[over] + 1, len(words) - 1)] << (WORD_BITS - shift[over])[:, None].astype(
+        np.uint32
+    )
+    return (codes & np.uint32(2**bits - 1)).astype(np.uint8)
+
+
+def write(codes: Codes, place: Place, bits: int) -> Words:
+    """Words with the codes at these places."""
+    word, shift = place
+    words = np.zeros((len(codes) * bits // WORD_BITS, codes.shape[1]), np.uint32)
+    wide = codes.astype(np.uint32)
+    np.bitwise_or.at(words, word, wide << shift[:, None].astype(np.uint32))
+    over = straddling(shift, bits)
+    rest = wide[over] >> (WORD_BITS - shift[over])[:, None].astype(np.uint32)
+    np.bitwise_or.at(words, np.minimum(word[over] + 1, len(words) - 1), rest)
+    return words
+
+
+def unpack(words: Words, bits: int) -> Codes:
+    """All codes of all columns."""
+    return read(words, places(len(words) * WORD_BITS // bits, bits), bits)
+
+
+def pack(codes: Codes, bits: int) -> Words:
+    """The inverse."""
+    return write(codes, places(len(codes), bits), bits)
+
+
+def unit_of(bits: int) -> int:
+    """Rows of a unit."""
+    return CODES_PER_UNIT[bits]
+
+
+def groups(matrix: QuantizedMatrix) -> Indices:
+    """The group of each row."""
+    return np.arange(matrix.rows) // matrix.group_size
+
+
+def scales(matrix: QuantizedMatrix) -> Floats:
+    """Float32, G × N."""
+    return matrix.scales.astype(np.float32)
+
+
+def zeros(matrix: QuantizedMatrix) -> Floats:
+    """Float32, G × N: minima or zero-points."""
+    return matrix.zeros.astype(np.float32)
+
+
+def value(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+    """What codes stand for, all three K × N."""
+    return scale * codes + zero if convention == "minimum" else scale * (codes - zero)
+
+
+def finish(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+    """Weights as they are used: unchanged."""
+    return weights
+
+
+def product(x: Floats, weights: Floats) -> Array:
+    """T × K times K × N, summed in float64 and rounded once."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        result: Array = (x.astype(np.float64) @ weights.astype(np.float64)).astype(np.float32)
+    return result
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One function for each step; all of them right unless replaced."""
+
+    unpack: Callable[[Words, int], Array] = unpack
+    pack: Callable[[Codes, int], Array] = pack
+    groups: Callable[[QuantizedMatrix], Indices] = groups
+    scales: Callable[[QuantizedMatrix], Floats] = scales
+    zeros: Callable[[QuantizedMatrix], Floats] = zeros
+    value: Callable[[Floats, Floats, Floats, Convention], Floats] = value
+    finish: Callable[[Floats, QuantizedMatrix], Floats] = finish
+    product: Callable[[Floats, Floats], Array] = product
+
+    def weights(self, matrix: QuantizedMatrix) -> Floats:
+        """Float32, K × N."""
+        codes, group = self.unpack(matrix.words, matrix.bits).astype(np.float32), self.groups(matrix)
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts = codes, self.scales(matrix)[group], self.zeros(matrix)[group]
+            return self.finish(self.value(*parts, matrix.convention), matrix)
+
+    def operations(self) -> dict[str, Function]:
+        """Each operation with quantised weights, of these steps."""
+        return {
+            "packing.pack": self.pack,
+            "packing.unpack": lambda words, bits: _as_codes(self.unpack(words, bits)),
+            "affine.dequantize": self.weights,
+            "linear.qgemv": lambda x, matrix: self.product(x[np.newaxis], self.weights(matrix))[0],
+            "linear.qgemm": lambda x, matrix: self.product(x, self.weights(matrix)),
+        }
+
+
+RIGHT = Steps()
+PRODUCTS = ("linear.qgemv", "linear.qgemm")
+VALUES = ("affine.dequantize", *PRODUCTS)
+AFFECTED = {"unpack": ("packing.unpack", *VALUES), "pack": ("packing.pack",), "product": PRODUCTS}
+"""What a step takes part in; any other step in `VALUES`."""
+
+
+def _as_codes(codes: Array) -> Array:
+    """Signed codes as the bytes that hold them."""
+    return codes if codes.dtype == np.int8 else codes.astype(np.uint8)
+
+
+def stepwise(
+    name: str,
+    cause: str,
+    clauses: str,
+    seen: str = COMMON,
+    only: tuple[str, ...] = (),
+    verdicts: tuple[str, ...] = ("WRONG",),
+    **replaced: Any,
+) -> Defect:
+    """A defect of the steps that are given; of these operations only, if some are named."""
+    steps = replace(RIGHT, **replaced)
+    affected = only or tuple(dict.fromkeys(name for step in replaced for name in AFFECTED.get(step, VALUES)))
+    wrong = {name: function for name, function in steps.operations().items() if name in affected}
+    return Defect(
+        name, cause, tuple(clauses.split()), seen, verdicts, wrong, weights=steps.weights, product=steps.product
+    )

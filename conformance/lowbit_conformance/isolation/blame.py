@@ -1,0 +1,58 @@
+"""Whose fault a fault is: from the address that could not be touched to a verdict."""
+
+import signal
+
+from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, GUARD, PAGE, Arena, Segment
+from lowbit_conformance.isolation.faults import READ, WRITE
+from lowbit_conformance.isolation.process import fault_of
+
+VECTOR = 64
+"""Bytes: a read that begins so close after an array is the rest of a register, the commonest over-read there is."""
+
+
+def blame(death: str, arena: Arena, base: int, live: list[Segment]) -> str:
+    """The verdict on a host that ended as `death` says, while the arrays of `live` could be touched."""
+    fault = fault_of(arena)
+    if fault is None or not death.startswith("CRASHED("):
+        return death
+    if fault["signal"] not in (signal.SIGSEGV, signal.SIGBUS):
+        return death
+    name, at = signal.Signals(fault["signal"]).name, fault["address"] - base
+    if not 0 <= at < CONTROL + ARGUMENTS:
+        return f"CRASHED({name}): {_verb(fault['access'])} of address {fault['address']:#x}, which is no argument"
+    nearest = min(live, key=lambda segment: _distance(segment, at), default=None)
+    if nearest is None or _distance(nearest, at) >= GUARD * PAGE:
+        word = "OOB_WRITE" if fault["access"] == WRITE else "OOB_READ"
+        return f"{word}: {_verb(fault['access'])} of memory that held the arrays of an earlier call ({name})"
+    return f"{_beside(nearest, at, fault['access'])} ({name})"
+
+
+def _distance(segment: Segment, at: int) -> int:
+    return max(segment.start - at, at - segment.end + 1, 0)
+
+
+def _verb(access: int) -> str:
+    return {READ: "a read", WRITE: "a write"}.get(access, "a touch")
+
+
+def _beside(segment: Segment, at: int, access: int) -> str:
+    """A fault at or near an array."""
+    if segment.start <= at < segment.end:
+        place = f"element {(at - segment.start) // segment.itemsize} of {segment.name}"
+        if access == WRITE and segment.writeable:
+            return f"OOB_WRITE: a write to {place} after the call had returned"
+        if access == WRITE and not segment.writeable:
+            return f"INPUT_MUTATED: a write to {place}"
+        word = "OOB_WRITE" if access == WRITE else "OOB_READ"
+        return f"{word}: {_verb(access)} of {place} after the call that it was given to"
+    after = at - segment.end
+    place = (
+        f"{after} bytes past the end of {segment.name}"
+        if after >= 0
+        else (f"{segment.start - at} bytes before the start of {segment.name}")
+    )
+    if access == WRITE:
+        return f"OOB_WRITE: a write {place}"
+    if 0 <= after < VECTOR:
+        return f"UNDECLARED_OVERREAD: a read {place}"
+    return f"OOB_READ: {_verb(access)} {place}"

@@ -1,0 +1,733 @@
+"""The backend under test, as the tests see it: each call is performed in the host process and judged on its return.
+
+`Remote` has the methods of a `lowbit.backend.Backend`, so a test reads as if the backend were at hand. What it adds is
+in no test: every call is performed twice, with its arrays against the guard page on their right and then on their
+left, with other bytes around them and in fresh memory, and must give equal bits; what it wrote beside its result, and
+what it did to the process, is a verdict. The answer has been read and copied before a test can compute what is right.
+"""
+
+import dataclasses
+import inspect
+import json
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import files
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.backend import Capabilities, Declaration
+from lowbit.backend.declarations import check_capabilities
+from lowbit.backend.wire import Get, decode, encode
+from lowbit.contract.rounding import Arithmetic, Roundings, any_order, one_loop
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.operations import OPERATIONS
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
+from lowbit.text import one_line
+from lowbit_conformance.defects import uses_reference
+from lowbit_conformance.isolation import faults
+from lowbit_conformance.isolation.arena import Arena, Placement, Segment
+from lowbit_conformance.isolation.blame import blame
+from lowbit_conformance.isolation.placing import Placer
+from lowbit_conformance.isolation.process import HostEndedError, HostProcess, Message
+from lowbit_conformance.suite.equal_bits import difference, same
+from lowbit_conformance.suite.verdicts import BrokenPromiseError
+
+Array = npt.NDArray[Any]
+
+POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
+FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
+PADDINGS = (0xFF, 0x3C)
+BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
+TWO_HANDLES = 1 << 22
+LOADING_DEADLINE = 120.0  # seconds
+SEAL = (files("lowbit_conformance.isolation") / "sealing.py").read_text(
+    "utf-8"
+)  # once, before a backend could replace it
+# What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
+OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
+TURNS = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
+# What taking a reply apart raises if it is none of the host's.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
+MOST_DETAILS, MOST_DETAIL = 100, 1000  # of what it says of itself: how many, and the characters of one
+MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
+
+
+@dataclass
+class Call:
+    """One call that was made, to be made again.
+
+    Attributes:
+        what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm``, ``qgemm_bfp`` or ``step``.
+        operation: its id.
+        arguments: as the test gave them.
+        choices: those given by name.
+        owner: what it is a method of, for a prepared matrix or a session.
+        out: the position of the array that is written to; -1 if none.
+        poisoned: whether that array is filled beforehand with what shows.
+        result: what came back.
+    """
+
+    what: str
+    operation: str
+    arguments: tuple[Any, ...]
+    choices: dict[str, Any] = field(default_factory=dict)
+    owner: "Held | None" = None
+    out: int = -1
+    poisoned: bool = False
+    result: Any = None
+
+    @cached_property
+    def kind(self) -> str:
+        """All of the call but its owner and the contents of its arrays."""
+
+        def put(array: Array) -> Message:
+            return {"writeable": bool(array.flags.writeable), "strides": list(array.strides)}
+
+        parts = [encode(part, put) for part in (*self.arguments, *self.choices.values())]
+        return json.dumps([self.what, self.operation, parts, list(self.choices), self.out])
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the arrays among the arguments."""
+        sizes: list[int] = []
+
+        def put(array: Array) -> Message:
+            sizes.append(array.nbytes)
+            return {}
+
+        for argument in (*self.arguments, *self.choices.values()):
+            encode(argument, put)
+        return sum(sizes)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one attempt at a call differs from others.
+
+    Attributes:
+        side: 0 where arrays lie against the page on their right, 1 on their left.
+        padding: which byte lies around them, 0 or 1.
+        filling: which byte fresh memory holds, 0 or 1.
+        offset: of the first array, see `lowbit_conformance.isolation.arena.Placement`.
+        stride: how much larger the offset of each array is than that of the array before.
+        handle: which handle of the owner is called; -1 for that of the side.
+    """
+
+    side: int = 0
+    padding: int = 0
+    filling: int = 0
+    offset: int = 0
+    stride: int = 0
+    handle: int = -1
+
+
+SIDES = (Variant(), Variant(1, 1, 1))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One placement of a call: what the host is told, and where the arrays lie."""
+
+    message: Message
+    segments: list[Segment]
+
+
+class SameArrays:
+    """Where the arrays of calls lie that are made again and again with other contents.
+
+    Attributes:
+        serial: what tells it from others.
+        homes: the segments of each kind of call, in the order in which the arrays are placed.
+    """
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.homes: dict[tuple[str, Variant], list[Segment]] = {}
+
+    def number(self, key: tuple[str, Variant]) -> int:
+        return list(self.homes).index(key)
+
+
+class Rewriting:
+    """In place of an arena: hands out segments that are taken already, and gives them the contents of new arrays."""
+
+    def __init__(self, arena: Arena, segments: list[Segment]) -> None:
+        self._arena, self._next = arena, iter(segments)
+
+    def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment:
+        return self._arena.rewrite(next(self._next), array)
+
+
+class Held:
+    """Something that lives in the host: a prepared matrix or a session, once for each side."""
+
+    def __init__(self, remote: "Remote", handles: list[int], segments: list[list[Segment]]) -> None:
+        self.remote, self.handles, self.host = remote, handles, remote.started
+        self.segments = segments
+        self._forget = weakref.finalize(self, remote.forget, self.host, handles, segments)
+
+    def handle(self, side: int) -> int:
+        if self.host != self.remote.started:
+            raise BrokenPromiseError("CRASHED: the process in which this was prepared has ended since")
+        return self.handles[min(side, len(self.handles) - 1)]
+
+
+class RemoteLinear(Held):
+    """A matrix that the backend has prepared, with the methods of a `lowbit.backend.PreparedLinear`."""
+
+    matrix: QuantizedMatrix
+    rows: int
+    columns: int
+    nbytes: int
+
+    def qgemv(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemv", x, out)
+
+    def qgemm(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemm", x, out)
+
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemm_bfp", x, out)
+
+    def guarded(self, x: Floats, vectors: int) -> Floats:
+        """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
+        not written."""
+        call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
+        result: Floats = self.remote.perform(call)
+        return result
+
+    def guarded_blocks(self, x: Blocks) -> Floats:
+        """The product of blocks, written to an array that shows what is not written."""
+        result: Floats = self.remote.perform(self.call("qgemm_bfp", x))
+        return result
+
+    def call(self, what: str, x: Any) -> Call:
+        """A product that is written to an array that shows what is not written."""
+        shape = (x.rows,) if isinstance(x, Blocks) else x.shape[:-1]
+        out = np.zeros((*shape, self.columns), np.float32)
+        return Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
+
+    def _multiply(self, what: str, x: Any, out: Any) -> Any:
+        if out is None:
+            return self.remote.perform(Call(what, f"linear.{what}", (x,), owner=self))
+        return self.remote.perform(Call(what, f"linear.{what}", (x, out), owner=self, out=1))
+
+
+class RemoteSession(Held):
+    """A stateful operation that the backend has opened."""
+
+    operation: str
+    opened_with: tuple[Any, ...]
+
+    def step(self, *arguments: Any) -> Any:
+        """What the session answers."""
+        return self.remote.perform(Call("step", self.operation, arguments, owner=self))
+
+    def close(self) -> None:
+        """Give it back now."""
+        self._forget()
+
+
+class Remote:
+    """The backend under test in its host process.
+
+    Attributes:
+        name: as the user gave it.
+        started: how many hosts there have been.
+        backend_class: module and name of its class.
+        breaches: what loading it did to the process.
+        isolation: how each host is separated from this process; empty before there was one.
+    """
+
+    def __init__(self, kind: str, name: str, deadline: float) -> None:
+        self.kind, self.name, self.deadline = kind, name, deadline
+        self.arena, self.started = Arena(), 0
+        self.breaches: list[tuple[str, str]] = []
+        self.backend_class = self.isolation = ""
+        self._host: HostProcess | None = None
+        self._capabilities = Capabilities({})
+        self._roundings: dict[tuple[str, int, int], int] = {}
+        self._forgotten: list[tuple[int, list[int], list[list[Segment]]]] = []
+        self._handler = faults.handler()
+        self._deaths: Counter[tuple[str, bool]] = Counter()
+        self._recording: list[Call] | None = None
+        self._series: SameArrays | None = None
+        self._serials = count()
+        self._live: list[Segment] = []
+
+    # The host.
+
+    def load(self) -> None:
+        """Start a host, and let it import and make the backend.
+
+        Raises:
+            UnavailableError: the backend says that it cannot run here, or does not exist; in the host's words.
+            BrokenPromiseError: loading it ended the process, or hung; or what it declares cannot be understood.
+        """
+        try:  # a backend must not bring about that the next host is separated less well than the first
+            host = HostProcess(self.arena, [self.isolation] if self.isolation else None)
+        except HostEndedError as end:
+            raise BrokenPromiseError(str(end)) from None
+        self._host, self.started, self._live, self.isolation = host, self.started + 1, [], host.isolation
+        allowed = (self.kind, self.name) == ("name", "reference")
+        if self.kind == "bank":
+            allowed = uses_reference(self.name)
+        seal = "" if allowed else SEAL
+        request = {"do": "load", "kind": self.kind, "name": self.name, "seal": seal, "handler": self._handler}
+        reply = self._ask(request, LOADING_DEADLINE)
+        if "refused" in reply:
+            self.close()
+            raise HostRefusedError(one_line(str(reply["refused"])))
+        if "misdeclared" in reply:
+            raise BrokenPromiseError(f"DECLARATION_REFUSED: {one_line(str(reply['misdeclared']))}")
+        with self._understanding():
+            self.backend_class = str(reply["class"])
+            self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
+            self._host.remember()
+            try:
+                self._capabilities = self._claimed(reply["capabilities"])
+            except ArgumentError as error:  # the host lets none of these through
+                raise BrokenPromiseError(f"DECLARATION_REFUSED: {one_line(str(error))}") from None
+
+    def close(self) -> None:
+        """End the host."""
+        if self._host is not None:
+            self._host.end()
+            self._host = None
+
+    def _ask(self, message: Message, deadline: float) -> Message:
+        if self._host is None:
+            self.load()
+        assert self._host is not None
+        try:
+            reply = self._host.ask(message | {"release": self._released()}, deadline)
+        except HostEndedError as end:
+            raise self._broken(end) from None
+        if "failed" in reply:
+            with self._understanding():
+                raise BrokenPromiseError(f"RAISED: {_told(reply['failed'])}")
+        return reply
+
+    @contextmanager
+    def _understanding(self) -> Iterator[None]:
+        """Take a reply apart: one of another form than those of `host` comes from a backend that wrote it itself."""
+        try:
+            yield
+        except (ArgumentError, NotDeclaredError):
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+            MemoryError,
+        ) as error:
+            self.close()
+            what = f"CRASHED: the process answered with what is no reply: {type(error).__name__}: {error}"
+            raise BrokenPromiseError(what) from None
+        except HostEndedError as end:
+            raise self._broken(end) from None
+
+    def _broken(self, end: HostEndedError) -> BrokenPromiseError:
+        """Close what is left of a host that has ended, and say of what."""
+        assert self._host is not None
+        verdict = blame(str(end), self.arena, self._host.base, self._live)
+        self.close()
+        return BrokenPromiseError(verdict)
+
+    def forget(self, host: int, handles: list[int], segments: list[list[Segment]]) -> None:
+        """Release something held with the next request; this may be called at any moment."""
+        self._forgotten.append((host, handles, segments))
+
+    def _released(self) -> list[int]:
+        """The handles that have been forgotten in this host; their pages are given back."""
+        released = []
+        while self._forgotten:
+            host, handles, segments = self._forgotten.pop()
+            if host == self.started:
+                released += handles
+            for group in segments:
+                self._free(group)
+        return released
+
+    # What it claims.
+
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def _claimed(self, told: Message) -> Capabilities:
+        operations = {}
+        for name, declaration in told.pop("operations").items():
+            limits = {key: tuple(map(_plain, values)) for key, values in declaration["limits"].items()}
+            arithmetic = None
+            if claim := declaration["arithmetic"]:
+                roundings = {"any_order": any_order, "one_loop": one_loop}.get(claim["roundings"]) or self._own(name)
+                arithmetic = Arithmetic(claim["form"], claim["accumulator"], roundings)
+            operations[name] = Declaration(limits, arithmetic)
+        known = {item.name for item in dataclasses.fields(Capabilities)}
+        rest = {key: _plain(value) for key, value in told.items() if key in known}
+        # The host has done so within reach of the backend.
+        capabilities = check_capabilities(Capabilities(operations, **rest))
+        details = islice((capabilities.details or {}).items(), MOST_DETAILS)
+        return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
+
+    def _own(self, operation: str) -> Roundings:
+        """The count of roundings that the backend declares by a function of its own."""
+
+        def roundings(rows: int, group_size: int) -> int:
+            key = operation, rows, group_size
+            if key not in self._roundings:
+                request = {"do": "roundings", "operation": operation, "rows": rows, "group_size": group_size}
+                reply = self._ask(request, self.deadline)
+                with self._understanding():
+                    self._roundings[key] = int(reply["roundings"])
+            return self._roundings[key]
+
+        return roundings
+
+    # The methods of a backend.
+
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """See `lowbit.backend.Backend.run`."""
+        return self.perform(Call("run", operation, arguments, choices))
+
+    def prepare(self, matrix: QuantizedMatrix) -> RemoteLinear:
+        """See `lowbit.backend.Backend.prepare`."""
+        held = self.perform(Call("prepare", "linear.qgemv", (matrix,)))
+        assert isinstance(held, RemoteLinear)
+        return held
+
+    def open(self, operation: str, *arguments: Any) -> RemoteSession:
+        """See `lowbit.backend.Backend.open`."""
+        held = self.perform(Call("open", operation, arguments))
+        assert isinstance(held, RemoteSession)
+        return held
+
+    # Performing a call.
+
+    def perform(self, call: Call) -> Any:
+        """Make a call on both sides and compare.
+
+        Raises:
+            BrokenPromiseError: a habit is broken, or the host ended.
+            ArgumentError: the backend refuses the arguments, on both sides.
+            NotDeclaredError: it does not declare the operation.
+        """
+        self._give_up(call.operation)
+        limit = TWO_HANDLES if call.what in ("prepare", "open") else BOTH_SIDES
+        sides = 2 if call.nbytes <= limit and self._series is None else 1
+        try:
+            results = self._attempts(call, list(SIDES[:sides]), self._series)
+        except BrokenPromiseError as error:
+            hung = str(error).startswith("HUNG")
+            if hung or self._host is None:
+                self._deaths[call.operation, hung] += 1
+            raise
+        if isinstance(results[0], Held):
+            call.result = results[0]
+        else:
+            for result in results:  # what was written or broken is the verdict, in whatever words on each side
+                if isinstance(result, BrokenPromiseError) and str(result).startswith(tuple(OWN_WORDS.values())):
+                    raise result
+            for other in results[1:]:
+                if not same(results[0], other):
+                    self._explain(call, results[0], other)
+            call.result = self._settled(results[0])
+            if call.out >= 0 and not call.poisoned:
+                call.arguments[call.out][...] = call.result
+                call.result = call.arguments[call.out]
+        if self._recording is not None:
+            self._recording.append(call)
+        return call.result
+
+    def _give_up(self, operation: str) -> None:
+        hangs, deaths = self._deaths[operation, True], self._deaths[operation, False]
+        if hangs >= MOST_HANGS or deaths >= MOST_DEATHS:
+            raise BrokenPromiseError(
+                f"NOT_RUN: the process hung {hangs} times and ended {deaths} times in {operation}; the rest is not run"
+            )
+
+    def _settled(self, outcome: Any) -> Any:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _attempts(self, call: Call, variants: list[Variant], series: SameArrays | None = None) -> list[Any]:
+        """The outcomes of a call in these variants; of one that makes something that is held, that alone."""
+        held = call.what in ("prepare", "open")
+        attempts = [self._place(call, variant, series) for variant in variants]
+        segments = [segment for attempt in attempts for segment in attempt.segments]
+        self._live += segments
+        request = {"do": "call", "what": call.what, "operation": call.operation}
+        kept: list[Segment] = []
+        try:
+            reply = self._ask(request | {"attempts": [attempt.message for attempt in attempts]}, self.deadline)
+            with self._understanding():
+                self._check_breaches(reply)
+                for segment in segments:
+                    if spoilt := self.arena.spoilt(segment):
+                        raise BrokenPromiseError(spoilt)
+                outcomes = reply["outcomes"]
+                if len(outcomes) != len(attempts):
+                    raise ValueError(f"{len(outcomes)} outcomes of {len(attempts)} calls")
+                if held and all("handle" in outcome for outcome in outcomes):
+                    held_by_host = self._hold(call, [] if series else attempts, outcomes)
+                    kept = segments
+                    return [held_by_host]
+                read = self.arena.reading()
+                results = [self._outcome(call, attempts[0], outcomes[0], variants[0].filling, read)]
+                for attempt, outcome, variant in zip(attempts[1:], outcomes[1:], variants[1:], strict=True):
+                    # Equal trees have no arrays, whose places differ; reading a long trace once is enough.
+                    equal = call.out < 0 and outcome == outcomes[0]
+                    filling = variant.filling
+                    results.append(results[0] if equal else self._outcome(call, attempt, outcome, filling, read))
+                return results
+        finally:
+            if series is None:
+                self._free([segment for segment in segments if segment not in kept])
+
+    def _free(self, segments: list[Segment]) -> None:
+        """Give the pages of arrays back."""
+        self.arena.free(segments)
+        gone = {segment.first for segment in segments}
+        self._live = [segment for segment in self._live if segment.first not in gone]
+
+    def _check_breaches(self, reply: Message) -> None:
+        assert self._host is not None
+        try:
+            seen = self._host.seen()
+        except HostEndedError as end:
+            raise self._broken(end) from None
+        for verdict, text in [*reply["breaches"], *seen]:
+            raise BrokenPromiseError(f"{verdict}: {one_line(str(text))}")
+
+    def _hold(self, call: Call, attempts: list[Attempt], outcomes: list[Message]) -> Held:
+        handles = [int(outcome["handle"]) for outcome in outcomes]
+        segments = [attempt.segments for attempt in attempts]
+        if call.what == "open":
+            session = RemoteSession(self, handles, segments)
+            session.operation, session.opened_with = call.operation, call.arguments
+            return session
+        rows, columns, nbytes = (int(outcomes[0][part]) for part in ("rows", "columns", "nbytes"))
+        linear = RemoteLinear(self, handles, segments)  # from here on it gives the segments back
+        linear.matrix, linear.rows, linear.columns, linear.nbytes = call.arguments[0], rows, columns, nbytes
+        return linear
+
+    def _place(self, call: Call, variant: Variant, series: SameArrays | None = None) -> Attempt:
+        claimed, key = self._capabilities, (call.kind, variant)
+        how = Placement(
+            "left" if variant.side else "right",
+            PADDINGS[variant.padding],
+            claimed.alignment,
+            claimed.overread,
+            variant.offset,
+        )
+        again = series is not None and key in series.homes
+        arena = Rewriting(self.arena, series.homes[key]) if series is not None and again else self.arena
+        placer = Placer(arena, how, variant.stride)
+        arguments = list(call.arguments)
+        names = _names(call)
+        if call.poisoned:
+            arguments[call.out] = poisoned(call.arguments[call.out], variant.filling)
+        message = {
+            "arguments": [placer.tree(names[n], part, n == call.out) for n, part in enumerate(arguments)],
+            "choices": {name: placer.tree(name, part, False) for name, part in call.choices.items()},
+            "perturb": FILLINGS[variant.filling],
+        }
+        message["segments"] = [[seg.first, seg.last - seg.first, int(seg.writeable)] for seg in placer.segments]
+        if series is not None:
+            series.homes.setdefault(key, placer.segments)
+            message["same"] = [series.serial, series.number(key)]
+        if call.owner is not None:
+            message["handle"] = call.owner.handle(variant.side if variant.handle < 0 else variant.handle)
+        return Attempt(message, placer.segments)
+
+    def _outcome(self, call: Call, attempt: Attempt, outcome: Message, filling: int, read: Get) -> Any:
+        """A result, or the exception that was raised."""
+        if "known" in outcome:
+            kind = {"ArgumentError": ArgumentError, "NotDeclaredError": NotDeclaredError}[outcome["known"]]
+            parts = ([str(part) for part in outcome["arguments"]] + ["", "", ""])[:3]
+            return kind(*parts)
+        if "raised" in outcome:
+            return BrokenPromiseError(f"{OWN_WORDS.get(str(outcome['raised']), 'RAISED')}: {_told(outcome)}")
+        if "strange" in outcome:
+            return BrokenPromiseError(f"WRONG: {outcome['strange']}")
+        if call.out >= 0:
+            return self._written(call, attempt, outcome, filling)
+        if "argument" in outcome:
+            return np.array(call.arguments[int(outcome["argument"])])
+        try:
+            return decode(outcome["result"], read)
+        except ValueError as error:
+            return BrokenPromiseError(f"WRONG: the result is not what it claims to be: {error}")
+
+    def _written(self, call: Call, attempt: Attempt, outcome: Message, filling: int) -> Any:
+        """The array that the call was given to write to."""
+        if outcome.get("argument") != call.out:
+            return BrokenPromiseError("STALE_OUTPUT: the call did not return the array it was given as out")
+        out, tree = call.arguments[call.out], attempt.message["arguments"][call.out]
+        result = self.arena.read(out.dtype, out.shape, tree)
+        if call.poisoned:
+            stale = np.flatnonzero(result.view(np.uint32) == POISON[filling])
+            if len(stale):
+                text = f"{len(stale)} of {result.size} elements of out were never written, first {stale[0]}"
+                return BrokenPromiseError(f"STALE_OUTPUT: {text}")
+        return result
+
+    def _explain(self, call: Call, first: Any, second: Any) -> None:
+        """Find out why the two sides differ, by changing one thing at a time.
+
+        Raises:
+            BrokenPromiseError: always.
+        """
+        where = difference(first, second)
+        if isinstance(call.owner, RemoteSession):
+            raise BrokenPromiseError(f"NONDETERMINISTIC: two sessions that were asked the same differ: {where}")
+        # Both placements again, in an order without a period: what depends on them alone gives the same two results.
+        again = self._attempts(call, [SIDES[side] for side in TURNS])
+        if not all(same((first, second)[side], result) for side, result in zip(TURNS, again, strict=True)):
+            raise BrokenPromiseError(f"NONDETERMINISTIC: the same call again gives other bits: {where}")
+        causes = (
+            (Variant(padding=1), "OOB_READ: the result changes with the bytes around the arguments"),
+            (Variant(filling=1), "STALE_OUTPUT: the result changes with what fresh memory holds"),
+        )
+        for variant, verdict in causes:
+            if not same(first, self._attempts(call, [variant])[0]):
+                raise BrokenPromiseError(f"{verdict}: {where}")
+        raise BrokenPromiseError(f"NONDETERMINISTIC: the result changes with the addresses of the arguments: {where}")
+
+    # Many calls.
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Call]]:
+        """The calls that are made inside, with their results."""
+        calls: list[Call] = []
+        before, self._recording = self._recording, calls
+        try:
+            yield calls
+        finally:
+            self._recording = before
+
+    @contextmanager
+    def same_arrays(self) -> Iterator[None]:
+        """Calls of one kind that are made inside are given the same arrays each time, with other contents.
+
+        They lie at one address and are one Python object each, as those of a caller who makes its arrays once and
+        writes into them what it has for the next call. Between two calls the host may not touch them. Calls are made
+        once, not on both sides: what remembers the last call alone would otherwise forget it in between.
+        """
+        self._series = series = SameArrays(next(self._serials))
+        try:
+            yield
+        finally:
+            self._series = None
+            for segments in series.homes.values():
+                self._free(segments)
+            if self._host is not None:
+                self._ask({"do": "forget", "serial": series.serial}, self.deadline)
+
+    def elsewhere(self, call: Call, variants: list[Variant]) -> list[Any]:
+        """What a call gives in each of these variants; exceptions are among it.
+
+        One that makes something that is held gives that alone, with a handle for each variant.
+        """
+        return self._attempts(call, variants)
+
+    def together(self, calls: list[Call], times: int) -> list[list[Any]]:
+        """Make several calls at once, each in a thread of its own and `times` times; what each gave."""
+        attempts = [self._place(call, Variant()) for call in calls]
+        segments = [segment for attempt in attempts for segment in attempt.segments]
+        self._live += segments
+        request: Message = {"do": "together", "times": times, "calls": []}
+        for call, attempt in zip(calls, attempts, strict=True):
+            request["calls"].append({"what": call.what, "operation": call.operation, "attempt": attempt.message})
+        try:
+            reply = self._ask(request, self.deadline)
+            with self._understanding():
+                self._check_breaches(reply)
+                results, read = [], self.arena.reading()
+                for outcomes in reply["outcomes"]:
+                    given = []
+                    for outcome in outcomes:
+                        if "raised" in outcome:
+                            raise BrokenPromiseError(f"RAISED: {_told(outcome)} beside other threads")
+                        given.append(decode(outcome["result"], read))
+                    results.append(given)
+                if [len(given) for given in results] != [times] * len(calls):
+                    raise ValueError("not as many outcomes as calls")
+                return results
+        finally:
+            self._free(segments)
+
+    def walk(self, session: RemoteSession, steps: list[tuple[Any, ...]], times: int) -> None:
+        """Repeat the same steps, whose arguments have no arrays; their answers are not compared."""
+        request = {"do": "walk", "handles": session.handles, "times": times}
+        trees = [[encode(part, _no_array) for part in step] for step in steps]
+        reply = self._ask(request | {"steps": trees}, self.deadline * 4)
+        with self._understanding():
+            self._check_breaches(reply)
+
+    def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
+        """Make a call in batches of many; how much of everything the host had after each."""
+        attempt = self._place(call, Variant())
+        self._live += attempt.segments
+        request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}
+        try:
+            reply = self._ask(request | {"batches": batches, "times": times}, self.deadline * 4)
+            with self._understanding():
+                self._check_breaches(reply)
+                if "raised" in reply:
+                    raise BrokenPromiseError(f"NONDETERMINISTIC: the call, repeated, raises {_told(reply)}")
+                counted = [{str(name): int(count) for name, count in counts.items()} for counts in reply["counts"]]
+                if len(counted) != batches + 1:
+                    raise ValueError(f"{len(counted)} counts of {batches} batches")
+                return counted
+        finally:
+            self._free(attempt.segments)
+
+
+class HostRefusedError(UnavailableError):
+    """The host's own words on why the backend cannot be loaded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, "", "")
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def poisoned(out: Array, filling: int) -> Array:
+    return np.full(out.shape, POISON[filling], np.uint32).view(out.dtype)
+
+
+def _names(call: Call) -> list[str]:
+    """What the arguments of a call are called."""
+    if call.what in ("qgemv", "qgemm", "qgemm_bfp"):
+        return ["x", "out"]
+    parameters = list(inspect.signature(OPERATIONS[call.operation].reference).parameters)
+    if call.what in ("prepare", "step"):
+        parameters = ["matrix"] if call.what == "prepare" else []
+    return parameters + [f"argument {number}" for number in range(len(parameters), len(call.arguments))]
+
+
+def _no_array(array: Array) -> Message:
+    raise ValueError("an array among the arguments of a step that is taken many times")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON made a list was a tuple."""
+    return tuple(map(_plain, value)) if isinstance(value, list) else value
+
+
+def _told(outcome: Message) -> str:
+    return one_line(f"{outcome['raised']}: {outcome['text']}{outcome['place']}")

@@ -1,0 +1,1 @@
+"""The suite: cases, inputs, comparisons, and the tests of the clauses."""

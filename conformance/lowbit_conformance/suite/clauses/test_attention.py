@@ -1,0 +1,266 @@
+"""Checks of `attention.softmax` and `attention.attend`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.attention import attention
+from lowbit.attention.attention import Floats
+from lowbit.attention.bounds import attend_bound, softmax_bound
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
+from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.routing_cases import assert_bounded, run_bounded
+
+# Softmax.
+
+
+@dataclass(frozen=True)
+class RowsCase(Case):
+    """A case with R rows of S scores."""
+
+    rows: int
+    columns: int
+
+
+def rows(*variants: str) -> Callable[[str, Settings], Iterator[RowsCase]]:
+    """Each variant at every width, then at widths from the seeds."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[RowsCase]:
+        for variant in variants:
+            for columns in (1, 2, 7, 8, 33, 100, 513):
+                yield RowsCase(clause, "lattice", variant, 3, columns)
+            for many, columns in ((70, 33), (2, 4099)):
+                yield RowsCase(clause, "lattice", variant, many, columns)
+            yield RowsCase(clause, "lattice", variant, 1, 70001)
+            for seed in settings.seeds:
+                yield RowsCase(clause, "random", variant, 4, 1 + 37 * seed % 300, seed=seed)
+
+    return generator
+
+
+@checks("attention.softmax/C1", rows("masked", "far-below"))
+def test_one_score_takes_all(backend: Remote, case: RowsCase) -> None:
+    """One finite score among −∞, or one 200 above the others, has a share of exactly 1."""
+    rng = case.generator()
+    scores = np.full((case.rows, case.columns), -np.inf if case.variant == "masked" else -200.0, np.float32)
+    winners = rng.integers(0, case.columns, case.rows)
+    scores[np.arange(case.rows), winners] = 0
+    scores += rng.integers(-50, 50, (case.rows, 1)).astype(np.float32)
+    given = run_bounded(backend, case, scores.shape, scores)
+    expected = np.zeros(scores.shape)
+    expected[np.arange(case.rows), winners] = 1
+    assert_equal_values(given, expected)
+
+
+@checks("attention.softmax/C2", rows("small", "plain", "huge", "with-masked", "far-from-0"))
+def test_shares_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Flat, plain and saturated rows, far from zero too, stay within the bound."""
+    rng, scale = case.generator(), {"small": 0.01, "huge": 3e4}.get(case.variant, 3.0)
+    scores = (rng.normal(size=(case.rows, case.columns)) * scale).astype(np.float32)
+    if case.variant == "far-from-0":  # and near to one another, so that all have a share
+        scores += np.float32(2e4) * (1 - 2 * rng.integers(0, 2, (case.rows, 1)).astype(np.float32))
+    if case.variant == "with-masked":
+        scores[:, 1::2] = -np.inf
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: attention.softmax_of(scores),
+        lambda declared, exact: softmax_bound(scores, declared, exact),
+        scores,
+    )
+
+
+@checks("attention.softmax/C3", rows("equal"))
+def test_equal_scores_have_equal_shares(backend: Remote, case: RowsCase) -> None:
+    """All scores of a row equal: one share; another row of other scores changes nothing."""
+    scores = np.repeat(case.generator().normal(size=(case.rows, 1)), case.columns, axis=1).astype(np.float32)
+    given = run_bounded(backend, case, scores.shape, scores)
+    assert_same_bits(given, np.repeat(given[:, :1], case.columns, axis=1), "equal scores of one row")
+    changed = scores.copy()
+    changed[1:] *= -3
+    assert_same_bits(given[:1], run_bounded(backend, case, scores.shape, changed)[:1], "row 0 when others changed")
+
+
+SOFTMAX_MISTAKES: dict[str, Callable[[Floats], Any]] = {
+    "nan": lambda scores: np.where(np.arange(scores.shape[1]) == 1, np.float32(np.nan), scores),
+    "infinity": lambda scores: np.where(np.arange(scores.shape[1]) == 1, np.float32(np.inf), scores),
+    "nothing-seen": lambda scores: np.full_like(scores, -np.inf),
+    "float64": lambda scores: scores.astype(np.float64),
+    "dimensions": lambda scores: scores[0],
+    "strided": lambda scores: np.repeat(scores, 2, axis=1)[:, ::2],
+}
+
+
+def softmax_mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
+    for variant in SOFTMAX_MISTAKES:
+        yield RowsCase(clause, "edge", variant, 2, 5)
+
+
+@checks("attention.softmax/C4", softmax_mistakes)
+def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
+    """Each mistake raises ArgumentError."""
+    scores = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
+    with refuses():
+        backend.run("attention.softmax", SOFTMAX_MISTAKES[case.variant](scores))
+
+
+# Attention.
+
+
+@dataclass(frozen=True)
+class AttendCase(Case):
+    """The last T of S tokens, H query heads on G key-value heads of d_h channels; a window of 0 is none."""
+
+    tokens: int
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    size: int = 0
+
+    @property
+    def label(self) -> str:
+        window = f"-w{self.size}" if self.size else ""
+        return f"t{self.tokens}of{self.length}-h{self.heads}on{self.kv_heads}-d{self.head_dim}{window}"
+
+    def parameters(self) -> dict[str, object]:
+        return {"head_dim": self.head_dim, "window": "sliding" if self.size else "none"}
+
+    @property
+    def window(self) -> int | None:
+        return self.size or None
+
+
+# Prefill, decode and something between; multi-head, grouped-query and multi-query; with and without a window.
+SHAPES = ((1, 1, 1, 1, 2), (5, 5, 4, 4, 8), (4, 9, 6, 2, 16), (1, 33, 9, 3, 64), (7, 7, 4, 1, 32), (3, 20, 8, 2, 10))
+WINDOWS = (0, 1, 4)
+# A long context, a long prompt, many heads: more than a kernel takes at once; the last number is a window.
+LARGE = (
+    (1, 300, 4, 2, 64, 0),
+    (1, 300, 4, 2, 64, 100),
+    (70, 130, 2, 1, 128, 0),
+    (70, 130, 2, 1, 16, 50),
+    (3, 40, 40, 8, 16, 0),
+)
+# A cache of thousands of tokens, a window of thousands, a prompt of hundreds; the widest heads in use.
+MODELS = ((1, 5000, 2, 1, 256, 0), (2, 4200, 4, 2, 64, 4096), (1, 66001, 1, 1, 8, 0), (300, 620, 1, 1, 32, 0))
+
+
+def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) -> Iterator[AttendCase]:
+    """Every shape with every window, then shapes from the seeds."""
+    for size in windows:
+        for shape in SHAPES:
+            yield AttendCase(clause, "lattice", "", *shape, size)
+    for large in (*LARGE, *MODELS):
+        window = windows if windows == (1,) else large[-1:]
+        yield AttendCase(clause, "lattice", "large", *large[:-1], *window)
+    for seed in settings.seeds:
+        tokens, group = 1 + seed % 6, 1 + seed % 4
+        kv_heads = 1 + seed % 3
+        shape = (tokens, tokens + 7 * seed % 40, group * kv_heads, kv_heads, 2 + 5 * seed % 60)
+        yield AttendCase(clause, "random", "drawn", *shape, windows[seed % len(windows)], seed=seed)
+
+
+def inputs(case: AttendCase) -> tuple[Floats, Floats, Floats]:
+    rng = case.generator()
+    queries = rng.normal(size=(case.tokens, case.heads, case.head_dim))
+    keys, values = rng.normal(size=(2, case.kv_heads, case.length, case.head_dim))
+    return queries.astype(np.float32), keys.astype(np.float32), values.astype(np.float32)
+
+
+def attended(backend: Remote, case: AttendCase, *arrays: Floats) -> Floats:
+    return run_bounded(backend, case, arrays[0].shape, *arrays, case.window)
+
+
+def seen(case: AttendCase, token: int) -> range:
+    """The tokens that token number `token` of the T sees."""
+    end = case.length - case.tokens + token + 1
+    return range(0 if case.window is None else max(0, end - case.window), end)
+
+
+@checks("attention.attend/C1", lambda clause, settings: shapes(clause, settings, (1,)))
+def test_one_token_is_its_value(backend: Remote, case: AttendCase) -> None:
+    """With a window of 1 each token takes its own value, by the head of its group, to the bit."""
+    queries, keys, values = inputs(case)
+    given = attended(backend, case, queries, keys, values)
+    own = values[:, case.length - case.tokens :]
+    expected = np.repeat(own, case.heads // case.kv_heads, axis=0).swapaxes(0, 1)
+    assert_equal_values(given, expected.astype(np.float64))
+
+
+@checks("attention.attend/C2", shapes)
+def test_one_score_above_all(backend: Remote, case: AttendCase) -> None:
+    """For each head one token that it may see has a score far above all others; its value comes back to the bit.
+
+    A query head that reads another key-value head, a token too many or too few, or a wrong scale shows.
+    """
+    rng = case.generator()
+    queries, keys, values = inputs(case)
+    queries[...], keys[...] = 0, 0
+    group = case.heads // case.kv_heads
+    winners = rng.integers(0, case.length, case.kv_heads)
+    keys[np.arange(case.kv_heads), winners, 0] = 1000 * np.sqrt(case.head_dim)
+    queries[:, :, 0] = 1
+    given = attended(backend, case, queries, keys, values)
+    expected = np.empty(queries.shape)
+    for token in range(case.tokens):
+        expected[token] = values[np.arange(case.heads) // group, np.repeat(winners, group)]
+    won = np.array([np.isin(np.repeat(winners, group), seen(case, token)) for token in range(case.tokens)])
+    assert_equal_values(given[won], expected[won])
+
+
+@checks("attention.attend/C3", shapes)
+def test_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
+    """Random queries, keys and values stay within the chained bound."""
+    arrays = inputs(case)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: attention.attend_to(*arrays, case.window),
+        lambda declared, exact: attend_bound(*arrays, declared, exact, case.window),
+        *arrays,
+        case.window,
+    )
+
+
+@checks("attention.attend/C4", shapes)
+def test_what_is_not_seen_changes_nothing(backend: Remote, case: AttendCase) -> None:
+    """Other keys and values where the first token does not look: its result keeps its bits."""
+    queries, keys, values = inputs(case)
+    first = attended(backend, case, queries, keys, values)[0]
+    hidden = np.setdiff1d(np.arange(case.length), np.array(seen(case, 0)))
+    keys[:, hidden] += 5
+    values[:, hidden] -= 7
+    assert_same_bits(first, attended(backend, case, queries, keys, values)[0], "what it does not see was changed")
+
+
+ATTEND_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[Any, ...]]] = {
+    "float64": lambda q, k, v: (q.astype(np.float64), k, v),
+    "nan": lambda q, k, v: (q, np.where(k == k.max(), np.float32(np.nan), k), v),
+    "infinity": lambda q, k, v: (q, k, np.where(v == v.max(), np.float32(np.inf), v)),
+    "heads": lambda q, k, v: (q[:, :3].copy(), k, v),
+    "channels": lambda q, k, v: (q, k[..., :-1].copy(), v),
+    "values-short": lambda q, k, v: (q, k, v[:, :-1].copy()),
+    "more-queries": lambda q, k, v: (np.concatenate([q, q, q]), k, v),
+    "window-0": lambda q, k, v: (q, k, v, 0),
+    "strided": lambda q, k, v: (q, k.swapaxes(0, 1).copy().swapaxes(0, 1), v),
+}
+
+
+def attend_mistakes(clause: str, settings: Settings) -> Iterator[AttendCase]:
+    for variant in ATTEND_MISTAKES:
+        yield AttendCase(clause, "edge", variant, 2, 5, 4, 2, 6)
+
+
+@checks("attention.attend/C5", attend_mistakes)
+def test_attend_refuses(backend: Remote, case: AttendCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with refuses():
+        backend.run("attention.attend", *ATTEND_MISTAKES[case.variant](*inputs(case)))

@@ -1,0 +1,385 @@
+"""Checks of `blocks.rms_norm` and `blocks.swiglu`.
+
+**The norm's lattice** has ε = 3 and rows of two kinds, all of ±1 and three quarters ±3 to one quarter ±5: their mean
+squares are 1 and 13, and with ε they are 4 and 16, whose roots are exact. A power of two on all of it changes nothing.
+Every square is above 0, so that none can be left out unseen.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.model import block as blocks
+from lowbit.model.block import LEAST_EPSILON
+from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.moe.routing import Floats
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, assert_within, refuses
+from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.routing_cases import NON_FINITE, SPOILT, assert_bounded, run_bounded
+
+
+@dataclass(frozen=True)
+class RowsCase(Case):
+    """A case with T tokens of n channels."""
+
+    tokens: int
+    columns: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tokens, self.columns
+
+    @property
+    def label(self) -> str:
+        return f"t{self.tokens}-n{self.columns}"
+
+
+# About whole registers, and the widths of models; one token and many.
+SHAPES = ((1, 1), (3, 2), (2, 7), (1, 8), (4, 9), (2, 16), (5, 17), (3, 31), (1, 33), (2, 100), (70, 24))
+WIDE = ((3, 576), (2, 1536), (1, 4096), (1, 11008), (1, 28672))
+POWERS = ((2, 1), (3, 2), (2, 4), (5, 8), (4, 16), (70, 32), (3, 64), (2, 256), (3, 1024), (1, 4096), (1, 16384))
+
+
+def cases(
+    tier: str, variants: tuple[str, ...], shapes: tuple[tuple[int, int], ...], *, drawn: bool = False
+) -> Generator:
+    """Each variant at every shape, then the first of them at a shape from each seed."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[RowsCase]:
+        for variant in variants:
+            for shape in shapes:
+                yield RowsCase(clause, tier, variant, *shape)
+        for seed in settings.seeds if drawn else ():
+            yield RowsCase(clause, "random", "drawn", 1 + seed % 7, 1 + (53 * seed + 17 * len(clause)) % 600, seed=seed)
+
+    return generator
+
+
+# **The norm.**
+
+Norm = tuple[Floats, Floats, float]
+OCTAVES = {"small": -10, "large": 20}
+
+
+def integers(case: RowsCase, sizes: tuple[int, ...]) -> Floats:
+    """Integers of these sizes and either sign, each size as often as the next, in no order."""
+    rng = case.generator()
+    sized = np.resize(sizes, case.columns) * rng.choice((-1, 1), case.shape)
+    return rng.permuted(sized, axis=1).astype(np.float32)
+
+
+def gain_of(case: RowsCase) -> Floats:
+    """Around 1 and of either sign, as trained ones are."""
+    return case.generator().normal(1, 0.5, case.columns).astype(np.float32)
+
+
+def lattice(case: RowsCase) -> Norm:
+    """See the top of this file; the gain is an integer from 1 to 9."""
+    x, unit = integers(case, (1,)), 2.0 ** OCTAVES.get(case.variant, 0)
+    if case.columns >= 4:
+        x[::2] = integers(case, (3, 3, 3, 5))[::2]
+    gain = case.generator().integers(1, 10, case.columns).astype(np.float32)
+    return x * np.float32(unit), gain, 3 * unit * unit
+
+
+@checks("blocks.rms_norm/C1", cases("lattice", ("", "small", "large"), POWERS))
+def test_norm_on_the_lattice(backend: Remote, case: RowsCase) -> None:
+    """Rows whose root is 2 or 4 times a power of two are equal."""
+    x, gain, epsilon = lattice(case)
+    given = run_bounded(backend, case, case.shape, x, gain, epsilon)
+    assert_equal_values(given, blocks.rms_norm_of(x, gain, epsilon))
+
+
+def assert_normed(
+    backend: Remote, case: RowsCase, record_property: Record, inputs: Norm, *, summed_exactly: bool = False
+) -> None:
+    __tracebackhide__ = True
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: blocks.rms_norm_of(*inputs),
+        lambda declared, exact: rms_norm_bound(*inputs, declared, exact, summed_exactly=summed_exactly),
+        *inputs,
+    )
+
+
+@checks("blocks.rms_norm/C2", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
+def test_norm_of_an_exact_sum(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Small integers, any n: whatever the order of the sum, all that is left are a few roundings."""
+    inputs = integers(case, (1, 2, 3)), gain_of(case), 1e-5
+    assert_normed(backend, case, record_property, inputs, summed_exactly=True)
+
+
+@checks("blocks.rms_norm/C2", cases("exhaustive", ("every-place",), tuple((n, n) for n in range(1, 71))))
+def test_norm_of_every_place(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """At every width up to 70, rows of ±1 with one ±3, which stands in every place once."""
+    x = integers(case, (1,))
+    x[np.arange(case.columns), np.arange(case.columns)] *= 3
+    assert_normed(backend, case, record_property, (x, gain_of(case), 1e-6), summed_exactly=True)
+
+
+EPSILONS = {"least-epsilon": LEAST_EPSILON, "epsilon-prevails": 1e-2, "epsilon-1": 1.0}
+SCALES = {"least-epsilon": 2.0**-64, "epsilon-prevails": 1e-2, "subnormal": 2.0**-140, "huge": 2.0**55}
+
+
+def random_norm(case: RowsCase) -> Norm:
+    """Activations as they occur, one channel far above the others in `outlier`, some of the rows 0 in `sparse`."""
+    rng = case.generator()
+    x = rng.normal(size=case.shape) * SCALES.get(case.variant, 1.0)
+    if case.variant == "outlier":
+        x[:, rng.integers(case.columns)] *= 1000
+    if case.variant == "sparse":
+        x[rng.random(case.shape) < 0.9] = 0
+    epsilon = EPSILONS.get(case.variant, (1e-5, 1e-6)[case.columns % 2])
+    return x.astype(np.float32), gain_of(case), epsilon
+
+
+NORMAL = ("", "outlier", "sparse", "huge", "subnormal", *EPSILONS)
+
+
+def random_norms(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from cases("random", ("",), (*SHAPES, *WIDE), drawn=True)(clause, settings)
+    yield from cases("random", NORMAL[1:], ((3, 7), (2, 33), (2, 576)))(clause, settings)
+
+
+@checks("blocks.rms_norm/C3", random_norms)
+def test_norm_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Random rows, with an ε that is nothing beside them, as large as they, and all there is."""
+    assert_normed(backend, case, record_property, random_norm(case))
+
+
+EDGES = ((3, 1), (4, 9), (5, 33), (3, 100))
+
+
+@checks("blocks.rms_norm/C4", cases("edge", ("zeros", "negative-zeros", "either-zero"), EDGES))
+def test_norm_of_zeros(backend: Remote, case: RowsCase) -> None:
+    """A row of zeros among others, with the least ε and a usual one, and all rows of zeros."""
+    x, gain, epsilon = random_norm(case)
+    zeros = {"zeros": (0.0,), "negative-zeros": (-0.0,)}.get(case.variant, (0.0, -0.0))
+    x[1] = np.resize(zeros, case.columns)
+    for least in (epsilon, LEAST_EPSILON):
+        assert_equal_values(run_bounded(backend, case, case.shape, x, gain, least)[1], np.zeros(case.columns))
+    assert_equal_values(run_bounded(backend, case, case.shape, 0 * x, gain, epsilon), np.zeros(case.shape))
+
+
+MANY = ((2, 1), (4, 7), (5, 33), (3, 100), (70, 24), (2, 1536))
+
+
+@checks("blocks.rms_norm/C5", cases("random", ("",), MANY))
+def test_norm_goes_by_rows(backend: Remote, case: RowsCase) -> None:
+    """The same call gives the same bits, and neither the first row nor the last depends on others."""
+    x, gain, epsilon = random_norm(case)
+    first = run_bounded(backend, case, case.shape, x, gain, epsilon)
+    assert_same_bits(first, run_bounded(backend, case, case.shape, x, gain, epsilon), "the same call again")
+    for row in (0, case.tokens - 1):
+        others = x * np.float32(3) + 1
+        others[row] = x[row]
+        again = run_bounded(backend, case, case.shape, others, gain, epsilon)
+        assert_same_bits(first[row], again[row], f"row {row} changed when others did")
+
+
+@checks("blocks.rms_norm/C6", cases("edge", tuple(NON_FINITE), EDGES[1:]))
+def test_norm_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
+    """In each place of row 1 in turn, and in a place of the gain."""
+    x, gain, epsilon = random_norm(case)
+    clean = run_bounded(backend, case, case.shape, x, gain, epsilon)
+    for place in (0, case.columns // 2, case.columns - 1):
+        spoilt = x.copy()
+        spoilt[1, place] = NON_FINITE[case.variant]
+        given = run_bounded(backend, case, case.shape, spoilt, gain, epsilon)
+        kept = np.delete(given, 1, axis=0), np.delete(clean, 1, axis=0)
+        assert_same_bits(*kept, "other rows than that which is not finite")
+        assert not np.isfinite(given[1, place]), "WRONG: what is not finite became finite at its place"
+        beside = np.delete(given[1], place)
+        hidden = np.isfinite(beside) & ((beside != 0) | (case.variant == "nan"))
+        assert not hidden.any(), "WRONG: a row that is not finite has finite elements, and not those of a limit"
+        raised = gain.copy()
+        raised[place] = NON_FINITE[case.variant]
+        given = run_bounded(backend, case, case.shape, x, raised, epsilon)
+        assert not np.isfinite(given[:, place]).any(), "WRONG: a gain that is not finite left a finite column"
+        assert_same_bits(np.delete(given, place, axis=1), np.delete(clean, place, axis=1), "columns beside that gain")
+
+
+LARGE: dict[str, Callable[[Floats], Floats]] = {
+    "all-large": lambda row: row + np.copysign(np.float32(1e20), row),
+    "one-large": lambda row: np.where(np.arange(len(row)) == len(row) // 2, np.float32(1e25), row),
+    "largest": lambda row: np.copysign(np.float32(3.4e38), row),
+    "sum-alone": lambda row: np.copysign(np.float32(1.5e19), row),
+}
+
+
+@checks("blocks.rms_norm/C7", cases("edge", tuple(LARGE), ((3, 2), *EDGES[1:], (2, 576))))
+def test_norm_hides_no_overflow(backend: Remote, case: RowsCase) -> None:
+    """Row 1 overflows in float32: it is right, or there is nothing finite in it; the others are right."""
+    x, gain, epsilon = random_norm(case)
+    x[1] = LARGE[case.variant](x[1])
+    declared, given = arithmetic(backend, case), run_bounded(backend, case, case.shape, x, gain, epsilon)
+    exact = blocks.rms_norm_of(x, gain, epsilon)
+    if not np.isfinite(given[1]).any():
+        given = np.vstack([given[:1], exact[1:2].astype(np.float32), given[2:]])
+    assert_within(given, exact, limit_of(lambda: rms_norm_bound(x, gain, epsilon, declared, exact)))
+
+
+# **The activation.**
+
+
+def swiglu_lattice(case: RowsCase) -> tuple[Floats, Floats]:
+    """Gates from 40 to 2000, from −760 to −2000, and a few of 0; integers from 1 to 9 of either sign beside them."""
+    rng = case.generator()
+    sizes = np.where(
+        rng.random(case.shape) < 0.6, rng.integers(40, 2001, case.shape), -rng.integers(760, 2001, case.shape)
+    )
+    gate = np.where(rng.random(case.shape) < 0.1, 0, sizes)
+    up = rng.integers(1, 10, case.shape) * rng.choice((-1, 1), case.shape)
+    return gate.astype(np.float32), up.astype(np.float32)
+
+
+@checks("blocks.swiglu/C1", cases("lattice", ("",), (*SHAPES, *WIDE), drawn=True))
+def test_swiglu_on_the_lattice(backend: Remote, case: RowsCase) -> None:
+    """Where silu is the identity or zero, the result is equal."""
+    gate, up = swiglu_lattice(case)
+    assert_equal_values(run_bounded(backend, case, case.shape, gate, up), blocks.swiglu_of(gate, up))
+
+
+def random_gates(case: RowsCase) -> tuple[Floats, Floats]:
+    """Nearly linear, curved, and saturated gates; in `deep` all the way down to where e^-a overflows."""
+    rng = case.generator()
+    gate, up = rng.normal(size=(2, *case.shape))
+    if case.variant == "deep":
+        gate = -rng.uniform(5, 87, case.shape)
+    return (gate * {"small": 0.01, "huge": 30.0}.get(case.variant, 2.0)).astype(np.float32), up.astype(np.float32)
+
+
+def assert_gated(backend: Remote, case: RowsCase, record_property: Record, gate: Floats, up: Floats) -> None:
+    __tracebackhide__ = True
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: blocks.swiglu_of(gate, up),
+        lambda declared, exact: swiglu_bound(gate, up, declared, exact),
+        gate,
+        up,
+    )
+
+
+def gates(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from cases("random", ("",), (*SHAPES, *WIDE), drawn=True)(clause, settings)
+    yield from cases("random", ("small", "huge", "deep"), ((3, 7), (2, 33), (2, 576)))(clause, settings)
+
+
+@checks("blocks.swiglu/C2", gates)
+def test_swiglu_within_the_bound(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Random gates stay within the bound."""
+    assert_gated(backend, case, record_property, *random_gates(case))
+
+
+@checks("blocks.swiglu/C2", cases("exhaustive", ("every-bfloat16",), ((510, 128),)))
+def test_swiglu_of_every_gate(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Every finite gate that bfloat16 has: a row for each sign and exponent, a column for each mantissa."""
+    numbers = np.arange(2**16, dtype=np.uint32) << 16
+    finite = numbers.view(np.float32)[np.isfinite(numbers.view(np.float32))]
+    up = case.generator().choice((-1, 1), case.shape) * case.generator().uniform(0.5, 1, case.shape)
+    assert_gated(backend, case, record_property, finite.reshape(case.shape), up.astype(np.float32))
+
+
+EXTREMES: dict[str, tuple[float, ...]] = {
+    "overflow-of-e": (-80, -87.3, -87.4, -88.7, -88.8, -89, -103, -104, -110, -745, -746),
+    "below": (-1e3, -1e9, -1e20, -1e30, -1e37, -3.4e38),
+    "above": (16.6, 17, 88.7, 88.8, 89, 104, 1e3, 1e9, 1e30, 3.4e38),
+    "about-0": (0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, -(2.0**-126), 1e-20, -1e-20, 2.0**-24),
+}
+UPS = (0.0, -0.0, 1, -3, 2.0**-149, 2.0**-126, 1e-20, 1e9, -1e30, 3.4e38)
+
+
+@checks("blocks.swiglu/C3", cases("edge", tuple(EXTREMES), ((1, 1), (1, 8), (1, 13), (7, 9))))
+def test_swiglu_of_extremes(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Gates at which exponentials overflow, vanish or are 1, with all sizes of up, as far as their product is finite.
+
+    They stand one after another in every column of the arrays, so that each goes through what a kernel does with
+    whole registers and with what is left over.
+    """
+    pairs = [(a, b) for a in EXTREMES[case.variant] for b in UPS if abs(a * b) < 3e38]
+    size = case.tokens * case.columns
+    for first in range(0, len(pairs), max(1, size // 2)):
+        some = np.resize(np.array(pairs[first:] + pairs[:first], np.float32), (size, 2))
+        gate, up = (np.ascontiguousarray(part).reshape(case.shape) for part in some.T)
+        assert_gated(backend, case, record_property, gate, up)
+
+
+@checks("blocks.swiglu/C4", cases("random", ("",), MANY))
+def test_swiglu_goes_by_elements(backend: Remote, case: RowsCase) -> None:
+    """The same call gives the same bits, and no element depends on another's gate or up."""
+    gate, up = random_gates(case)
+    first = run_bounded(backend, case, case.shape, gate, up)
+    assert_same_bits(first, run_bounded(backend, case, case.shape, gate, up), "the same call again")
+    kept = case.generator().random(case.shape) < 0.3
+    others = (np.where(kept, part, part * np.float32(-9) + 1) for part in (gate, up))
+    again = run_bounded(backend, case, case.shape, *others)
+    assert_same_bits(first[kept], again[kept], "elements that stayed, when others changed")
+
+
+@checks("blocks.swiglu/C5", cases("edge", tuple(NON_FINITE), EDGES))
+def test_swiglu_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
+    """At the first place, one within and the last, in the gate and in up."""
+    inputs = random_gates(case)
+    clean = run_bounded(backend, case, case.shape, *inputs)
+    for place in (0, clean.size // 2, clean.size - 1):
+        for number in (0, 1):
+            spoilt = [part.copy() for part in inputs]
+            spoilt[number].reshape(-1)[place] = NON_FINITE[case.variant]
+            given = run_bounded(backend, case, case.shape, *spoilt)
+            assert not np.isfinite(given.reshape(-1)[place]), "WRONG: what is not finite became finite"
+            beside = np.delete(given, place), np.delete(clean, place)
+            assert_same_bits(*beside, "elements beside that which is not finite")
+
+
+# **Mistakes**, each in one argument by its number.
+
+Change = Callable[[Any], Any]
+OWN: dict[str, dict[str, Change]] = {
+    "blocks.rms_norm": {
+        "epsilon-0": lambda epsilon: 0.0,
+        "epsilon-negative": lambda epsilon: -epsilon,
+        "epsilon-nan": lambda epsilon: float("nan"),
+        "epsilon-infinite": lambda epsilon: float("inf"),
+        "epsilon-subnormal": lambda epsilon: 2.0**-127,
+        "epsilon-text": str,
+        "epsilon-true": lambda epsilon: True,
+        "epsilon-none": lambda epsilon: None,
+    },
+    "blocks.swiglu": {},
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
+    for name in (*(f"{change}-{number}" for number in (0, 1) for change in SPOILT), *OWN[clause.partition("/")[0]]):
+        yield RowsCase(clause, "edge", name, 3, 19)
+
+
+def assert_refuses(backend: Remote, case: RowsCase, *right: Any) -> None:
+    __tracebackhide__ = True
+    arguments, own = list(right), OWN[case.operation]
+    name, _, number = case.variant.rpartition("-")
+    position, change = (2, own[case.variant]) if case.variant in own else (int(number), SPOILT[name])
+    arguments[position] = change(arguments[position])
+    with refuses():
+        backend.run(case.operation, *arguments)
+
+
+@checks("blocks.rms_norm/C8", mistakes)
+def test_norm_refuses(backend: Remote, case: RowsCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case, *random_norm(case))
+
+
+@checks("blocks.swiglu/C6", mistakes)
+def test_swiglu_refuses(backend: Remote, case: RowsCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case, *random_gates(case))

@@ -1,0 +1,598 @@
+"""Precision at depth: what a rounding of operands, weights, scales or partial sums does to few terms among thousands.
+
+The inputs are those of `deep`. Where they make every partial sum exact the result is equal, and elsewhere it lies
+within the same derived bound as in every other case.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from lowbit.attention import attention, pooling
+from lowbit.attention.bounds import attend_bound, softmax_bound
+from lowbit.linear import integer
+from lowbit.linear.bounds import linear_bound
+from lowbit.linear.linear import qgemm
+from lowbit.model import block as blocks
+from lowbit.model.bounds import rms_norm_bound
+from lowbit.moe import routing
+from lowbit.moe.bounds import gate_bound, weights_bound
+from lowbit.moe.routing import Scores, Softmax
+from lowbit.quantization import gptq, hqq
+from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
+from lowbit.quantization.hqq import Axis, HqqMatrix
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite import deep_inputs
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
+from lowbit_conformance.suite.clauses import test_blocks, test_gptq
+from lowbit_conformance.suite.clauses.test_attention import AttendCase, RowsCase, attended, seen
+from lowbit_conformance.suite.clauses.test_attention import inputs as attend_inputs
+from lowbit_conformance.suite.clauses.test_attention import shapes as attend_shapes
+from lowbit_conformance.suite.clauses.test_bfp import BfpCase, dotted
+from lowbit_conformance.suite.clauses.test_gptq import LayerCase
+from lowbit_conformance.suite.clauses.test_hqq import RealZeroCase
+from lowbit_conformance.suite.clauses.test_integer import run as run_blocks
+from lowbit_conformance.suite.clauses.test_linear import run
+from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
+from lowbit_conformance.suite.clauses.test_pooling import run as pooled
+from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_within
+from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
+from lowbit_conformance.suite.integer_cases import IntegerCase, of
+from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.routing_cases import RoutingCase, routes
+from lowbit_conformance.suite.routing_cases import assert_bounded as assert_chained
+from lowbit_conformance.suite.routing_cases import run as run_plain
+
+# **Products with quantised weights.**
+
+
+def deep_lattice(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    yield from deep_inputs.matrices(clause)
+
+
+def deep_one_hot(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """1024 rows with every width and convention, and the groups in use."""
+    vectors = 4 * clause.startswith("linear.qgemm")
+    for convention in CONVENTIONS:
+        for bits in BITS:
+            yield MatrixCase(clause, "edge", "deep-one-hot", bits, 1024, 9, 128, convention, vectors=vectors)
+        for size in GROUPS_IN_USE:
+            yield MatrixCase(clause, "edge", "deep-one-hot", 4, 1024, 9, size, convention, "float16", vectors)
+
+
+def assert_deep_lattice(backend: Remote, case: MatrixCase) -> None:
+    __tracebackhide__ = True
+    x, matrix = deep_inputs.lattice(case)
+    if not case.vectors and case.variant.startswith("wide"):
+        x = x[:3]
+    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
+    given = np.concatenate([run(backend, row, matrix, case) for row in rows])
+    assert_equal_values(given, deep_inputs.product(x, matrix))
+
+
+@checks("linear.qgemv/C1", deep_lattice)
+def test_deep_vector_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
+    """Few activations, or scales, of up to 20 bits among thousands of rows: the result equals the reference's."""
+    assert_deep_lattice(backend, case)
+
+
+@checks("linear.qgemm/C1", deep_lattice)
+def test_deep_product_on_the_lattice(backend: Remote, case: MatrixCase) -> None:
+    """Few activations, or scales, of up to 20 bits among thousands of rows: each row equals the reference's."""
+    assert_deep_lattice(backend, case)
+
+
+def assert_deep_one_hot(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    __tracebackhide__ = True
+    x, matrix = deep_inputs.one_hot(case)
+    declared = arithmetic(backend, case)
+    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
+    given = [row for each in rows for row in run(backend, each, matrix, case)]
+    shares = []
+    for row, result, exact in zip(x, given, qgemm(x, matrix), strict=True):
+        shares.append(assert_within(result, exact, limit_of(partial(linear_bound, row, matrix, declared, exact))))
+    record_property("share", max(shares))
+
+
+@checks("linear.qgemv/C2", deep_one_hot)
+def test_deep_one_hot_vector(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """One activation of 24 bits, and scales and minima of as many, stay within the bound."""
+    assert_deep_one_hot(backend, case, record_property)
+
+
+@checks("linear.qgemm/C2", deep_one_hot)
+def test_deep_one_hot_product(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """One activation of 24 bits in each row, and scales and minima of as many, stay within the bound."""
+    assert_deep_one_hot(backend, case, record_property)
+
+
+# **Real zeros.**
+
+DEEP_HQQ: tuple[tuple[int, int, int, Axis], ...] = ((1024, 7, 64, 1), (1024, 6, 1024, 1), (1024, 8, 32, 0))
+
+
+def deep_hqq(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+        for variant in variants:
+            for bits in BITS:
+                for shape in DEEP_HQQ:
+                    yield RealZeroCase(clause, "lattice", variant, bits, *shape, "float32")
+
+    return generator
+
+
+@checks("hqq.qgemv/C1", deep_hqq("deep-activations", "deep-scales"))
+def test_deep_real_zeros_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
+    """Two activations, or their scales, of 13 bits and more among 1024 rows: the result equals the reference's."""
+    kind = case.variant.removeprefix("deep-")
+    rows, matrix = deep_inputs.hqq_lattice(
+        case.generator(), kind, case.bits, case.rows, case.columns, case.group_size, case.axis
+    )
+    given = [backend.run("hqq.qgemv", x, matrix) for x in rows]
+    weights = hqq.dequantize(matrix).astype(np.float64)  # exact here
+    for x, result in zip(rows, given, strict=True):
+        assert_equal_values(result, x.astype(np.float64) @ weights)
+
+
+def two_roundings(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    """Scales and zeros in 8 bits with their own in either format, along both axes; deep for the product."""
+    for bits in BITS:
+        for dtype in ("float32", "float16"):
+            unit = CODES_PER_UNIT[bits]
+            shapes: tuple[tuple[int, int, int, Axis], ...] = ((2 * unit, 16, unit, 1), (2 * unit, 12, 6, 0))
+            for shape in DEEP_HQQ[::2] if clause.startswith("hqq.qgemv") else shapes:
+                yield RealZeroCase(clause, "edge", f"two-roundings-{dtype}", bits, *shape, "eight-bit")
+
+
+def two_roundings_matrix(case: RealZeroCase) -> HqqMatrix:
+    rng, groups = case.generator(), case.rows * case.columns // case.group_size
+    dtype = case.variant.rpartition("-")[2]
+    scales = deep_inputs.eight_bit(rng, groups, dtype, above_zero=True)
+    zeros = deep_inputs.eight_bit(rng, groups, dtype, above_zero=False)
+    codes = pack(rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8), case.bits)
+    return HqqMatrix(codes, scales, zeros, case.bits, case.rows, case.group_size, case.axis)
+
+
+@checks("hqq.dequantize/C3", two_roundings)
+def test_eight_bit_numbers_round_twice(backend: Remote, case: RealZeroCase) -> None:
+    """Meta groups with zeros of their own, none of them a short number: each of the two roundings shows."""
+    matrix = two_roundings_matrix(case)
+    given = backend.run("hqq.dequantize", matrix)
+    assert_exact("weights", given, hqq.dequantize(matrix))
+
+
+@checks("hqq.qgemv/C2", two_roundings)
+def test_deep_eight_bit_numbers(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
+    """One activation among 1024 and such a matrix stay within the bound."""
+    matrix, declared, shares = two_roundings_matrix(case), arithmetic(backend, case), []
+    for place in (0, case.rows // 2, case.rows - 1):
+        x = np.zeros(case.rows, np.float32)
+        x[place] = case.generator().uniform(1, 2)
+        given = backend.run("hqq.qgemv", x, matrix)
+        exact = hqq.qgemv(x, matrix)
+        shares.append(assert_within(given, exact, limit_of(partial(hqq.qgemv_bound, x, matrix, declared, exact))))
+    record_property("share", max(shares))
+
+
+# **Routing.**
+
+DEEP_LAYERS = ((4, 1024, 8, 2, 1024), (3, 1100, 5, 2, 40), (2, 64, 3, 2, 1500))
+"""Tokens, hidden, experts, k and inner."""
+
+
+def deep_layers(*variants: str, shapes: tuple[tuple[int, int, int, int, int], ...] = DEEP_LAYERS) -> Generator:
+    def generator(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+        for variant in variants:
+            for shape in shapes:
+                yield RoutingCase(clause, "lattice", variant, *shape)
+
+    return generator
+
+
+@checks("routing.gate/C1", deep_layers("deep-activations", "deep-router", shapes=(*DEEP_LAYERS, (8, 4096, 8, 2, 1))))
+def test_deep_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
+    """A token of few channels, which or whose weights have 19 bits: the logits are equal."""
+    kind = case.variant.removeprefix("deep-")
+    arguments = deep_inputs.gate_lattice(case.generator(), kind, case.tokens, case.hidden, case.experts)
+    given = run_plain(backend, case, *arguments)
+    assert_equal_values(given, routing.gate(*arguments))
+
+
+@checks("routing.expert/C1", deep_layers("deep-gate", "deep-up", "deep-down"))
+def test_deep_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
+    """Weights of 12 or 13 bits in one of the three matrices, where silu is the identity: the result is equal."""
+    kind = case.variant.removeprefix("deep-")
+    x, *parts = deep_inputs.expert_lattice(case.generator(), kind, case.tokens, case.hidden, 1, case.inner)
+    arguments = (x, *(part[0].copy() for part in parts))
+    given = run_plain(backend, case, *arguments)
+    assert_equal_values(given, routing.expert(*arguments))
+
+
+@checks("routing.sparse/C1", deep_layers("deep-gate", "deep-up", "deep-down", shapes=DEEP_LAYERS[1:]))
+def test_deep_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
+    """Such experts with weights of 1/2, 1 and 2: the sum is equal."""
+    rng, kind = case.generator(), case.variant.removeprefix("deep-")
+    chosen, weights = routes(case, rng)
+    weights = rng.choice((0.5, 1, 2), weights.shape).astype(np.float32)
+    inputs = deep_inputs.expert_lattice(rng, kind, case.tokens, case.hidden, case.experts, case.inner)
+    given = run_plain(backend, case, *inputs, chosen, weights)
+    assert_equal_values(given, routing.sparse(*inputs, chosen, weights))
+
+
+LEVELS = {"high": 200.0, "low": -200.0, "highest": 1000.0, "lowest": -1000.0}
+"""About which all logits of a token lie: e^88.7 overflows float32, e^709.8 float64, and e^-104 and e^-746 are 0."""
+
+LEVEL_SHAPES = ((1, 8, 2, 1, 1), (3, 33, 8, 3, 1), (4, 24, 64, 6, 1), (2, 300, 5, 5, 1))
+
+
+def levels(scores: Scores, softmax: Softmax) -> Generator:
+    def generator(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+        for variant in LEVELS:
+            for shape in LEVEL_SHAPES:
+                yield RoutingCase(clause, "edge", variant, *shape, scores=scores, softmax=softmax)
+
+    return generator
+
+
+@checks("routing.gate/C3", levels("probabilities", "after"))
+def test_probabilities_of_large_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Logits far above or below 0 and near each other: none of the probabilities vanishes or overflows."""
+    rng = case.generator()
+    x = rng.normal(size=(case.tokens, case.hidden)) * 0.1
+    x[:, 0] = 1
+    router = rng.normal(size=(case.hidden, case.experts))
+    router[0] += LEVELS[case.variant]
+    arguments = x.astype(np.float32), router.astype(np.float32)
+    assert_chained(
+        backend,
+        case,
+        record_property,
+        lambda: routing.gate(*arguments, case.scores),
+        lambda declared, exact: gate_bound(*arguments, case.scores, declared, exact),
+        *arguments,
+        case.scores,
+    )
+
+
+@checks("routing.weights/C1", levels("logits", "after"))
+def test_weights_of_large_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """The same for the softmax of the chosen logits."""
+    rng = case.generator()
+    scores = (LEVELS[case.variant] + rng.normal(size=(case.tokens, case.experts))).astype(np.float32)
+    chosen, _ = routes(case, rng)
+    assert_chained(
+        backend,
+        case,
+        record_property,
+        lambda: routing.weights(scores, chosen, case.softmax),
+        lambda declared, exact: weights_bound(scores, chosen, case.softmax, declared, exact),
+        scores,
+        chosen,
+        case.softmax,
+    )
+
+
+# **Softmax and attention.**
+
+
+def softmax_rows(clause: str, settings: Settings) -> Iterator[RowsCase]:
+    for variant in ("falling", "falling-high", "falling-low", "tied"):
+        for columns in (61, 100, 1025):
+            yield RowsCase(clause, "edge", variant, 3, columns)
+
+
+@checks("attention.softmax/C2", softmax_rows)
+def test_shares_of_scores_far_apart(backend: Remote, case: RowsCase, record_property: Record) -> None:
+    """Differences of 80 to 110, where exponentials pass through the least normal numbers, about 0 and about ±10⁴; and
+    61 equal scores above all others, whose share half precision does not have."""
+    rng = case.generator()
+    if case.variant == "tied":
+        scores = np.full((case.rows, case.columns), -300.0)
+        for row in scores:
+            row[rng.permutation(case.columns)[:61]] = 5
+    else:
+        scores = -rng.uniform(80, 110, (case.rows, case.columns))
+        scores[np.arange(case.rows), rng.integers(0, case.columns, case.rows)] = 0
+        scores += {"falling-high": 1e4, "falling-low": -1e4}.get(case.variant, 0.0)
+    narrow = scores.astype(np.float32)
+    assert_chained(
+        backend,
+        case,
+        record_property,
+        lambda: attention.softmax_of(narrow),
+        lambda declared, exact: softmax_bound(narrow, declared, exact),
+        narrow,
+    )
+
+
+def far_rows(clause: str, settings: Settings) -> Iterator[RowsCase]:
+    for variant in FAR:
+        for columns in (1, 2, 33, 100, 1025):
+            yield RowsCase(clause, "lattice", variant, 3, columns)
+
+
+FAR = {"low": -2e4, "lower": -2e5, "lowest": -4e9, "least": -1e30, "high": 2e4, "highest": 1e30}
+
+
+@checks("attention.softmax/C1", far_rows)
+def test_one_score_takes_all_far_from_zero(backend: Remote, case: RowsCase) -> None:
+    """Scores far below 0 or above it, among −∞, of which one is far above the others: its share is exactly 1."""
+    rng, level = case.generator(), FAR[case.variant]
+    scores = np.full((case.rows, case.columns), level if level < 0 else level / 2)
+    scores[:, ::3] = -np.inf
+    scores *= 1 + rng.random((case.rows, case.columns)) * (level < 0)
+    winners = rng.integers(0, case.columns, case.rows)
+    scores[np.arange(case.rows), winners] = level if level > 0 else level / 2
+    given = run_plain(backend, case, scores.astype(np.float32))
+    expected = np.zeros(scores.shape)
+    expected[np.arange(case.rows), winners] = 1
+    assert_equal_values(given, expected)
+
+
+STEPS = {"rising-low": -2e4, "falling-low": -2e4, "rising-lower": -2e5, "falling-lower": -2e5, "rising-lowest": -4e9}
+STEPS |= {"falling-lowest": -4e9, "rising-high": 2e4, "falling-high": 2e4, "rising-float": -1e27}
+"""By how much the scores of neighbouring tokens differ; with its sign, on which side of 0 all of them lie."""
+
+LONG = ((1, 1500, 4, 2, 64, 0), (3, 1100, 6, 3, 16, 0), (2, 1100, 4, 1, 32, 600))
+
+
+def low_scores(clause: str, settings: Settings) -> Iterator[AttendCase]:
+    for variant in STEPS:
+        for case in attend_shapes(clause, settings):
+            yield replace(case, variant=f"{variant}-{case.variant}".rstrip("-"))
+        for shape in LONG:
+            yield AttendCase(clause, "lattice", f"{variant}-deep", *shape)
+
+
+@checks("attention.attend/C2", low_scores)
+def test_all_scores_far_from_zero(backend: Remote, case: AttendCase) -> None:
+    """Every score lies beyond ±10⁴, and each token's scores differ by that much from the next one's.
+
+    They rise from token to token, so that all that come later, and are hidden, have higher scores; or they fall, so
+    that all before the window have. A mask that adds or is a finite number lets one of these through, and a running
+    maximum that begins at a number of its own leaves nothing. The greatest score that is seen is the token's own, or
+    that of the first in its window, and its value comes back to the bit.
+    """
+    queries, keys, values = attend_inputs(case)
+    rising = case.variant.startswith("rising")
+    step = next(size for name, size in STEPS.items() if case.variant.startswith(name))
+    multiples = np.arange(1, case.length + 1) if rising == (step > 0) else np.arange(case.length, 0, -1)
+    queries[...], keys[...] = 0, 0
+    queries[..., 0] = 1
+    keys[..., 0] = step * multiples * np.sqrt(case.head_dim)
+    given = attended(backend, case, queries, keys, values)
+    expected = np.empty(queries.shape)
+    for token in range(case.tokens):
+        visible = list(seen(case, token))
+        winner = visible[-1] if rising else visible[0]
+        expected[token] = np.repeat(values[:, winner], case.heads // case.kv_heads, axis=0)
+    assert_equal_values(given, expected)
+
+
+def many_heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
+    for shape in ((1, 40, 8, 8, 16), (1, 40, 8, 2, 16), (2, 70, 32, 4, 64), (3, 50, 9, 3, 12), (1, 64, 40, 1, 64)):
+        yield AttendCase(clause, "lattice", "every-head", *shape)
+
+
+@checks("attention.attend/C2", many_heads)
+def test_every_head_has_its_own_winner(backend: Remote, case: AttendCase) -> None:
+    """Each query head looks along a channel of its own, along which another token wins: no two heads can be exchanged
+    unseen, not even two of one group."""
+    queries, keys, values = attend_inputs(case)
+    queries[...], keys[...] = 0, 0
+    winners = case.generator().permutation(case.length - case.tokens + 1)[: case.head_dim]  # all tokens see these
+    channels = np.arange(case.heads) % len(winners)
+    queries[:, np.arange(case.heads), channels] = 1
+    keys[:, winners, np.arange(len(winners))] = 1000 * np.sqrt(case.head_dim)
+    given = attended(backend, case, queries, keys, values)
+    group = case.heads // case.kv_heads
+    expected = values[np.arange(case.heads) // group, winners[channels]]
+    assert_equal_values(given, np.broadcast_to(expected, queries.shape).astype(np.float64))
+
+
+def deep_attention(clause: str, settings: Settings) -> Iterator[AttendCase]:
+    for variant in ("deep-scores", "deep-tied"):
+        for shape in ((1, 1100, 4, 2, 64), (2, 1100, 6, 3, 16), (1, 1025, 2, 1, 128)):
+            yield AttendCase(clause, "edge", variant, *shape)
+
+
+@checks("attention.attend/C3", deep_attention)
+def test_deep_attention_within_the_bound(backend: Remote, case: AttendCase, record_property: Record) -> None:
+    """Of 1100 tokens two have scores of about 12, whose last bits decide between them; or all have equal scores, and
+    their share is no number of half precision."""
+    rng = case.generator()
+    queries, keys, values = attend_inputs(case)
+    queries[...], keys[...] = 0, 0
+    values[...] = rng.uniform(1, 2, values.shape)
+    if case.variant == "deep-scores":
+        places = rng.permutation(case.length - case.tokens)[:2]
+        queries[..., 0], keys[..., 0] = 1, -40 * np.sqrt(case.head_dim)
+        queries[..., 1] = rng.uniform(3, 4, queries.shape[:2])
+        keys[:, places, 0] = 0
+        keys[:, places, 1] = np.float32(3.5 * np.sqrt(case.head_dim)) * rng.uniform(0.99, 1.01, (case.kv_heads, 2))
+        values[:, places[0]] *= -1
+    arrays = queries, keys, values
+    assert_chained(
+        backend,
+        case,
+        record_property,
+        lambda: attention.attend_to(*arrays),
+        lambda declared, exact: attend_bound(*arrays, declared, exact),
+        *arrays,
+        None,
+    )
+
+
+# **The norm.**
+
+
+def outliers(clause: str, settings: Settings) -> Iterator[test_blocks.RowsCase]:
+    for shape in ((3, 64), (2, 1536), (2, 4096), (1, 11008)):
+        yield test_blocks.RowsCase(clause, "lattice", "one-large", *shape)
+
+
+@checks("blocks.rms_norm/C2", outliers)
+def test_norm_of_one_large_number(backend: Remote, case: test_blocks.RowsCase, record_property: Record) -> None:
+    """An odd number of 12 bits and a few of ±1, of which the squares have an exact sum below 2^24: no bit of the large
+    one can be dropped before it is squared."""
+    rng = case.generator()
+    x = np.zeros(case.shape, np.float32)
+    for row in x:
+        row[rng.permutation(case.columns)[:40]] = rng.choice((-1, 1), 40)
+        row[rng.integers(case.columns)] = rng.choice((4095, 3971, -4077, -3839))
+    inputs = x, test_blocks.gain_of(case), 1e-5
+    assert_chained(
+        backend,
+        case,
+        record_property,
+        lambda: blocks.rms_norm_of(*inputs),
+        lambda declared, exact: rms_norm_bound(*inputs, declared, exact, summed_exactly=True),
+        *inputs,
+    )
+
+
+# **GPTQ.**
+
+
+def calibrations(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    for rows, columns in ((9, 1024), (33, 2048), (130, 1100)):
+        yield LayerCase(clause, "lattice", "deep", rows, columns)
+
+
+@checks("gptq.hessian/C1", calibrations)
+def test_deep_hessian_on_the_lattice(backend: Remote, case: LayerCase) -> None:
+    """Of a thousand inputs one has odd numbers of 12 bits and one of ±1: products of 24 bits, and sums of no more."""
+    rng = case.generator()
+    x = np.zeros((case.columns, case.rows), np.float32)
+    x[0], x[-1] = deep_inputs.odd(rng, 2**12, case.rows), rng.choice((-1, 1), case.rows)
+    given = test_gptq.run(backend, case, x)
+    assert_equal_values(given, gptq.hessian(x))
+
+
+def deep_targets(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    for variant in ("deep-weights", "deep-factor"):
+        for rows, columns in ((64, 9), (1024, 5)):
+            yield LayerCase(clause, "lattice", variant, rows, columns)
+
+
+@checks("gptq.targets/C1", deep_targets)
+def test_deep_targets_on_the_lattice(backend: Remote, case: LayerCase) -> None:
+    """Three rows have errors, and either these or the factor's elements have 15 bits: the targets are equal."""
+    rng = case.generator()
+    size = (case.rows, case.rows)
+    fine, coarse = (2**15, 3) if case.variant == "deep-weights" else (3, 2**15)
+    triangle = np.triu(deep_inputs.odd(rng, coarse, size), 1) + np.diag(2.0 ** rng.integers(0, 2, case.rows))
+    weights = 1.0 * rng.integers(-9, 10, (case.rows, case.columns))
+    values = weights.copy()
+    for place in (0, case.rows // 2, case.rows - 2):
+        weights[place] = deep_inputs.odd(rng, fine, case.columns)
+        values[place] = weights[place] - deep_inputs.odd(rng, fine, case.columns)
+    arrays = tuple(np.ascontiguousarray(part, np.float32) for part in (weights, triangle, values))
+    given = test_gptq.run(backend, case, *arrays)
+    assert_equal_values(given, gptq.targets(*arrays))
+
+
+# **Blocks of integers.**
+
+
+def long_blocks(clause: str, settings: Settings) -> Iterator[IntegerCase]:
+    """Blocks whose mantissas sum past 2^15 and 2^16, as far as products with the top code stay below 2^24."""
+    for bits in BITS:
+        for convention in CONVENTIONS:
+            formats = [(512, 8, 8), (32, 12, 8)] if bits == 8 else [(512, 8, 8), (1024, 8, 8), (32, 12, 8), (64, 12, 8)]
+            for format in formats:
+                case = MatrixCase(clause, "lattice", "long-blocks", bits, format[0], 6, format[0], convention)
+                yield of(case, 4, format)
+    for bits in (4, 8):
+        for convention in CONVENTIONS:
+            case = MatrixCase(clause, "lattice", "deep-scales", bits, 1024, 6, 64, convention)
+            yield from (of(case, 4, format) for format in ((32, 8, 8), (128, 8, 8)))
+            case = MatrixCase(clause, "lattice", "empty-blocks", bits, 1024, 6, 64, convention)
+            yield from (of(case, 4, format) for format in ((32, 8, 8), (128, 8, 8), (32, 4, 8)))
+
+
+@checks("linear.qgemm_bfp/C1", long_blocks)
+def test_deep_integer_product(backend: Remote, case: IntegerCase) -> None:
+    """Long blocks of the largest mantissas of one sign, one mantissa among scales of many bits, and a single block
+    among empty ones, or none, whose exponents are the greatest and the least there are: the result equals the
+    reference's."""
+    rng, top, format = case.generator(), 2**case.bits - 1, case.format
+    shape, groups = (case.vectors, case.rows), (-(-case.rows // case.group_size), case.columns)
+    mantissas = np.zeros(shape, np.int64)
+    exponents = rng.integers(-9, 9, (case.vectors, format.blocks(case.rows)))
+    scales, zeros = np.ones(groups), np.resize([top, 1, 0], groups)
+    codes = rng.integers(0, top + 1, (case.rows, case.columns))
+    place = np.array([0, case.rows - 1, case.rows // 2, case.rows // 3])
+    if case.variant == "long-blocks":
+        mantissas[...] = format.top * np.array([1, -1, 1, -1])[:, np.newaxis]
+        mantissas[2:, ::7] -= np.sign(mantissas[2:, ::7])  # an odd sum
+        codes[:, ::2] = top
+    elif case.variant == "deep-scales":
+        mantissas[np.arange(4), place] = (format.top, -format.top, 1, 2)
+        room = FLOAT32_INTEGERS // (format.top * 2 * top)
+        scales, zeros = np.abs(deep_inputs.odd(rng, room, groups)).astype(np.float64), rng.integers(0, top + 1, groups)
+    else:
+        exponents[...] = np.resize((format.reach, -format.reach, format.reach), exponents.shape)
+        for row, at in enumerate(place[:-1]):  # the last row is all zeros
+            block = at // format.block
+            span = slice(block * format.block, (block + 1) * format.block)
+            mantissas[row, span] = rng.integers(-7, 8, format.block)
+            exponents[row, block] = -3
+    offsets = -scales * zeros if case.convention == "minimum" else zeros
+    matrix: QuantizedMatrix = deep_inputs.matrix_of(case, codes, scales, offsets)
+    x = Blocks(mantissas.astype(format.dtype), exponents.astype(np.int16), format)
+    given = run_blocks(backend, x, matrix)
+    assert_equal_values(given, integer.qgemm_bfp(x, matrix))
+
+
+def long_dots(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    """Sums past 2^15 (300 mantissas of 4 bits and more), 2^24, 2^31 and 2^32."""
+    for format in ((1024, 4, 8), (512, 8, 8), (2048, 8, 8), (64, 12, 8), (600, 12, 8), (1100, 12, 8), (40, 16, 8)):
+        yield BfpCase(clause, "edge", "long-blocks", 3, format[0] + 5, *format)
+
+
+@checks("bfp.dot/C1", long_dots)
+def test_sums_of_long_blocks(backend: Remote, case: BfpCase) -> None:
+    """Largest mantissas of one sign, of the other and of both, and odd sums: every bit of an integer counts."""
+    format, shape = case.format, (case.rows, case.columns)
+    a, b = np.full(shape, format.top), np.full((case.rows + 1, case.columns), format.top)
+    a[1] *= -1
+    a[2, ::3] -= 1
+    b[1], b[2, -7:], b[3, 1::2] = b[1] - 1, 1, -format.top
+    exponents = np.zeros((case.rows + 1, format.blocks(case.columns)), np.int16)
+    one, two = Blocks(a.astype(format.dtype), exponents[:-1], format), Blocks(b.astype(format.dtype), exponents, format)
+    given = dotted(backend, one, two)
+    expected = [a[:, span].astype(np.int64) @ b[:, span].T.astype(np.int64) for span in format.spans(case.columns)]
+    assert_exact("sums", given.sums, np.ascontiguousarray(np.stack(expected, axis=2)))
+
+
+# **Pooling.**
+
+
+def pairs(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+    for shape in ((9, 4, 1, 2), (33, 6, 2, 5), (40, 8, 1, 8), (40, 16, 1, 8), (130, 12, 4, 16)):
+        for variant in ("any-pair", "any-pair-partly"):
+            yield HeadsCase(clause, "lattice", variant, *shape, "mean")
+
+
+@checks("pooling.pool/C1", pairs)
+def test_any_two_heads_cancel(backend: Remote, case: HeadsCase) -> None:
+    """Each pair of heads of a group cancels in some channel, so far above the others that these are lost in the sum
+    before the second of them, in part or altogether: any other order of the sum shows."""
+    rng, members = case.generator(), case.heads // case.groups
+    weights = rng.normal(size=(case.rows, case.groups, members, case.head_dim))
+    pairs_of = [(i, j) for i in range(members) for j in range(i + 1, members)]
+    size = 2.0 ** (70 if case.variant == "any-pair" else 40)
+    for number in range(case.rows * case.head_dim):
+        row, channel = divmod(number, case.head_dim)
+        first, second = pairs_of[number % len(pairs_of)]
+        weights[row, :, first, channel] *= size
+        weights[row, :, second, channel] = -weights[row, :, first, channel]
+    narrow: Floats = np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
+    given = pooled(backend, case, narrow)
+    assert_exact("pooled", given, pooling.pool(narrow, case.heads, case.groups))

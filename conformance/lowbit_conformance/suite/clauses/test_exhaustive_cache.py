@@ -1,0 +1,205 @@
+"""The exhaustive tier of Block Floating Point, rotation, the order of channels and attention: all there is of each.
+
+All mantissas with all exponents, all products of two mantissas, every width of a head, all orders of a few channels,
+and every token of a short text that looks back at every other.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import permutations, product
+
+import numpy as np
+
+from lowbit.attention import rope
+from lowbit.attention.ksort import permuted_layout
+from lowbit.attention.rope import half_split, interleaved
+from lowbit.quantization import bfp, bfp_storage
+from lowbit.quantization.bfp import Blocks
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.clauses.test_attention import AttendCase, seen
+from lowbit_conformance.suite.clauses.test_bfp import BfpCase, assert_blocks, assert_casts, dotted, stored
+from lowbit_conformance.suite.clauses.test_ksort import LAYOUTS, HeadCase, ordered
+from lowbit_conformance.suite.clauses.test_rope import RopeCase, quarter_turns
+from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_kind
+from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.routing_cases import run_bounded
+
+TIER = "exhaustive"
+
+
+# Blocks.
+
+
+def formats(*choices: tuple[int, int, int]) -> Callable[[str, Settings], Iterator[BfpCase]]:
+    """One case a format, with as many columns as it has mantissas and as many rows as it has exponents."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[BfpCase]:
+        for block, mantissa, exponent in choices:
+            sizes = (2**exponent - 1, 2**mantissa - 1)
+            yield BfpCase(clause, TIER, "all-numbers", *sizes, block, mantissa, exponent)
+
+    return generator
+
+
+SMALL = ((32, 4, 8), (32, 8, 8), (64, 8, 8), (16, 2, 3), (3, 5, 6), (32, 4, 10), (128, 9, 9))
+STORABLE = ((32, 4, 8), (32, 8, 8), (64, 8, 8), (16, 2, 3), (3, 5, 6), (32, 3, 7), (20, 6, 8), (32, 7, 8))
+
+
+def all_numbers(case: BfpCase) -> Blocks:
+    """Row r has the exponent r − reach in all its blocks, column m the mantissa m − top."""
+    format = case.format
+    mantissas = np.tile(np.arange(-format.top, format.top + 1), (case.rows, 1)).astype(format.dtype)
+    exponents = np.arange(-format.reach, format.reach + 1, dtype=np.int16)[:, None]
+    return Blocks(mantissas, np.repeat(exponents, format.blocks(case.columns), axis=1), format)
+
+
+@checks("bfp.decode/C1", formats(*SMALL))
+def test_every_mantissa_with_every_exponent(backend: Remote, case: BfpCase) -> None:
+    """All numbers that a format has."""
+    given = backend.run("bfp.decode", all_numbers(case))
+    assert_exact("values", given, bfp.decode(all_numbers(case)))
+
+
+def all_places(case: BfpCase) -> Blocks:
+    """For each place of nine mantissas all values there, with −1 everywhere else."""
+    format, places = case.format, 9
+    values = np.arange(-format.top, format.top + 1)
+    mantissas = np.full((places * len(values), places), -1, format.dtype)
+    for place in range(places):
+        mantissas[place * len(values) : (place + 1) * len(values), place] = values
+    exponents = np.resize(np.arange(-format.reach, format.reach + 1), (len(mantissas), format.blocks(places)))
+    return Blocks(mantissas, exponents.astype(np.int16), format)
+
+
+@checks("bfp.store/C1", formats(*STORABLE))
+def test_every_mantissa_in_every_place(backend: Remote, case: BfpCase) -> None:
+    """All mantissas at all positions in the stream, until it begins a byte again, and one past that."""
+    given = stored(backend, all_places(case))
+    assert_exact("mantissas", given.mantissas, bfp_storage.store(all_places(case)).mantissas)
+    assert_exact("exponents", given.exponents, bfp_storage.store(all_places(case)).exponents)
+
+
+@checks("bfp.load/C1", formats(*STORABLE))
+def test_every_mantissa_from_every_place(backend: Remote, case: BfpCase) -> None:
+    """The same bytes, read."""
+    given = backend.run("bfp.load", bfp_storage.store(all_places(case)))
+    assert_blocks(assert_kind("the result", given, Blocks), all_places(case))
+
+
+@checks("bfp.cast/C3", formats(*SMALL))
+def test_every_quarter_of_a_step_at_every_exponent(backend: Remote, case: BfpCase) -> None:
+    """Beside a power of two that fixes the exponent, all quarters of a step of either sign; at every power of two from
+    the least subnormal number to the largest of float32."""
+    quarters = np.arange(-4 * case.format.top - 3, 4 * case.format.top + 4) / 4.0
+    if case.block == 1:
+        padded = quarters[:, None]
+    else:
+        padded = np.resize(quarters, (-(-len(quarters) // (case.block - 1)), case.block - 1))
+    padded = np.hstack([np.full((len(padded), 1), 2.0 ** (case.mantissa - 2)), padded]).reshape(1, -1)
+    exponents = np.arange(-149, 128 - case.mantissa)[:, None].astype(np.float64)
+    assert_casts(backend, (padded * np.exp2(exponents)).astype(np.float32), case.format)
+
+
+def half_formats(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for choice in ((1, 4, 8), (1, 8, 8), (32, 4, 8), (32, 8, 8), (1, 2, 3), (1, 11, 6)):
+        yield BfpCase(clause, TIER, "all-halves", 62, 1024, *choice)
+
+
+@checks("bfp.cast/C2", half_formats)
+def test_every_half_precision_number(backend: Remote, case: BfpCase) -> None:
+    """All finite numbers of float16, a block of each its own, or in blocks in random order."""
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    finite = halves[np.isfinite(halves)].astype(np.float32)
+    x = finite if case.block == 1 else case.generator().permutation(finite)
+    assert_casts(backend, x.reshape(case.rows, case.columns), case.format)
+
+
+@checks("bfp.dot/C1", formats((32, 4, 8), (32, 8, 8), (16, 2, 3), (3, 5, 6)))
+def test_every_product_of_two_mantissas(backend: Remote, case: BfpCase) -> None:
+    """All mantissas with all mantissas."""
+    all_values = np.arange(-case.format.top, case.format.top + 1)
+    column = all_values.astype(case.format.dtype)[:, None]
+    some = Blocks(column, np.zeros((len(column), 1), np.int16), case.format)
+    given = dotted(backend, some, some)
+    assert_exact("sums", given.sums, np.multiply.outer(all_values, all_values)[:, :, None].astype(np.int64))
+
+
+# Rotation.
+
+
+def widths(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    for head_dim in range(2, 66, 2):
+        for pairing in ("half-split", "interleaved"):
+            yield RopeCase(clause, TIER, pairing, 4, 2, head_dim)
+
+
+@checks("rope.rotate/C1", widths)
+def test_every_width_of_a_head(backend: Remote, case: RopeCase) -> None:
+    """Quarter turns of integers at all even widths up to 64: wrong partners and wrong signs show."""
+    x, turn = quarter_turns(case)
+    given = run_bounded(backend, case, x.shape, x, turn)
+    assert_equal_values(given, rope.rotate_heads(x, turn))
+
+
+# The order of channels.
+
+
+def one_head(clause: str, settings: Settings) -> Iterator[HeadCase]:
+    yield HeadCase(clause, TIER, "all-orders", 5)
+    yield HeadCase(clause, TIER, "all-ties", 4)
+
+
+@checks("ksort.permutation/C2", one_head)
+def test_every_order_and_every_tie_of_a_few(backend: Remote, case: HeadCase) -> None:
+    """Five different sizes in all orders, or four sizes of three values in all ways; Python's sort is stable."""
+    channels = range(case.head_dim)
+    ways = permutations(channels) if case.variant == "all-orders" else product((0, 1, 2.5), repeat=case.head_dim)
+    for sizes in ways:
+        given = ordered(backend, np.array(sizes, np.float64))
+        assert_exact("order", given, np.array(sorted(channels, key=sizes.__getitem__), np.int64))
+
+
+def both_layouts(clause: str, settings: Settings) -> Iterator[HeadCase]:
+    for layout in LAYOUTS:
+        yield HeadCase(clause, TIER, layout, 4)
+
+
+@checks("ksort.relabel/C1", both_layouts)
+def test_every_order_of_a_layout(backend: Remote, case: HeadCase) -> None:
+    """Two pairs in all orders of their channels."""
+    for order in permutations(range(case.head_dim)):
+        layout = {"half-split": half_split, "interleaved": interleaved}[case.variant](case.head_dim)
+        given = backend.run("ksort.relabel", layout, np.array(order, np.int64))
+        moved = assert_kind("the result", given, type(layout))
+        expected = permuted_layout(layout, np.array(order, np.int64))
+        for name in ("partner", "sign", "pair"):
+            assert_exact(f"{name} for order {order}", getattr(moved, name), getattr(expected, name))
+
+
+# Attention.
+
+
+def short_texts(clause: str, settings: Settings) -> Iterator[AttendCase]:
+    for length in (1, 2, 3, 4):
+        for size in range(length + 1):
+            yield AttendCase(clause, TIER, "all-tokens", length, length, 2 * length, 2, 3 * length, size)
+
+
+@checks("attention.attend/C2", short_texts)
+def test_every_token_looks_back_at_every_other(backend: Remote, case: AttendCase) -> None:
+    """Up to four tokens, the last T of them asking, with every window: query head h of a group seeks token h, and where
+    it sees that token takes its value, to the bit."""
+    group = case.heads // case.kv_heads
+    rng = case.generator()
+    for tokens in range(1, case.length + 1):
+        keys = np.zeros((case.kv_heads, case.length, case.head_dim), np.float32)
+        queries = np.zeros((tokens, case.heads, case.head_dim), np.float32)
+        keys[:, np.arange(case.length), np.arange(case.length)] = 1000 * np.sqrt(case.head_dim)
+        queries[:, np.arange(case.heads), np.arange(case.heads) % group] = 1
+        values = rng.integers(-99, 100, keys.shape).astype(np.float32)
+        given = run_bounded(backend, case, queries.shape, queries, keys, values, case.window)
+        some = AttendCase(
+            case.clause, TIER, "", tokens, case.length, case.heads, case.kv_heads, case.head_dim, case.size
+        )
+        for token, head in product(range(tokens), range(case.heads)):
+            if head % group in seen(some, token):
+                assert_equal_values(given[token, head], values[head // group, head % group].astype(np.float64))

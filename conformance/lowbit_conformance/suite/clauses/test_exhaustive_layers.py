@@ -1,0 +1,169 @@
+"""The exhaustive tier of routing, layouts, pooling and offloading: all there is of each, where that is little.
+
+All orders and all ties of five scores, all small matrices in all small blocks, all ways to group a few heads, and runs
+in which every request is made after every other.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations, permutations, product
+
+import numpy as np
+
+from lowbit.attention import pooling
+from lowbit.attention.pooling import METHODS
+from lowbit.kernels import layouts
+from lowbit.kernels.layouts import ORDERS, ColumnPanels
+from lowbit.moe import offload
+from lowbit.moe.offload import MEMORIES, Request
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.clauses.test_layouts import LayoutCase, places
+from lowbit_conformance.suite.clauses.test_offload import OffloadCase, assert_trace
+from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
+from lowbit_conformance.suite.compare import assert_exact
+from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.routing_cases import RoutingCase, run
+
+TIER = "exhaustive"
+EXPERTS = 5
+
+
+# The choice of experts.
+
+
+def every_k(variant: str, tokens: int, clause: str) -> Iterator[RoutingCase]:
+    for k in range(1, EXPERTS + 1):
+        yield RoutingCase(clause, TIER, variant, tokens, 1, EXPERTS, k, 1)
+
+
+@checks("routing.top_k/C1", lambda clause, settings: every_k("all-orders", 120, clause))
+def test_every_order_of_five_scores(backend: Remote, case: RoutingCase) -> None:
+    """Five different scores in all orders, a token each."""
+    scores = np.array(list(permutations((-2.5, -0.5, 0.0, 1.0, 3.0))), np.float32)
+    given = run(backend, case, scores, case.k)
+    expected = [sorted(range(EXPERTS), key=lambda e: -float(row[e]))[: case.k] for row in scores]
+    assert_exact("chosen", given, np.array(expected, np.int64))
+
+
+@checks("routing.top_k/C2", lambda clause, settings: every_k("all-ties", 4**EXPERTS, clause))
+def test_every_tie_of_five_scores(backend: Remote, case: RoutingCase) -> None:
+    """Five scores of −1, −0, +0 and 1 in all ways, a token each: by score, then by id."""
+    scores = np.array(list(product((-1.0, -0.0, 0.0, 1.0), repeat=EXPERTS)), np.float32)
+    given = run(backend, case, scores, case.k)
+    expected = [sorted(range(EXPERTS), key=lambda e: (-float(row[e]), e))[: case.k] for row in scores]
+    assert_exact("chosen", given, np.array(expected, np.int64))
+
+
+# Layouts.
+
+
+def small_matrices(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    """Each case stands for all blocks that are not larger than its matrix."""
+    for order in ORDERS:
+        for rows, columns in product(range(1, 4), range(1, 6)):
+            yield LayoutCase(clause, TIER, "all-blocks-up-to", order, rows, columns, rows, columns)
+
+
+def blocks(case: LayoutCase) -> Iterator[LayoutCase]:
+    """The cases that it stands for; a panel is as high as its matrix."""
+    heights = [case.rows] if case.order == ColumnPanels.order else list(range(1, case.rows + 1))
+    for height, width in product(heights, range(1, case.columns + 1)):
+        yield LayoutCase(case.clause, TIER, "", case.order, case.rows, case.columns, height, width)
+
+
+@checks("blocking.apply/C1", small_matrices)
+def test_apply_every_small_block(backend: Remote, case: LayoutCase) -> None:
+    """Words that are all different lie in the stream where the reference has them."""
+    for each in blocks(case):
+        words = places(each)
+        given = backend.run("blocking.apply", words, each.layout)
+        assert_exact(f"stream of {each.label}", given, layouts.apply(words, each.layout))
+
+
+@checks("blocking.invert/C1", small_matrices)
+def test_invert_every_small_block(backend: Remote, case: LayoutCase) -> None:
+    """Elements that are all different come to the rows and columns where the reference has them."""
+    for each in blocks(case):
+        stream = places(each).reshape(-1)
+        given = backend.run("blocking.invert", stream, each.layout)
+        assert_exact(f"words of {each.label}", given, layouts.invert(stream, each.layout))
+
+
+# Pooling.
+
+
+def few_heads(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+    for heads in range(1, 13):
+        for groups in (groups for groups in range(1, heads + 1) if heads % groups == 0):
+            yield HeadsCase(clause, TIER, "all-groupings", 2, heads, groups, 3, METHODS[clause.endswith("C2")])
+
+
+@checks("pooling.pool/C1", few_heads)
+def test_mean_of_every_grouping(backend: Remote, case: HeadsCase) -> None:
+    """All ways to pool up to twelve heads."""
+    assert_pools(backend, case)
+
+
+@checks("pooling.pool/C2", few_heads)
+def test_first_of_every_grouping(backend: Remote, case: HeadsCase) -> None:
+    """All ways to pool up to twelve heads."""
+    assert_pools(backend, case)
+
+
+def assert_pools(backend: Remote, case: HeadsCase) -> None:
+    __tracebackhide__ = True
+    weights = case.generator().normal(size=(case.rows, case.heads * case.head_dim)).astype(np.float32)
+    given = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
+    assert_exact("pooled", given, pooling.pool(weights, case.heads, case.groups, method=case.method))
+
+
+# Offloading.
+
+
+def one_layer(clause: str, settings: Settings) -> Iterator[OffloadCase]:
+    """Three experts in one layer, all numbers of slots: 7 choices of experts, each after any two others."""
+    for slots, memory in product((1, 2, 3), MEMORIES):
+        yield OffloadCase(clause, TIER, "all-triples", 1, 3, slots, 1, memory, 3, 0, 7**3 + 2)
+
+
+def two_layers(clause: str, settings: Settings) -> Iterator[OffloadCase]:
+    """Three experts in two layers: all guesses before all choices of experts, twice."""
+    for slots, buffers, memory in product((1, 2), (1, 2), MEMORIES):
+        yield OffloadCase(clause, TIER, "all-guesses", 2, 3, slots, buffers, memory, 3, 2, 2 * 10 * 7)
+
+
+NEEDS = [needed for count in (1, 2, 3) for needed in combinations(range(3), count)]
+GUESSES = [guesses for count in (0, 1, 2) for guesses in permutations(range(3), count)]
+
+
+def all_triples(symbols: int) -> list[int]:
+    """A run of numbers below `symbols` in which every three stand next to each other in every way (de Bruijn).
+
+    >>> all_triples(2)
+    [0, 0, 0, 1, 0, 1, 1, 1, 0, 0]
+    """
+    # The Lyndon words of length 1 and 3 in order, one after another, are such a cycle.
+    words = [word for count in (1, 3) for word in product(range(symbols), repeat=count)]
+    lyndon = sorted(word for word in words if all(word < word[i:] + word[:i] for i in range(1, len(word))))
+    cycle = [symbol for word in lyndon for symbol in word]
+    return cycle + cycle[:2]
+
+
+@checks("offload.trace/C1", one_layer)
+def test_every_request_after_every_two(backend: Remote, case: OffloadCase) -> None:
+    """One long run in which any three requests follow one another."""
+    requests = [Request(0, NEEDS[number]) for number in all_triples(len(NEEDS))]
+    given = backend.run("offload.trace", case.arrangement, requests)
+    assert_trace(given, offload.trace(case.arrangement, requests))
+
+
+@checks("offload.trace/C2", two_layers)
+def test_every_guess_before_every_need(backend: Remote, case: OffloadCase) -> None:
+    """One long run of all guesses with all that may be needed then, in an order drawn from the case, and again in
+    another; what the first layer needs is drawn, too."""
+    rng, passes = case.generator(), list(product(GUESSES, NEEDS))
+    requests = []
+    for number in (*rng.permutation(len(passes)), *rng.permutation(len(passes))):
+        guesses, needed = passes[number]
+        requests += [Request(0, NEEDS[int(rng.integers(len(NEEDS)))], guesses), Request(1, needed)]
+    given = backend.run("offload.trace", case.arrangement, requests)
+    assert_trace(given, offload.trace(case.arrangement, requests))

@@ -1,0 +1,166 @@
+"""Checks of one expert and of the sparse layer, within their derived bounds.
+
+On the lattice every pre-activation of an expert's gate is at least 40 or at most −760. There silu(a) is a or 0 to the
+bit, in float32 and in float64 alike, and the rest is small integers.
+"""
+
+import numpy as np
+
+from lowbit.moe import routing
+from lowbit.moe.bounds import expert_bound, sparse_bound
+from lowbit.moe.routing import Floats, Ids
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits
+from lowbit_conformance.suite.marking import checks
+from lowbit_conformance.suite.routing_cases import (
+    NON_FINITE,
+    RoutingCase,
+    activations,
+    assert_bounded,
+    assert_only_row_one_spoilt,
+    assert_refuses,
+    experts_of,
+    few,
+    mistakes,
+    non_finite,
+    random_shapes,
+    routes,
+    run,
+    run_bounded,
+    shapes,
+    with_models,
+)
+
+# Experts.
+
+
+def lattice_experts(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats]:
+    """Activations of ±1 whose first is 1, and experts whose gates are far from 0: see the top of this file."""
+    rng = case.generator()
+    x = rng.choice((-1, 1), (case.tokens, case.hidden))
+    x[:, 0] = 1
+    wide, narrow = (case.experts, case.hidden, case.inner), (case.experts, case.inner, case.hidden)
+    gate, up, down = (rng.integers(-1, 2, size) for size in (wide, wide, narrow))
+    gate[:, 0] = np.where(rng.random((case.experts, case.inner)) < 0.3, -800, 80)
+    up[:, 0] += 3
+    return x.astype(np.float32), gate.astype(np.float32), up.astype(np.float32), down.astype(np.float32)
+
+
+def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    gate, up, down = (part[0].copy() for part in experts_of(case, rng))
+    return gate, up, down
+
+
+@checks("routing.expert/C1", with_models(shapes))
+def test_expert_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
+    """Where silu is the identity or zero, the result is equal."""
+    x, *parts = lattice_experts(case)
+    arguments = (x, *(part[0].copy() for part in parts))
+    given = run(backend, case, *arguments)
+    assert_equal_values(given, routing.expert(*arguments))
+
+
+@checks("routing.expert/C2", with_models(random_shapes))
+def test_expert_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Random inputs, with silu nearly linear, curved and saturated, stay within the bound."""
+    rng = case.generator()
+    arguments = activations(case, rng), *first_expert(case, rng)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: routing.expert(*arguments),
+        lambda declared, exact: expert_bound(*arguments, declared),
+        *arguments,
+    )
+
+
+@checks("routing.expert/C3", few)
+def test_expert_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
+    """The same call gives the same bits, and row 0 does not depend on the others."""
+    rng = case.generator()
+    x, *parts = activations(case, rng), *first_expert(case, rng)
+    first = run_bounded(backend, case, x.shape, x, *parts)
+    assert_same_bits(first, run_bounded(backend, case, x.shape, x, *parts), "the same call again")
+    x[1:] += 1
+    assert_same_bits(first[:1], run_bounded(backend, case, x.shape, x, *parts)[:1], "row 0 changed when others did")
+
+
+@checks("routing.expert/C4", non_finite)
+def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
+    """A NaN or an infinity reaches every element of its row, and no other row."""
+    rng = case.generator()
+    x, *parts = activations(case, rng), *first_expert(case, rng)
+    x[1, 0] = NON_FINITE[case.variant]
+    assert_only_row_one_spoilt(run_bounded(backend, case, x.shape, x, *parts))
+
+
+@checks("routing.expert/C5", mistakes)
+def test_expert_refuses(backend: Remote, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)
+
+
+# The layer.
+
+
+@checks("routing.sparse/C1", lambda clause, settings: shapes(clause, settings, "lattice", ("", "any-weights")))
+def test_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
+    """Exact experts with weights of 1/4, 1/2 and 1, or also with zero and negative ones, give an equal sum."""
+    rng = case.generator()
+    chosen, weights = routes(case, rng)
+    some = (-1, -0.25, 0, 0.5) if case.variant == "any-weights" else (0.25, 0.5, 1)
+    weights = rng.choice(some, weights.shape).astype(np.float32)
+    arguments = *lattice_experts(case), chosen, weights
+    given = run(backend, case, *arguments)
+    assert_equal_values(given, routing.sparse(*arguments))
+
+
+def layer(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats, Ids, Floats]:
+    rng = case.generator()
+    return activations(case, rng), *experts_of(case, rng), *routes(case, rng)
+
+
+@checks("routing.sparse/C2", with_models(random_shapes))
+def test_layer_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Random layers stay within the bound of the weighted sum of their experts."""
+    arguments = layer(case)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: routing.sparse(*arguments),
+        lambda declared, exact: sparse_bound(*arguments, declared, exact),
+        *arguments,
+    )
+
+
+@checks("routing.sparse/C3", few)
+def test_the_sum_has_one_order(backend: Remote, case: RoutingCase) -> None:
+    """Each token's experts listed backwards, and rotated, give the same bits."""
+    *inputs, chosen, weights = layer(case)
+    first = run_bounded(backend, case, inputs[0].shape, *inputs, chosen, weights)
+    for order in (np.arange(case.k)[::-1], np.roll(np.arange(case.k), 1)):
+        again = run_bounded(backend, case, inputs[0].shape, *inputs, chosen[:, order].copy(), weights[:, order].copy())
+        assert_same_bits(first, again, "the same experts in another order")
+
+
+@checks("routing.sparse/C4", few)
+def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
+    """NaN in every expert that no token chose changes no bit; in one that row 0 did not choose, no bit of row 0."""
+    x, gate, up, down, chosen, weights = layer(case)
+    first = run_bounded(backend, case, x.shape, x, gate, up, down, chosen, weights)
+    for rows in (slice(None), slice(1)):
+        unread = np.setdiff1d(np.arange(case.experts), chosen[rows])
+        spoilt = [part.copy() for part in (gate, up, down)]
+        for part in spoilt:
+            part[unread] = np.nan
+        again = run_bounded(backend, case, x.shape, x, *spoilt, chosen, weights)
+        assert_same_bits(first[rows], again[rows], "experts that were not chosen became NaN")
+
+
+@checks("routing.sparse/C5", mistakes)
+def test_layer_refuses(backend: Remote, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)

@@ -1,0 +1,414 @@
+"""Checks of `hqq.codes`, `hqq.step`, `hqq.dequantize` and `hqq.qgemv`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from lowbit.quantization import hqq, hqq_solver
+from lowbit.quantization.affine import Floats
+from lowbit.quantization.hqq import Axis, HqqMatrix
+from lowbit.quantization.hqq_numbers import EightBit, Numbers
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT, Codes, pack
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_array, assert_equal_values, assert_exact, assert_within, refuses
+from lowbit_conformance.suite.inputs import NON_FINITE
+from lowbit_conformance.suite.marking import Settings, checks
+
+STORED = ("float32", "float16", "eight-bit")
+
+
+@dataclass(frozen=True)
+class BlocksCase(Case):
+    """Blocks of weights, each column a group.
+
+    Attributes:
+        bits: width of a code.
+        rows: g.
+        columns: G.
+    """
+
+    bits: int
+    rows: int
+    columns: int
+
+    @property
+    def label(self) -> str:
+        return f"b{self.bits}-{self.rows}x{self.columns}"
+
+
+@dataclass(frozen=True)
+class RealZeroCase(BlocksCase):
+    """A matrix with real zeros.
+
+    Attributes:
+        rows: K.
+        columns: N.
+        group_size: g.
+        axis: 0 or 1.
+        scales: how scales and zeros are stored: ``float32``, ``float16`` or ``eight-bit``.
+    """
+
+    group_size: int
+    axis: Axis
+    scales: str
+
+    @property
+    def zeros(self) -> str:
+        """Zeros are stored as scales are, but in *mixed* cases in the next way."""
+        return STORED[STORED.index(self.scales) + ("mixed" in self.variant) - len(STORED)]
+
+    def parameters(self) -> dict[str, object]:
+        return super().parameters() | {"zeros": self.zeros}
+
+    @property
+    def label(self) -> str:
+        return f"b{self.bits}-{self.rows}x{self.columns}-g{self.group_size}-axis{self.axis}-{self.scales}"
+
+
+# **Blocks**: codes and steps of the solver.
+
+BLOCKS = ((1, 1), (2, 3), (16, 5), (33, 17), (64, 40), (128, 9), (256, 3), (5, 300))
+
+
+def blocks(*variants: str) -> Callable[[str, Settings], Iterator[BlocksCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[BlocksCase]:
+        for variant in variants:
+            for bits in BITS:
+                for rows, columns in BLOCKS:
+                    yield BlocksCase(clause, "lattice", variant, bits, rows, columns)
+                for seed in settings.seeds:
+                    rng = np.random.Generator(np.random.PCG64([seed, bits]))
+                    rows, columns = (int(size) for size in rng.integers(1, 100, 2))
+                    yield BlocksCase(clause, "random", f"{variant}-drawn", bits, rows, columns, seed=seed)
+
+    return generator
+
+
+Grid = tuple[Floats, Floats, Floats]
+
+
+def weights_and_grid(case: BlocksCase) -> Grid:
+    """Weights, scales and real zeros such that most weights fall on the grid; *large* weights have large errors."""
+    rng = case.generator()
+    size = 1.0 if "large" in case.variant else 0.02
+    weights = rng.standard_t(4, size=(case.rows, case.columns)) * size
+    scales = np.exp(rng.normal(0, 0.3, case.columns)) * 4 * size / 2**case.bits
+    zeros = 2 ** (case.bits - 1) + rng.normal(size=case.columns)
+    if "huge" in case.variant:
+        weights[::2] *= 2.0**126
+        scales[::2] *= 2.0**-20
+    if "ties" in case.variant:  # a scale of 1 and a half for zero: every odd multiple of a half is a tie
+        weights = rng.integers(-(2**case.bits), 2**case.bits, weights.shape) / 2
+        scales, zeros = np.ones(case.columns), np.full(case.columns, 0.5)
+    if "odd" in case.variant:  # ties and whole zeros; the quotients are exact, but products with a reciprocal are not
+        scales, zeros = rng.choice((3, 5, 7, 11), case.columns) / 64, rng.integers(0, 2, case.columns) * 1.0
+        weights = weights * scales
+    return weights.astype(np.float32), scales.astype(np.float32), zeros.astype(np.float32)
+
+
+def assert_codes(backend: Remote, case: BlocksCase) -> None:
+    __tracebackhide__ = True
+    weights, scales, zeros = weights_and_grid(case)
+    given = backend.run("hqq.codes", weights, scales, zeros, case.bits)
+    assert_exact("codes", given, hqq_solver.codes(weights, scales, zeros, case.bits))
+
+
+@checks("hqq.codes/C1", blocks("ties", "ties-of-odd-scales", "small", "large"))
+def test_codes_equal_the_reference(backend: Remote, case: BlocksCase) -> None:
+    """Weights on ties, small and large ones give the reference's codes."""
+    assert_codes(backend, case)
+
+
+@checks("hqq.codes/C2", blocks("huge"))
+def test_codes_of_huge_weights(backend: Remote, case: BlocksCase) -> None:
+    """Every other column has tiny scales and every other row huge weights: quotients overflow, and codes clamp."""
+    assert_codes(backend, case)
+
+
+GRID_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[Any, ...]]] = {
+    "nan": lambda w, s, z: (w * np.float32(np.nan), s, z),
+    "infinite-zero": lambda w, s, z: (w, s, z * np.float32(np.inf)),
+    "zero-scale": lambda w, s, z: (w, s * 0, z),
+    "negative-scale": lambda w, s, z: (w, -s, z),
+    "short-scales": lambda w, s, z: (w, s[:-1], z),
+    "float64": lambda w, s, z: (w.astype(np.float64), s, z),
+    "strided": lambda w, s, z: (np.asfortranarray(w), s, z),
+    "no-rows": lambda w, s, z: (w[:0], s, z),
+}
+
+
+def grid_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
+    for variant in (*GRID_MISTAKES, "last"):
+        yield BlocksCase(clause, "edge", variant, 4, 6, 5)
+
+
+@checks("hqq.codes/C3", grid_mistakes)
+def test_codes_refuse(backend: Remote, case: BlocksCase) -> None:
+    """Each mistake raises ArgumentError; the last one is a width that does not exist."""
+    grid = weights_and_grid(case)
+    given = grid if case.variant == "last" else GRID_MISTAKES[case.variant](*grid)
+    with refuses():
+        backend.run("hqq.codes", *given, 5 if case.variant == "last" else case.bits)
+
+
+@checks("hqq.step/C1", blocks("exact"))
+def test_step_on_the_lattice(backend: Remote, case: BlocksCase) -> None:
+    """Errors of at most 1/16 are far below the threshold: nothing of them is left, and the zero is an exact mean.
+
+    The mean of g numbers is exact where g is a power of two; the case takes the largest one that fits.
+    """
+    rng = case.generator()
+    rows = 2 ** (case.rows.bit_length() - 1)
+    scales = np.exp2(-rng.integers(3, 6, case.columns)).astype(np.float32)
+    zeros = (rng.integers(-64, 64 * 2**case.bits, case.columns) / 64).astype(np.float32)
+    q = rng.integers(0, 2**case.bits, (rows, case.columns)).astype(np.uint8)
+    errors = rng.integers(-16, 17, q.shape) / 32 * scales  # half a step at most
+    weights = (scales.astype(np.float64) * (q - zeros.astype(np.float64)) + errors).astype(np.float32)
+    arrays = (weights, q, scales, zeros)
+    given = backend.run("hqq.step", *arrays, 0.7, 10.0)
+    assert_equal_values(given, np.mean(q - weights.astype(np.float64) / scales, axis=0))
+
+
+NORMS = ((0.7, 10.0), (1.0, 4.0), (0.5, 30.0), (0.7, 12.2))
+
+
+@checks("hqq.step/C2", blocks("small", "large"))
+def test_step_within_the_bound(backend: Remote, case: BlocksCase, record_property: Record) -> None:
+    """Errors below and above the threshold, under several norms, stay within the bound."""
+    (weights, scales, zeros), declared, shares = weights_and_grid(case), arithmetic(backend, case), []
+    arrays = (weights, hqq_solver.codes(weights, scales, zeros, case.bits), scales, zeros)
+    for norm in NORMS:
+        given = backend.run("hqq.step", *arrays, *norm)
+        exact = hqq_solver.step(*arrays, *norm)
+        bound = limit_of(partial(hqq_solver.step_bound, *arrays, *norm, declared, exact))
+        shares.append(assert_within(given, exact, bound))
+    record_property("share", max(shares))
+
+
+STEP_MISTAKES: dict[str, Callable[[Codes], tuple[Any, ...]]] = {
+    "p-0": lambda q: (q, 0.0, 10.0),
+    "p-2": lambda q: (q, 2.0, 10.0),
+    "p-nan": lambda q: (q, np.nan, 10.0),
+    "beta-0": lambda q: (q, 0.7, 0.0),
+    "beta-infinite": lambda q: (q, 0.7, np.inf),
+    "codes-short": lambda q: (q[:-1].copy(), 0.7, 10.0),
+    "codes-int64": lambda q: (q.astype(np.int64), 0.7, 10.0),
+}
+
+
+def step_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
+    for variant in (*STEP_MISTAKES, *GRID_MISTAKES):
+        yield BlocksCase(clause, "edge", variant, 4, 6, 5)
+
+
+@checks("hqq.step/C3", step_mistakes)
+def test_step_refuses(backend: Remote, case: BlocksCase) -> None:
+    """Each mistake raises ArgumentError."""
+    grid = weights_and_grid(case)
+    q = hqq_solver.codes(*grid, case.bits)
+    wrong, norm = grid, (0.7, 10.0)
+    if case.variant in STEP_MISTAKES:
+        q, *rest = STEP_MISTAKES[case.variant](q)
+        norm = (rest[0], rest[1])
+    else:
+        wrong = GRID_MISTAKES[case.variant](*grid)
+    with refuses():
+        backend.run("hqq.step", wrong[0], q, wrong[1], wrong[2], *norm)
+
+
+# **Matrices.**
+
+
+# Rows, columns, group size and axis: deeper and wider than a kernel takes at once.
+LARGE: tuple[tuple[int, int, int, Axis], ...] = ((512, 7, 64, 1), (64, 300, 32, 1), (288, 90, 40, 0))
+
+
+def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
+    """Both axes with every width and every way to store; along axis 0 also groups that do not divide N."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+        tier = "lattice" if clause == "hqq.qgemv/C1" else "random"
+        for variant in variants:
+            for bits in BITS:
+                unit = CODES_PER_UNIT[bits]
+                for stored in STORED:
+                    for rows, columns, size, axis in (
+                        (unit, 1, unit, 1),
+                        (2 * unit, 7, unit // 2, 1),
+                        (3 * unit, 16, 3 * unit, 1),
+                        (unit, 4, 4, 0),
+                        (2 * unit, 9, 6, 0),
+                        (unit, 33, 11, 0),
+                        (unit, 6, unit, 0),
+                    ):
+                        yield RealZeroCase(clause, tier, variant, bits, rows, columns, size, axis, stored)  # type: ignore[arg-type]  # the axis is 0 or 1
+                for turn, shape in enumerate(LARGE):
+                    stored = STORED[(turn + bits) % 3]
+                    yield RealZeroCase(clause, tier, f"{variant}-large".lstrip("-"), bits, *shape, stored)
+                for seed in settings.seeds:
+                    yield _drawn(clause, tier, variant, bits, seed)
+
+    return generator
+
+
+def _drawn(clause: str, tier: str, variant: str, bits: int, seed: int) -> RealZeroCase:
+    rng = np.random.Generator(np.random.PCG64([seed, bits]))
+    rows, columns = CODES_PER_UNIT[bits] * int(rng.integers(1, 6)), int(rng.integers(1, 40))
+    axis: Axis = 1 if rng.integers(2) else 0
+    whole = rows if axis == 1 else rows * columns
+    size = int(rng.choice([size for size in range(1, 65) if whole % size == 0]))
+    stored = STORED[int(rng.integers(3))]
+    return RealZeroCase(
+        clause, tier, f"{variant}-drawn".lstrip("-"), bits, rows, columns, size, axis, stored, seed=seed
+    )
+
+
+def random_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
+    """Activations, and any codes with scales over several octaves and zeros within and without the codes' range."""
+    rng = case.generator()
+    groups = case.rows * case.columns // case.group_size
+    scales = stored(np.exp(rng.normal(-4, 1, groups)), case.scales, rng)
+    zeros = stored(rng.uniform(-1, 2**case.bits, groups), case.zeros, rng)
+    if case.variant == "subnormal" and isinstance(scales, np.ndarray):
+        scales *= np.float32(2.0**-130)
+    q = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
+    x = rng.normal(size=case.rows).astype(np.float32)
+    return x, HqqMatrix(pack(q, case.bits), scales, zeros, case.bits, case.rows, case.group_size, case.axis)
+
+
+def stored(numbers: np.ndarray[Any, Any], way: str, rng: np.random.Generator) -> Numbers:
+    """Numbers above −1 as they are stored; in 8 bits with codes of their own, in a few groups."""
+    if way != "eight-bit":
+        return numbers.astype(way)
+    count = len(numbers)
+    groups = max(size for size in (1, 2, 3) if count % size == 0)
+    codes = rng.integers(1, 256, count).astype(np.uint8)
+    return EightBit(codes, np.exp(rng.normal(-4, 1, groups)).astype(np.float16), np.zeros(groups, np.float16) + 0.5)
+
+
+def exact_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
+    """Scales are powers of two, zeros halves and activations small integers: every partial sum is exact."""
+    rng = case.generator()
+    groups = case.rows * case.columns // case.group_size
+    dtypes = ("float16" if way == "float16" else "float32" for way in (case.scales, case.zeros))
+    scales: Numbers = np.exp2(-rng.integers(0, 3, groups)).astype(next(dtypes))
+    zeros: Numbers = (rng.integers(0, 2 ** (case.bits + 1), groups) / 2).astype(next(dtypes))
+    one, half = np.ones(1, np.float32), np.full(1, 0.5, np.float32)
+    if case.scales == "eight-bit":
+        scales = EightBit(rng.integers(1, 4, groups).astype(np.uint8), half, np.zeros(1, np.float32))
+    if case.zeros == "eight-bit":
+        zeros = EightBit(rng.integers(0, 2**case.bits, groups).astype(np.uint8), one, half)
+    q = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
+    x = (rng.integers(1, 4, case.rows) * rng.choice((-1, 1), case.rows)).astype(np.float32)
+    return x, HqqMatrix(pack(q, case.bits), scales, zeros, case.bits, case.rows, case.group_size, case.axis)
+
+
+def one_shape(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+        for variant in variants:
+            for axis in hqq.AXES:
+                yield RealZeroCase(clause, "edge", variant, 4, 16, 6, 8, axis, "float32")
+
+    return generator
+
+
+def assert_weights(backend: Remote, matrix: HqqMatrix) -> None:
+    __tracebackhide__ = True
+    given = backend.run("hqq.dequantize", matrix)
+    assert_exact("weights", given, hqq.dequantize(matrix))
+
+
+def plain(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    cases = chain(matrices("", "mixed")(clause, settings), one_shape("subnormal")(clause, settings))
+    yield from (case for case in cases if "eight-bit" not in (case.scales, case.zeros))
+
+
+def eight_bit(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    cases = matrices("", "mixed")(clause, settings)
+    yield from (case for case in cases if "eight-bit" in (case.scales, case.zeros))
+
+
+@checks("hqq.dequantize/C1", plain)
+def test_dequantize(backend: Remote, case: RealZeroCase) -> None:
+    """Any codes with float32 and float16 scales and zeros give the reference's weights."""
+    assert_weights(backend, random_matrix(case)[1])
+
+
+@checks("hqq.dequantize/C2", plain)
+def test_dequantize_finds_the_group(backend: Remote, case: RealZeroCase) -> None:
+    """This needs no reference: with codes of 1, zeros of 0 and the scale of group i equal to i + 1, a weight names its
+    group."""
+    groups = case.rows * case.columns // case.group_size
+    ones = pack(np.ones((case.rows, case.columns), np.uint8), case.bits)
+    scales, zeros = np.arange(1, groups + 1).astype(np.float32), np.zeros(groups, np.float32)
+    matrix = HqqMatrix(ones, scales, zeros, case.bits, case.rows, case.group_size, case.axis)
+    given = backend.run("hqq.dequantize", matrix)
+    flat = np.arange(case.rows * case.columns)
+    group = flat // case.group_size if case.axis == 1 else flat % groups
+    expected = np.ascontiguousarray((group + 1).reshape(case.columns, case.rows).T.astype(np.float32))
+    assert_exact("weights", given, expected)
+
+
+@checks("hqq.dequantize/C3", eight_bit)
+def test_dequantize_eight_bit_numbers(backend: Remote, case: RealZeroCase) -> None:
+    """Scales and zeros in 8 bits, in several groups, give the reference's weights."""
+    assert_weights(backend, random_matrix(case)[1])
+
+
+@checks("hqq.qgemv/C1", matrices("exact", "exact-mixed"))
+def test_qgemv_on_the_lattice(backend: Remote, case: RealZeroCase) -> None:
+    """With every partial sum exact, the result equals the reference's, along both axes."""
+    x, matrix = exact_matrix(case)
+    given = backend.run("hqq.qgemv", x, matrix)
+    assert_equal_values(given, hqq.qgemv(x, matrix))
+
+
+@checks("hqq.qgemv/C2", matrices("", "mixed"))
+def test_qgemv_within_the_bound(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
+    """Random activations and matrices stay within the bound derived from the declared arithmetic."""
+    x, matrix = random_matrix(case)
+    given = backend.run("hqq.qgemv", x, matrix)
+    exact = hqq.qgemv(x, matrix)
+    bound = limit_of(lambda: hqq.qgemv_bound(x, matrix, arithmetic(backend, case), exact))
+    record_property("share", assert_within(given, exact, bound))
+
+
+def non_finite(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    yield from one_shape(*NON_FINITE)(clause, settings)
+    for variant in NON_FINITE:
+        for shape in LARGE:
+            yield RealZeroCase(clause, "edge", variant, 4, *shape, "float32")
+
+
+@checks("hqq.qgemv/C3", non_finite)
+def test_qgemv_passes_non_finite_on(backend: Remote, case: RealZeroCase) -> None:
+    """A NaN or an infinity in any row of x reaches every column."""
+    for row in (0, case.rows // 2, case.rows - 1):
+        x, matrix = random_matrix(case)
+        x[row] = NON_FINITE[case.variant]
+        given = assert_array("the result", backend.run("hqq.qgemv", x, matrix), np.float32, (case.columns,))
+        finite = np.flatnonzero(np.isfinite(given))
+        assert len(finite) == 0, f"WRONG: x[{row}] is {x[row]}, and y is finite at columns {finite[:6].tolist()}"
+
+
+MISTAKES: dict[str, Callable[[Floats], Any]] = {
+    "short": lambda x: x[:-1].copy(),
+    "dimensions": lambda x: x[None],
+    "float64": lambda x: x.astype(np.float64),
+    "strided": lambda x: np.repeat(x, 2)[::2],
+    "list": lambda x: x.tolist(),
+}
+
+
+@checks("hqq.qgemv/C4", one_shape(*MISTAKES))
+def test_qgemv_refuses(backend: Remote, case: RealZeroCase) -> None:
+    """Each mistake raises ArgumentError."""
+    x, matrix = random_matrix(case)
+    with refuses():
+        backend.run("hqq.qgemv", MISTAKES[case.variant](x), replace(matrix))

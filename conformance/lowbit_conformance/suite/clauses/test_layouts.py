@@ -1,0 +1,178 @@
+"""Checks of `blocking.apply` and `blocking.invert`, all of them exact.
+
+A layout only moves words, so the words of most cases are their own places: then a wrong stream shows by itself which
+word went where.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.kernels import layouts
+from lowbit.kernels.layouts import ORDERS, ColumnPanels, Layout, ZCurve
+from lowbit.quantization.packing import Words
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
+from lowbit_conformance.suite.marking import Settings, checks
+
+
+@dataclass(frozen=True)
+class LayoutCase(Case):
+    """A case with a layout.
+
+    Attributes:
+        order: its name.
+        rows: rows of words.
+        columns: N.
+        height: rows of a block; not used by panels.
+        width: columns of a block or panel.
+    """
+
+    order: str
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    @property
+    def label(self) -> str:
+        block = f"p{self.width}" if self.order == ColumnPanels.order else f"{self.height}x{self.width}"
+        return f"{self.order.replace('_', '-')}-{block}-{self.rows}x{self.columns}"
+
+    @property
+    def layout(self) -> Layout:
+        if self.order == ColumnPanels.order:
+            return ColumnPanels(self.rows, self.columns, self.width)
+        return ZCurve(self.rows, self.columns, self.height, self.width)
+
+
+# Grids that are one block, a row or a column of blocks, a square of a power of two, and none of these; with and without
+# smaller blocks at the edges.
+SIZES = ((1, 1), (4, 4), (3, 5), (8, 8), (5, 13), (16, 4), (4, 16), (7, 33), (24, 96))
+BLOCKS = ((1, 1), (1, 4), (2, 3), (4, 8), (3, 32), (64, 128))
+PANELS = (1, 2, 3, 8, 32, 128)
+
+
+def shapes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    """Every size with every block, one of a real matrix, then shapes from the seeds."""
+    for rows, columns in SIZES:
+        for height, width in BLOCKS:
+            yield LayoutCase(clause, "lattice", "", ZCurve.order, rows, columns, height, width)
+        for width in PANELS:
+            yield LayoutCase(clause, "lattice", "", ColumnPanels.order, rows, columns, rows, width)
+    for order in ORDERS:
+        yield LayoutCase(clause, "lattice", "large", order, 512, 11008, 24, 312)
+        yield LayoutCase(clause, "lattice", "many-blocks", order, 3, 1300, 1 if order == ZCurve.order else 3, 4)
+        for seed in settings.seeds:
+            rng = np.random.Generator(np.random.PCG64([seed, ORDERS.index(order)]))
+            sizes = (int(size) for size in rng.integers(1, (60, 200, 20, 40)))
+            yield LayoutCase(clause, "random", "drawn", order, *sizes, seed=seed)
+
+
+# A kernel has a loop of its own for the widths that fill its registers, and a general one for all others.
+EVERY = (*range(1, 35), 40, 48, 56, 63, 64, 65, 72, 80, 96, 112, 127, 128, 129, 160, 192, 256, 257, 512)
+
+
+def every_block(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    """Panels and blocks of every width, blocks of every height, and square ones; three of them beside one another, of
+    which the last is smaller."""
+    for size in EVERY:
+        beside = 2 * size + (size + 1) // 2
+        yield LayoutCase(clause, "lattice", "every-width", ColumnPanels.order, 3, beside, 3, size)
+        yield LayoutCase(clause, "lattice", "every-width", ZCurve.order, 5, beside, 2, size)
+        yield LayoutCase(clause, "lattice", "every-height", ZCurve.order, beside, 5, size, 2)
+        if size <= 64:
+            yield LayoutCase(clause, "lattice", "every-square", ZCurve.order, beside, beside, size, size)
+
+
+def places(case: LayoutCase) -> Words:
+    """Words that are all different: each the number of its place, row by row, times an odd number."""
+    count = case.rows * case.columns
+    return (np.arange(count, dtype=np.uint32) * np.uint32(2654435761)).reshape(case.rows, case.columns)
+
+
+@checks("blocking.apply/C1", shapes)
+def test_apply_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
+    """Words that are all different lie in the stream where the reference has them, and are left as they were."""
+    assert_applied(backend, case)
+
+
+@checks("blocking.apply/C1", every_block)
+def test_apply_of_every_block(backend: Remote, case: LayoutCase) -> None:
+    """The same for blocks of every width and height."""
+    assert_applied(backend, case)
+
+
+def assert_applied(backend: Remote, case: LayoutCase) -> None:
+    __tracebackhide__ = True
+    words = places(case)
+    stream = backend.run("blocking.apply", words, case.layout)
+    assert_exact("stream", stream, layouts.apply(words, case.layout))
+
+
+@checks("blocking.apply/C2", shapes)
+def test_apply_loses_nothing_and_adds_nothing(backend: Remote, case: LayoutCase) -> None:
+    """Random words with every bit in use come back, each as often as it was there."""
+    words = case.generator().integers(0, 2**32, (case.rows, case.columns), dtype=np.uint32)
+    stream = assert_array("stream", backend.run("blocking.apply", words, case.layout), np.uint32, (words.size,))
+    assert_exact("sorted stream", np.sort(stream), np.sort(words, axis=None))
+
+
+@checks("blocking.invert/C1", shapes)
+def test_invert_equals_the_reference(backend: Remote, case: LayoutCase) -> None:
+    """Elements that are all different come to the rows and columns where the reference has them."""
+    assert_inverted(backend, case)
+
+
+@checks("blocking.invert/C1", every_block)
+def test_invert_of_every_block(backend: Remote, case: LayoutCase) -> None:
+    """The same for blocks of every width and height."""
+    assert_inverted(backend, case)
+
+
+def assert_inverted(backend: Remote, case: LayoutCase) -> None:
+    __tracebackhide__ = True
+    stream = places(case).reshape(-1)
+    words = backend.run("blocking.invert", stream, case.layout)
+    assert_exact("words", words, layouts.invert(stream, case.layout))
+
+
+@checks("blocking.invert/C2", shapes)
+def test_invert_is_the_inverse(backend: Remote, case: LayoutCase) -> None:
+    """A stream that was inverted and laid out again, by the specification, is the stream."""
+    stream = places(case).reshape(-1)
+    words = backend.run("blocking.invert", stream, case.layout)
+    assert_array("words", words, np.uint32, (case.rows, case.columns))
+    assert_exact("stream", layouts.apply(np.ascontiguousarray(words), case.layout), stream)
+
+
+MISTAKES: dict[str, Callable[[Words, Layout], tuple[object, object]]] = {
+    "layout": lambda array, layout: (array, "z_curve"),
+    "dtype": lambda array, layout: (array.astype(np.int32), layout),
+    "list": lambda array, layout: (array.tolist(), layout),
+    "size": lambda array, layout: (array[:-1].copy(), layout),
+    "strided": lambda array, layout: (np.repeat(array, 2, axis=-1)[..., ::2], layout),
+    "dimensions": lambda array, layout: (array[None], layout),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
+    for variant in MISTAKES:
+        for order in ORDERS:
+            yield LayoutCase(clause, "edge", variant, order, 4, 6, 2, 4)
+
+
+@checks("blocking.apply/C3", mistakes)
+def test_apply_refuses(backend: Remote, case: LayoutCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with refuses():
+        backend.run("blocking.apply", *MISTAKES[case.variant](places(case), case.layout))
+
+
+@checks("blocking.invert/C3", mistakes)
+def test_invert_refuses(backend: Remote, case: LayoutCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with refuses():
+        backend.run("blocking.invert", *MISTAKES[case.variant](places(case).reshape(-1), case.layout))

@@ -1,0 +1,140 @@
+"""Checks of `packing.pack` and `packing.unpack`, all of them exact."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from lowbit.quantization import packing
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, Codes
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.cases import COLUMNS, LARGE, UNITS, MatrixCase
+from lowbit_conformance.suite.compare import assert_exact, refuses
+from lowbit_conformance.suite.marking import Settings, checks
+
+
+def shapes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """Every depth of a few units with every width, then large ones, then shapes from the seeds."""
+    for bits in BITS:
+        for turn, columns in enumerate(COLUMNS):
+            rows = UNITS[turn % len(UNITS)] * CODES_PER_UNIT[bits]
+            yield MatrixCase(clause, "lattice", "", bits, rows, columns)
+        for rows, columns, _ in LARGE[:3]:
+            yield MatrixCase(clause, "lattice", "large", bits, rows, columns)
+        yield MatrixCase(clause, "lattice", "large", bits, 2 * CODES_PER_UNIT[bits], 1100)
+        for seed in settings.seeds:
+            rng = np.random.Generator(np.random.PCG64([seed, bits]))
+            rows = CODES_PER_UNIT[bits] * int(rng.integers(1, 40))
+            yield MatrixCase(clause, "random", "drawn", bits, rows, int(rng.integers(1, 101)), seed=seed)
+        yield MatrixCase(clause, "lattice", "large-model", bits, CODES_PER_UNIT[bits], 131072)
+        yield MatrixCase(clause, "lattice", "large-model", bits, 28672, 3)
+        yield MatrixCase(clause, "lattice", "large-model", bits, 2**16 + 32, 2)
+
+
+def single_units(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """One case for each width: a unit in which one code at a time is not zero."""
+    for bits in BITS:
+        unit = CODES_PER_UNIT[bits]
+        yield MatrixCase(clause, "lattice", "one-code", bits, unit, unit * (2**bits - 1))
+
+
+def one_code_a_column(bits: int) -> Codes:
+    """A unit of codes for each position and each value but 0: column ``position * (2**bits - 1) + value - 1``."""
+    unit, top = CODES_PER_UNIT[bits], 2**bits - 1
+    codes = np.zeros((unit, unit * top), np.uint8)
+    for position in range(unit):
+        codes[position, position * top : (position + 1) * top] = np.arange(1, top + 1)
+    return codes
+
+
+def random_codes(case: MatrixCase) -> Codes:
+    return case.generator().integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
+
+
+@checks("packing.pack/C1", single_units)
+def test_one_code_sets_its_own_bits(backend: Remote, case: MatrixCase) -> None:
+    """Each code alone sets bits b·k … b·k + b − 1 of its column and no other bit, by arithmetic on big integers."""
+    words = backend.run("packing.pack", one_code_a_column(case.bits), case.bits)
+    top = 2**case.bits - 1
+    streams = [(column % top + 1) << (case.bits * (column // top)) for column in range(CODES_PER_UNIT[case.bits] * top)]
+    expected = [[stream >> (32 * word) & 0xFFFFFFFF for stream in streams] for word in range(WORDS_PER_UNIT[case.bits])]
+    assert_exact("words", words, np.array(expected, np.uint32))
+
+
+@checks("packing.pack/C2", shapes)
+def test_pack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
+    """Random codes of every shape give the reference's words, and the codes are left as they were."""
+    codes = random_codes(case)
+    given = backend.run("packing.pack", codes, case.bits)
+    assert_exact("words", given, packing.pack(codes, case.bits))
+
+
+@checks("packing.unpack/C1", shapes)
+def test_unpack_equals_the_reference(backend: Remote, case: MatrixCase) -> None:
+    """Random words, every bit of them used, give the reference's codes."""
+    word_rows = case.rows * case.bits // 32
+    words = case.generator().integers(0, 2**32, (word_rows, case.columns), dtype=np.uint32)
+    given = backend.run("packing.unpack", words, case.bits)
+    assert_exact("codes", given, packing.unpack(words, case.bits))
+
+
+@checks("packing.unpack/C2", single_units)
+def test_unpack_finds_each_code_alone(backend: Remote, case: MatrixCase) -> None:
+    """Each code alone in its unit comes back at its own place."""
+    given = backend.run("packing.unpack", packing.pack(one_code_a_column(case.bits), case.bits), case.bits)
+    assert_exact("codes", given, one_code_a_column(case.bits))
+
+
+PACK_MISTAKES: dict[str, Callable[[Codes, int], tuple[object, object]]] = {
+    "bits-5": lambda codes, bits: (codes, 5),
+    "bits-float": lambda codes, bits: (codes, float(bits)),
+    "rows": lambda codes, bits: (codes[:-1].copy(), bits),
+    "no-rows": lambda codes, bits: (codes[:0].copy(), bits),
+    "no-columns": lambda codes, bits: (codes[:, :0].copy(), bits),
+    "one-dimension": lambda codes, bits: (codes[:, 0].copy(), bits),
+    "dtype": lambda codes, bits: (codes.astype(np.int64), bits),
+    "list": lambda codes, bits: (codes.tolist(), bits),
+    "strided": lambda codes, bits: (np.asfortranarray(codes), bits),
+}
+
+
+def pack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    for variant in PACK_MISTAKES:
+        for bits in BITS:
+            yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3)
+    for bits in BITS[:-1]:  # every uint8 fits 8 bits
+        yield MatrixCase(clause, "edge", "large-code", bits, 2 * CODES_PER_UNIT[bits], 3)
+
+
+@checks("packing.pack/C3", pack_mistakes)
+def test_pack_refuses(backend: Remote, case: MatrixCase) -> None:
+    """Each mistake raises ArgumentError."""
+    codes, bits = random_codes(case), case.bits
+    given: tuple[object, object] = (codes, bits)
+    if case.variant == "large-code":
+        codes[-1, -1] = 2**bits
+    else:
+        given = PACK_MISTAKES[case.variant](codes, bits)
+    with refuses():
+        backend.run("packing.pack", *given)
+
+
+UNPACK_MISTAKES = {name: PACK_MISTAKES[name] for name in PACK_MISTAKES if name not in ("rows", "dtype")}
+
+
+def unpack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    for variant in (*UNPACK_MISTAKES, "dtype"):
+        for bits in BITS:
+            yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3)
+    yield MatrixCase(clause, "edge", "rows", 3, 64, 3)  # only 3 bits can end inside a unit
+
+
+@checks("packing.unpack/C3", unpack_mistakes)
+def test_unpack_refuses(backend: Remote, case: MatrixCase) -> None:
+    """Each mistake raises ArgumentError."""
+    words = packing.pack(random_codes(case), case.bits)
+    if case.variant == "dtype":
+        given: tuple[object, object] = (words.astype(np.int32), case.bits)
+    else:
+        given = PACK_MISTAKES[case.variant](words, case.bits)  # type: ignore[arg-type]  # words serve as well as codes
+    with refuses():
+        backend.run("packing.unpack", *given)

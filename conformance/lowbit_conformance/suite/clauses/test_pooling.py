@@ -1,0 +1,152 @@
+"""Checks of `pooling.pool`, all of them exact."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.attention import pooling
+from lowbit.attention.pooling import METHODS, Method
+from lowbit.quantization.affine import Floats
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
+from lowbit_conformance.suite.marking import Settings, checks
+
+
+@dataclass(frozen=True)
+class HeadsCase(Case):
+    """A projection and its heads.
+
+    Attributes:
+        rows: width of what is projected; 1 for a bias.
+        heads: H.
+        groups: G.
+        head_dim: d_h.
+        method: ``mean`` or ``first``.
+    """
+
+    rows: int
+    heads: int
+    groups: int
+    head_dim: int
+    method: Method
+
+    @property
+    def label(self) -> str:
+        return f"{self.rows}x{self.heads}x{self.head_dim}-g{self.groups}-{self.method}"
+
+
+SHAPES = (
+    (1, 1, 1, 1),
+    (1, 2, 1, 3),
+    (3, 4, 2, 1),
+    (5, 6, 2, 4),
+    (7, 6, 3, 5),
+    (9, 9, 9, 2),
+    (64, 8, 1, 8),
+    (33, 32, 8, 16),
+    (130, 6, 2, 80),
+)
+OUTLIERS = ("", "wide", "cancelling", "large-first", "subnormal", "duplicated")
+
+
+def shapes(method: Method, variants: tuple[str, ...] = OUTLIERS) -> Callable[[str, Settings], Iterator[HeadsCase]]:
+    def generator(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+        for variant in variants:
+            for shape in SHAPES:
+                yield HeadsCase(clause, "lattice", variant, *shape, method)
+            for seed in settings.seeds:
+                rng = np.random.Generator(np.random.PCG64(seed))
+                groups, members, head_dim, rows = (int(size) for size in rng.integers(1, 13, 4))
+                shape = (rows, groups * members, groups, head_dim)
+                yield HeadsCase(clause, "random", f"{variant}-drawn".lstrip("-"), *shape, method, seed=seed)
+
+    return generator
+
+
+def projection(case: HeadsCase) -> Floats:
+    """Weights of one kind; *wide*, *cancelling* and *large-first* ones tell orders and precisions of the sum apart."""
+    rng = case.generator()
+    shape = (case.rows, case.groups, case.heads // case.groups, case.head_dim)
+    weights = rng.normal(size=shape)
+    if "wide" in case.variant:
+        weights = weights * np.exp2(rng.integers(-60, 60, shape))
+    elif "cancelling" in case.variant:
+        weights[:, :, 1::2] = -weights[:, :, : shape[2] // 2] * (1 + 2.0**-20)
+    elif "large-first" in case.variant and shape[2] > 2:  # gone before the others come; in another order they are lost
+        weights[:, :, 0] *= 2.0**70
+        weights[:, :, 1] = -weights[:, :, 0]
+    elif "subnormal" in case.variant:
+        weights = weights * 2.0**-140
+    elif "duplicated" in case.variant:
+        weights = np.broadcast_to(weights[:, :, :1], shape)
+    return np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
+
+
+def run(backend: Remote, case: HeadsCase, weights: Floats) -> Floats:
+    __tracebackhide__ = True
+    pooled = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
+    return assert_array("pooled", pooled, np.float32, (case.rows, case.groups * case.head_dim))
+
+
+def assert_pooled(backend: Remote, case: HeadsCase) -> None:
+    __tracebackhide__ = True
+    weights = projection(case)
+    pooled = run(backend, case, weights)
+    assert_exact("pooled", pooled, pooling.pool(weights, case.heads, case.groups, method=case.method))
+
+
+@checks("pooling.pool/C1", shapes("mean"))
+def test_mean(backend: Remote, case: HeadsCase) -> None:
+    """Heads of very different size, of nearly opposite sign, subnormal and equal ones give the reference's mean."""
+    assert_pooled(backend, case)
+
+
+@checks("pooling.pool/C2", shapes("first"))
+def test_first(backend: Remote, case: HeadsCase) -> None:
+    """The first head of each group comes out as it is."""
+    assert_pooled(backend, case)
+
+
+def duplicated(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+    for method in METHODS:
+        yield from shapes(method, ("duplicated",))(clause, settings)
+
+
+@checks("pooling.pool/C3", duplicated)
+def test_equal_heads_come_back(backend: Remote, case: HeadsCase) -> None:
+    """This needs no reference: what is repeated is what must come out."""
+    weights = projection(case)
+    pooled = run(backend, case, weights)
+    members = weights.reshape(case.rows, case.groups, -1, case.head_dim)
+    assert_exact("pooled", pooled, np.ascontiguousarray(members[:, :, 0]).reshape(case.rows, -1))
+
+
+MISTAKES: dict[str, Callable[[Floats], tuple[Any, ...]]] = {
+    "heads-5": lambda weights: (weights, 5, 1, "mean"),
+    "heads-0": lambda weights: (weights, 0, 1, "mean"),
+    "heads-float": lambda weights: (weights, 4.0, 2, "mean"),
+    "groups-3": lambda weights: (weights, 4, 3, "mean"),
+    "groups-0": lambda weights: (weights, 4, 0, "mean"),
+    "groups-8": lambda weights: (weights, 4, 8, "mean"),
+    "method": lambda weights: (weights, 4, 2, "median"),
+    "nan": lambda weights: (weights * np.float32(np.nan), 4, 2, "mean"),
+    "infinity": lambda weights: (np.where(weights > 0, np.float32(np.inf), weights), 4, 2, "first"),
+    "float64": lambda weights: (weights.astype(np.float64), 4, 2, "mean"),
+    "vector": lambda weights: (weights[0], 4, 2, "mean"),
+    "strided": lambda weights: (np.asfortranarray(weights), 4, 2, "mean"),
+    "no-rows": lambda weights: (weights[:0], 4, 2, "mean"),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[HeadsCase]:
+    yield from (HeadsCase(clause, "edge", variant, 3, 4, 2, 2, "mean") for variant in MISTAKES)
+
+
+@checks("pooling.pool/C4", mistakes)
+def test_refuses(backend: Remote, case: HeadsCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with refuses():
+        backend.run("pooling.pool", *MISTAKES[case.variant](projection(case)))

@@ -1,0 +1,154 @@
+"""Checks of `rope.rotate`."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.attention import rope
+from lowbit.attention.ksort import permuted_layout
+from lowbit.attention.rope import Floats, Layout, Rotation, half_split, interleaved
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_equal_values, refuses
+from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.routing_cases import assert_bounded, run_bounded
+
+
+@dataclass(frozen=True)
+class RopeCase(Case):
+    """A case with T tokens of some heads of d_h channels; the variant names how they pair."""
+
+    tokens: int
+    heads: int
+    head_dim: int
+
+
+PAIRINGS = ("half-split", "interleaved", "half-split-permuted", "interleaved-permuted")
+SHAPES = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64), (7, 1, 128), (1, 4, 256), (70, 2, 8), (3, 40, 64))
+
+
+def shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    """Every pairing at every shape, then shapes from the seeds."""
+    for pairing in PAIRINGS:
+        for shape in SHAPES:
+            yield RopeCase(clause, "lattice", pairing, *shape)
+        for seed in settings.seeds:
+            yield RopeCase(clause, "random", pairing, 1 + seed % 7, 1 + seed % 5, 2 + 2 * (29 * seed % 60), seed=seed)
+
+
+def model_shapes(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    """More tokens than 16 bits count, as many heads and channels as models have, and positions past 2^16 and 2^24."""
+    for pairing in PAIRINGS[:2]:
+        yield RopeCase(clause, "lattice", f"{pairing}-large", 70001, 1, 2)
+        yield RopeCase(clause, "lattice", f"{pairing}-large", 2, 128, 256)
+    for variant in FIRST:
+        yield RopeCase(clause, "lattice", variant, 9, 2, 64)
+
+
+FIRST = {"half-split-large-far": 2**16 - 4, "interleaved-large-far": 2**17 - 4, "half-split-large-farther": 2**24 - 4}
+"""The position of the first token, where it is not drawn."""
+
+
+def layout_of(case: RopeCase) -> Layout:
+    layout = (half_split if case.variant.startswith("half") else interleaved)(case.head_dim)
+    if not case.variant.endswith("permuted"):
+        return layout
+    return permuted_layout(layout, case.generator().permutation(case.head_dim))
+
+
+def inputs(case: RopeCase) -> tuple[Floats, Rotation]:
+    rng = case.generator()
+    x = rng.normal(size=(case.tokens, case.heads, case.head_dim)) * np.exp(rng.normal(size=case.head_dim))
+    first = FIRST.get(case.variant) or int(rng.integers(0, 5000))
+    return x.astype(np.float32), rope.rotation(layout_of(case), 10000.0, first, case.tokens)
+
+
+def quarter_turns(case: RopeCase) -> tuple[Floats, Rotation]:
+    """Integers, and an angle of 0, 1, 2 or 3 quarters for each token and pair."""
+    rng, layout = case.generator(), layout_of(case)
+    quarters = rng.integers(0, 4, (case.tokens, case.head_dim // 2))[:, layout.pair]
+    cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
+    x = rng.integers(-99, 100, (case.tokens, case.heads, case.head_dim))
+    return x.astype(np.float32), Rotation(layout, cos, layout.sign * sin)
+
+
+@checks("rope.rotate/C1", shapes)
+def test_quarter_turns_are_exact(backend: Remote, case: RopeCase) -> None:
+    """Integers turned by quarters give equal integers: every wrong partner and every wrong sign shows."""
+    assert_quarter_turns(backend, case)
+
+
+@checks("rope.rotate/C1", model_shapes)
+def test_quarter_turns_of_the_size_of_models(backend: Remote, case: RopeCase) -> None:
+    """The same for as many tokens, heads and channels as models have."""
+    assert_quarter_turns(backend, case)
+
+
+def assert_quarter_turns(backend: Remote, case: RopeCase) -> None:
+    __tracebackhide__ = True
+    x, turn = quarter_turns(case)
+    given = run_bounded(backend, case, x.shape, x, turn)
+    assert_equal_values(given, rope.rotate_heads(x, turn))
+
+
+@checks("rope.rotate/C2", shapes)
+def test_turns_within_the_bound(backend: Remote, case: RopeCase, record_property: Record) -> None:
+    """Random heads at random positions stay within the bound of two terms."""
+    assert_turns(backend, case, record_property)
+
+
+@checks("rope.rotate/C2", model_shapes)
+def test_turns_of_the_size_of_models(backend: Remote, case: RopeCase, record_property: Record) -> None:
+    """The same for as many tokens, heads and channels as models have, and at positions past 2^16 and 2^24."""
+    assert_turns(backend, case, record_property)
+
+
+def assert_turns(backend: Remote, case: RopeCase, record_property: Record) -> None:
+    __tracebackhide__ = True
+    x, turn = inputs(case)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: rope.rotate_heads(x, turn),
+        lambda declared, exact: rope.rotate_bound(x, turn, declared, exact),
+        x,
+        turn,
+    )
+
+
+@checks("rope.rotate/C3", shapes)
+def test_a_pair_turns_alone(backend: Remote, case: RopeCase) -> None:
+    """With one channel not zero, only it and its partner are not zero afterwards."""
+    x, turn = inputs(case)
+    for channel in (0, case.head_dim // 2, case.head_dim - 1):
+        one = np.zeros_like(x)
+        one[..., channel] = x[..., channel]
+        given = run_bounded(backend, case, x.shape, one, turn)
+        others = np.delete(np.arange(case.head_dim), [channel, turn.layout.partner[channel]])
+        assert (given[..., others] == 0).all(), f"WRONG: channel {channel} moved others than its partner"
+
+
+MISTAKES: dict[str, Callable[[Floats, Rotation], tuple[Any, Any]]] = {
+    "float64": lambda x, turn: (x.astype(np.float64), turn),
+    "tokens": lambda x, turn: (np.concatenate([x, x]), turn),
+    "channels": lambda x, turn: (np.concatenate([x, x], axis=2), turn),
+    "dimensions": lambda x, turn: (x[0], turn),
+    "strided": lambda x, turn: (np.repeat(x, 2, axis=2)[..., ::2], turn),
+    "no-rotation": lambda x, turn: (x, turn.cos),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[RopeCase]:
+    for variant in MISTAKES:
+        yield RopeCase(clause, "edge", variant, 3, 2, 8)
+
+
+@checks("rope.rotate/C4", mistakes)
+def test_rotate_refuses(backend: Remote, case: RopeCase) -> None:
+    """Each mistake raises ArgumentError."""
+    with refuses():
+        backend.run("rope.rotate", *MISTAKES[case.variant](*inputs(case)))

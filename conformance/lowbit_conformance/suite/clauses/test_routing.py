@@ -1,0 +1,224 @@
+"""Checks of the gate, the choice and the weights: the choice exact, the others within their derived bounds."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import numpy as np
+
+from lowbit.moe import routing
+from lowbit.moe.bounds import gate_bound, weights_bound
+from lowbit.moe.routing import Floats
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_same_bits
+from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.routing_cases import (
+    NON_FINITE,
+    SCALES,
+    SHAPES,
+    RoutingCase,
+    activations,
+    assert_bounded,
+    assert_only_row_one_spoilt,
+    assert_refuses,
+    few,
+    mistakes,
+    non_finite,
+    random_shapes,
+    routes,
+    run,
+    run_bounded,
+    shapes,
+    with_models,
+)
+
+# The gate.
+
+
+@checks("routing.gate/C1", with_models(shapes))
+def test_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
+    """Small integers give equal logits."""
+    rng = case.generator()
+    x, router = (rng.integers(-9, 10, size) for size in ((case.tokens, case.hidden), (case.hidden, case.experts)))
+    arguments = x.astype(np.float32), router.astype(np.float32)
+    given = run(backend, case, *arguments)
+    assert_equal_values(given, routing.gate(*arguments))
+
+
+def gate_inputs(case: RoutingCase) -> tuple[Floats, Floats]:
+    rng = case.generator()
+    return activations(case, rng), rng.normal(size=(case.hidden, case.experts)).astype(np.float32)
+
+
+@checks("routing.gate/C2", with_models(random_shapes))
+def test_logits_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Random logits stay within the bound of a plain sum."""
+    x, router = gate_inputs(case)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: routing.gate(x, router),
+        lambda declared, exact: gate_bound(x, router, "logits", declared, exact),
+        x,
+        router,
+    )
+
+
+def probability_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+    for case in random_shapes(clause, settings):
+        yield RoutingCase(
+            **{part.name: getattr(case, part.name) for part in fields(case)} | {"scores": "probabilities"}
+        )
+
+
+@checks("routing.gate/C3", with_models(probability_shapes))
+def test_probabilities_within_the_bound(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Random probabilities, flat ones and saturated ones, stay within the bound of a softmax of such logits."""
+    x, router = gate_inputs(case)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: routing.gate(x, router, case.scores),
+        lambda declared, exact: gate_bound(x, router, case.scores, declared, exact),
+        x,
+        router,
+        case.scores,
+    )
+
+
+@checks("routing.gate/C4", few)
+def test_gate_goes_by_rows(backend: Remote, case: RoutingCase) -> None:
+    """The same call gives the same bits, and row 0 does not depend on the others."""
+    x, router = gate_inputs(case)
+    shape = (case.tokens, case.experts)
+    first = run_bounded(backend, case, shape, x, router)
+    assert_same_bits(first, run_bounded(backend, case, shape, x, router), "the same call again")
+    x[1:] += 1
+    assert_same_bits(first[:1], run_bounded(backend, case, shape, x, router)[:1], "row 0 changed when others did")
+
+
+@checks("routing.gate/C5", non_finite)
+def test_gate_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
+    """A NaN or an infinity reaches every logit of its row, and no other row."""
+    x, router = gate_inputs(case)
+    x[1, case.hidden - 1] = NON_FINITE[case.variant]
+    assert_only_row_one_spoilt(run_bounded(backend, case, (4, case.experts), x, router))
+
+
+@checks("routing.gate/C6", mistakes)
+def test_gate_refuses(backend: Remote, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)
+
+
+# The choice.
+
+
+def distinct(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from random_shapes(clause, settings)
+    yield from shapes(clause, settings, "edge", ("neighbours", "low", "lowest"))
+
+
+@checks("routing.top_k/C1", with_models(distinct))
+def test_the_greatest_are_chosen(backend: Remote, case: RoutingCase) -> None:
+    """Distinct scores, neighbours in float32 among them: the chosen ones, found by sorting Python numbers."""
+    scores = case.generator().permutation(case.tokens * case.experts).reshape(case.tokens, -1).astype(np.float32) - 9
+    if case.variant == "neighbours":
+        scores = 1 + scores * np.float32(2.0**-23)
+    if case.variant in ("low", "lowest"):  # below what a search for the greatest may begin with
+        scores = -(scores + 11) * np.float32(1e4 if case.variant == "low" else 1e33)
+    given = run(backend, case, scores, case.k)
+    expected = [sorted(range(case.experts), key=lambda e: -float(row[e]))[: case.k] for row in scores]
+    assert_exact("chosen", given, np.array(expected, np.int64))
+
+
+@checks("routing.top_k/C2", lambda clause, settings: shapes(clause, settings, "edge", ("equal", "zeros", "few-values")))
+def test_ties_go_to_the_lowest(backend: Remote, case: RoutingCase) -> None:
+    """All equal, zeros of both signs, and scores of three values: by score, then by id."""
+    rng = case.generator()
+    values = {"equal": [0.5], "zeros": [0.0, -0.0], "few-values": [-1.0, 0.25, 3.0]}[case.variant]
+    scores = rng.choice(values, (case.tokens, case.experts)).astype(np.float32)
+    given = run(backend, case, scores, case.k)
+    expected = [sorted(range(case.experts), key=lambda e: (-float(row[e]), e))[: case.k] for row in scores]
+    assert_exact("chosen", given, np.array(expected, np.int64))
+
+
+@checks("routing.top_k/C3", lambda clause, settings: shapes(clause, settings, "edge", ("extremes",)))
+def test_choice_equals_the_reference(backend: Remote, case: RoutingCase) -> None:
+    """The largest, least and subnormal numbers: type, shape and ids are the reference's."""
+    values = np.array([3.4e38, -3.4e38, 1e-45, -1e-45, 0, 1e-38, 1], np.float32)
+    scores = case.generator().choice(values, (case.tokens, case.experts))
+    given = run(backend, case, scores, case.k)
+    assert_exact("chosen", given, routing.top_k(scores, case.k))
+
+
+@checks("routing.top_k/C4", mistakes)
+def test_top_k_refuses(backend: Remote, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)
+
+
+# The weights.
+
+
+def weight_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+    softmax = {"C1": "after", "C2": "before"}[clause.rpartition("/")[2]]
+    for case in random_shapes(clause, settings):
+        yield RoutingCase(**{part.name: getattr(case, part.name) for part in fields(case)} | {"softmax": softmax})
+
+
+@checks("routing.weights/C1", with_models(weight_shapes))
+def test_weights_of_logits(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Softmax over the chosen logits, within its bound."""
+    assert_weights(backend, case, record_property)
+
+
+@checks("routing.weights/C2", with_models(weight_shapes))
+def test_weights_of_probabilities(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    """Chosen probabilities over their sum, within its bound."""
+    assert_weights(backend, case, record_property)
+
+
+def assert_weights(backend: Remote, case: RoutingCase, record_property: Record) -> None:
+    __tracebackhide__ = True
+    rng = case.generator()
+    scores = (rng.normal(size=(case.tokens, case.experts)) * SCALES.get(case.variant, 1.0)).astype(np.float32)
+    if case.softmax == "before":
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chosen, _ = routes(case, rng)
+    assert_bounded(
+        backend,
+        case,
+        record_property,
+        lambda: routing.weights(scores, chosen, case.softmax),
+        lambda declared, exact: weights_bound(scores, chosen, case.softmax, declared, exact),
+        scores,
+        chosen,
+        case.softmax,
+    )
+
+
+def equal_scores(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+    for softmax in routing.SOFTMAXES:
+        for shape in SHAPES:
+            yield RoutingCase(clause, "lattice", "equal", *shape, softmax=softmax)
+
+
+@checks("routing.weights/C3", equal_scores)
+def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
+    """Equal scores have equal bits of weight; one expert alone has exactly 1."""
+    scores = np.full((case.tokens, case.experts), 0.3, np.float32)
+    chosen, _ = routes(case, case.generator())
+    given = run_bounded(backend, case, chosen.shape, scores, chosen, case.softmax)
+    assert_same_bits(given, np.repeat(given[:, :1], case.k, axis=1), "weights of equal scores")
+    if case.k == 1:
+        assert_equal_values(given, np.ones(given.shape))
+
+
+@checks("routing.weights/C4", mistakes)
+def test_weights_refuses(backend: Remote, case: RoutingCase) -> None:
+    """Each mistake raises ArgumentError."""
+    assert_refuses(backend, case)

@@ -1,0 +1,231 @@
+"""Checks of what calls leave behind for other calls: habit `H4` where the same arrays come again.
+
+A program makes its arrays once. A decoding loop writes the next activations where the last ones were; a loader reads
+the next matrix into the buffer of the one before; what is freed is handed out again. So an address, a Python object or
+a part of the contents says nothing about what an array holds now, and a backend that remembers by one of them answers
+with the numbers of another call. In these cases arrays keep their addresses and their objects and get other contents,
+which differ in little: one element, or the order of two.
+
+As in `test_habits`, the calls are those of the operation's own cases.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.backend.wire import Tree, decode, encode
+from lowbit.contract.operation import Promise
+from lowbit.errors import ArgumentError
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.isolation.remote import Call, Remote, RemoteLinear, Variant
+from lowbit_conformance.suite.clauses.test_habits import HabitCase, every, own_calls
+from lowbit_conformance.suite.equal_bits import difference, same
+from lowbit_conformance.suite.marking import checks
+from lowbit_conformance.suite.verdicts import BrokenPromiseError
+
+Array = npt.NDArray[Any]
+
+CALLS = 4  # of each operation
+ROUNDS = 3
+CLEARLY = 0.125  # of the largest number: a difference that no rounding makes
+ALONE = 100  # the offset of the first call that is made elsewhere; no other case has offsets so large
+
+
+# **In turns.**
+
+
+@checks("*/H4", every("in-turns"))
+def test_calls_in_turns(backend: Remote, case: HabitCase) -> None:
+    """Calls of many shapes and choices, large after small and small after large, refused ones between them, give each
+    time what they gave at first."""
+    calls, rng = own_calls(backend, case.operation, 12), case.generator()
+    for turn in range(ROUNDS):
+        for number in rng.permutation(len(calls)):
+            call = calls[int(number)]
+            if turn == 1 and call.what == "run":
+                _refused(backend, call)
+            again = backend.perform(replace(call, result=None))
+            if not same(call.result, again):
+                text = f"the same call in turns with others: {difference(call.result, again)}"
+                raise BrokenPromiseError(f"NONDETERMINISTIC: {text}")
+
+
+def _refused(backend: Remote, call: Call) -> None:
+    """The call with its first array as numbers of another kind, which every operation refuses."""
+    arguments = list(call.arguments)
+    for position, argument in enumerate(arguments):
+        if isinstance(argument, np.ndarray):
+            arguments[position] = argument.astype(np.complex128)
+            try:
+                backend.perform(replace(call, arguments=tuple(arguments), result=None))
+            except ArgumentError:
+                return
+
+
+# **Offsets.** numpy promises that an array begins at a multiple of its elements, and nothing more: a slice of a larger
+# array begins anywhere. Arrays at all offsets of a cache line, each argument at its own.
+
+VARIANTS = [
+    *(Variant(side=1, padding=1, filling=1, offset=offset) for offset in range(16)),
+    *(Variant(side=1, offset=offset, stride=7) for offset in range(1, 16, 3)),
+    *(Variant(side=1, offset=offset, stride=1) for offset in (17, 22, 31, 33, 47, 60)),
+    # Arrays of a few elements that begin at the end of a page and end in the next: of 8 and of 4 bytes an element.
+    *(Variant(side=1, offset=offset) for offset in (509, 511, 1018, 1021, 1023)),
+]
+
+
+@checks("*/H4", every("offsets"))
+def test_arrays_at_every_offset(backend: Remote, case: HabitCase) -> None:
+    """A call gives the same bits wherever its arrays begin, at every offset that their type or a declared alignment
+    allows; and a matrix is prepared from arrays at every offset."""
+    for call in own_calls(backend, case.operation, CALLS):
+        owner, variants = call.owner, VARIANTS
+        if isinstance(owner, RemoteLinear):
+            owner = backend.elsewhere(Call("prepare", "linear.qgemv", (owner.matrix,)), VARIANTS)[0]
+            variants = [replace(variant, handle=number) for number, variant in enumerate(VARIANTS)]
+        assert_equal_at_offsets(backend, replace(call, owner=owner, result=None), call.result, variants)
+
+
+def assert_equal_at_offsets(backend: Remote, call: Call, expected: Any, variants: list[Variant]) -> None:
+    __tracebackhide__ = True
+    for variant, given in zip(variants, backend.elsewhere(call, variants), strict=True):
+        if not same(expected, given):
+            if isinstance(given, BrokenPromiseError):
+                raise given
+            text = f"the result changes with the addresses of the arguments, at offset {variant.offset}"
+            raise BrokenPromiseError(f"NONDETERMINISTIC: {text}: {difference(expected, given)}")
+
+
+# **Other contents in the same arrays.**
+
+
+@checks("*/H4", every("rewritten"))
+def test_other_contents_in_the_same_arrays(backend: Remote, case: HabitCase) -> None:
+    """A call whose arrays have been given other contents answers for these, as it does from arrays elsewhere; one
+    element is changed, or two are swapped."""
+    for call in own_calls(backend, case.operation, CALLS):
+        calls = [replace(call, result=None), *rewritten(call)]
+        with backend.same_arrays():
+            given = [_answer(backend, each) for each in calls]
+            given.append(_answer(backend, calls[0]))
+        calls.append(calls[0])
+        assert_own_results(calls, given)
+        for number, (each, mine) in enumerate(zip(calls, given, strict=True)):
+            alone = backend.elsewhere(each, [Variant(side=1, padding=1, filling=1, offset=ALONE + number)])[0]
+            if not same(mine, alone):
+                text = f"other contents in the same arrays than elsewhere: {difference(mine, alone)}"
+                raise BrokenPromiseError(f"NONDETERMINISTIC: {text}")
+
+
+def _answer(backend: Remote, call: Call) -> Any:
+    """The result of a call, or the error with which it is refused."""
+    try:
+        return np.array(given) if isinstance(given := backend.perform(replace(call)), np.ndarray) else given
+    except ArgumentError as error:
+        return error
+
+
+def rewritten(call: Call) -> Iterator[Call]:
+    """The call with other contents of each of its arrays in turn, but for the one that is written to."""
+    arrays: list[Array] = []
+    written = call.arguments[call.out] if call.out >= 0 else None
+
+    def put(array: Array) -> dict[str, Tree]:
+        arrays.append(array)
+        return {"number": len(arrays) - 1}
+
+    trees = [encode(argument, put) for argument in call.arguments]
+    choices = {name: encode(choice, put) for name, choice in call.choices.items()}
+    for place, array in enumerate(arrays):
+        for contents in () if array is written else others(array):
+            with_these = [contents if number == place else each for number, each in enumerate(arrays)]
+
+            def get(dtype: Any, shape: Any, tree: dict[str, Tree], these: list[Array] = with_these) -> Array:
+                return these[tree["number"]]
+
+            try:
+                arguments = tuple(decode(tree, get) for tree in trees)
+                chosen = {name: decode(tree, get) for name, tree in choices.items()}
+            except ArgumentError:  # what has parts may refuse such contents
+                continue
+            yield replace(call, arguments=arguments, choices=chosen, result=None)
+
+
+def others(array: Array) -> Iterator[Array]:
+    """Other contents of an array.
+
+    Of floats: one element becomes larger than all, and then moves through the array by changing places with others, so
+    that these contents have the same elements and sums. Of integers: two elements of a row change places.
+    """
+    flat = np.array(array).reshape(-1)
+    size = flat.size
+    places = list(dict.fromkeys((size - 1, size // 2, size // 3, 2 * size // 3, 0))) if size else []
+    if array.dtype.kind == "f":
+        for number, place in enumerate(places):
+            if number == 0:
+                largest = np.abs(flat[np.isfinite(flat)]).max(initial=0)
+                flat[place] = min(4 * float(largest) or 1.0, float(np.finfo(flat.dtype).max) / 4)
+            else:
+                before = places[number - 1]
+                flat[[before, place]] = flat[[place, before]]
+            yield flat.reshape(array.shape).copy()
+        return
+    width = max(1, array.shape[-1]) if array.ndim else 1
+    for place in places:
+        row = flat[place - place % width : place - place % width + width]
+        different = np.flatnonzero(row != flat[place])
+        if not different.size:
+            row, different = flat, np.flatnonzero(flat != flat[place])
+        if different.size:
+            changed = flat.copy()
+            other = int(different[-1]) + (place - place % width if row is not flat else 0)
+            changed[[place, other]] = changed[[other, place]]
+            yield changed.reshape(array.shape)
+
+
+def assert_own_results(calls: Sequence[Call], given: Sequence[Any]) -> None:
+    """Each result is that of the contents that lay in the arrays, and of no others.
+
+    The result of an exact operation is the reference's. That of a bounded one need not be, but where the results of two
+    contents differ clearly in the reference, they must differ here.
+    """
+    __tracebackhide__ = True
+    operation = OPERATIONS[calls[0].operation]
+    right = [_right(call) for call in calls]
+    for number, (mine, own) in enumerate(zip(given, right, strict=True)):
+        text = "after other contents had lain in the same arrays"
+        if isinstance(mine, Exception) or isinstance(own, Exception):
+            if type(mine) is not type(own):
+                raise BrokenPromiseError(f"WRONG: {mine!r:.200}, expected {own!r:.200}, {text}")
+        elif operation.promise is not Promise.BOUNDED:
+            if not same(mine, own):
+                raise BrokenPromiseError(f"WRONG: {text}: {difference(mine, own)}")
+        else:
+            for before in range(number):
+                if same(mine, given[before]) and _differ_clearly(own, right[before]):
+                    raise BrokenPromiseError(
+                        f"WRONG: the result is that of other contents, {number - before} calls before"
+                    )
+
+
+def _right(call: Call) -> Any:
+    arguments = call.arguments
+    if isinstance(call.owner, RemoteLinear):
+        arguments = call.arguments[0], call.owner.matrix
+    try:
+        with np.errstate(all="ignore"):
+            return OPERATIONS[call.operation].reference(*arguments, **call.choices)
+    except ArgumentError as error:
+        return error
+
+
+def _differ_clearly(one: Any, other: Any) -> bool:
+    if isinstance(one, Exception) or isinstance(other, Exception) or one.shape != other.shape:
+        return type(one) is not type(other) or np.shape(one) != np.shape(other)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(
+            np.max(np.abs(one - other), initial=0) > CLEARLY * np.max(np.abs(np.stack([one, other])), initial=0)
+        )

@@ -1,0 +1,296 @@
+"""Checks of numbers below the least normal one: float32 loses them a bit at a time, and nothing takes them for zero.
+
+Below :math:`2^{-126}` the numbers of float32 are the multiples of :math:`2^{-149}`. A processor can be told to take
+them for zero, for speed, and compilers do so with an option. A sum whose terms are such multiples, and fewer than
+:math:`2^{24}` of them, is exact in float32 as any other is, so the clauses of the lattice hold for it without change.
+Each case keeps one kind of number there: scales, minima, the weights that normal scales and minima leave between them,
+or the products of normal numbers; of operations without codes, all that they are linear in.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+
+from lowbit.attention import attention, rope
+from lowbit.linear import integer
+from lowbit.linear.linear import Doubles
+from lowbit.model import block as blocks
+from lowbit.moe import routing
+from lowbit.quantization import gptq, hqq, hqq_solver
+from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
+from lowbit.quantization.hqq_numbers import decode
+from lowbit.quantization.packing import BITS
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite import deep_inputs
+from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
+from lowbit_conformance.suite.clauses import test_gptq, test_rope
+from lowbit_conformance.suite.clauses.test_attention import AttendCase
+from lowbit_conformance.suite.clauses.test_blocks import RowsCase
+from lowbit_conformance.suite.clauses.test_blocks import lattice as norm_lattice
+from lowbit_conformance.suite.clauses.test_experts import lattice_experts
+from lowbit_conformance.suite.clauses.test_gptq import LayerCase
+from lowbit_conformance.suite.clauses.test_hqq import BlocksCase, RealZeroCase, weights_and_grid
+from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
+from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
+from lowbit_conformance.suite.integer_cases import IntegerCase, of
+from lowbit_conformance.suite.marking import Generator, Settings, checks
+from lowbit_conformance.suite.routing_cases import RoutingCase, run_bounded
+
+LEAST = 2.0**-149
+LIVE = 3  # activations of a row that are not zero
+
+# **Products with quantised weights.**
+
+UNITS = {"scales": (0, -149), "minima": (0, -136), "weights": (0, -136), "products": (-70, -79)}
+"""For each kind the exponents of the units of activations and of scales and minima: never below −149 together."""
+
+HALF_UNITS = (-125, -24)
+"""Of the products of normal activations and the numbers of float16."""
+
+
+def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """Every kind with every width and convention that can have it; products also with the groups in use."""
+    wide, integers = clause.startswith("linear.qgemm"), clause.startswith("linear.qgemm_bfp/")
+    found = []
+    for kind, bits, convention in product(UNITS, BITS, CONVENTIONS):
+        if convention == "minimum" or kind in ("scales", "products"):
+            found.append(MatrixCase(clause, "lattice", f"underflow-{kind}", bits, 96, 35, 40, convention))
+    for convention, size in product(CONVENTIONS, GROUPS_IN_USE):
+        shape = (2 * size, 19, size)
+        found.append(MatrixCase(clause, "lattice", "underflow-products", 4, *shape, convention, "float16"))
+    for case in found:
+        yield of(case, 4) if integers else replace(case, vectors=4 * wide)
+
+
+def lattice(case: MatrixCase) -> tuple[Doubles, int, QuantizedMatrix]:
+    """Four rows of integers with few of them not 0, the exponent of their unit, and a matrix.
+
+    In *minima* and *weights* scales are the least normal number, :math:`2^{10}` units. The minima of *weights* take a
+    code times its scale away but for less than a scale, and most codes are that code.
+    """
+    rng, kind, top = case.generator(), case.variant.removeprefix("underflow-"), 2**case.bits - 1
+    exponent, unit = HALF_UNITS if case.scale_dtype == "float16" else UNITS[kind]
+    shape = (-(-case.rows // case.group_size), case.columns)
+    codes = rng.integers(0, top + 1, (case.rows, case.columns))
+    if kind in ("minima", "weights"):
+        amplitude, own = 3, rng.integers(0, top + 1, shape) * (kind == "weights")
+        scales = np.full(shape, 2.0**10)
+        zeros = deep_inputs.odd(rng, 2**10 - 1, shape) - own * scales
+        if kind == "weights":
+            most = np.repeat(own, case.group_size, axis=0)[: case.rows]
+            codes = np.where(rng.random(codes.shape) < 0.8, most, codes)
+    else:
+        room = FLOAT32_INTEGERS // (LIVE * 2 * top)
+        amplitude, significand = room // 2**6, 2**6 - 1
+        scales = np.abs(deep_inputs.odd(rng, significand, shape)).astype(np.float64)
+        zeros = (
+            deep_inputs.odd(rng, significand, shape)
+            if case.convention == "minimum"
+            else rng.integers(0, top + 1, shape)
+        )
+    x = np.zeros((4, case.rows))
+    for row, place in zip(x, deep_inputs.places(case.rows, LIVE, 4), strict=True):
+        row[place] = deep_inputs.odd(rng, min(amplitude, 127), len(place))
+    zeros = zeros * 2.0**unit if case.convention == "minimum" else zeros
+    return x, exponent, deep_inputs.matrix_of(case, codes, scales * 2.0**unit, zeros)
+
+
+def assert_products(backend: Remote, case: MatrixCase) -> None:
+    __tracebackhide__ = True
+    integers, exponent, matrix = lattice(case)
+    x = np.ldexp(integers, exponent).astype(np.float32)
+    prepared = backend.prepare(matrix)
+    rows = [x] if case.vectors else [x[t : t + 1] for t in range(len(x))]
+    given = [np.atleast_2d(prepared.guarded(each, case.vectors)) for each in rows]
+    assert_equal_values(np.concatenate(given), deep_inputs.product(x, matrix))
+
+
+@checks("linear.qgemv/C1", matrices)
+def test_vectors_below_the_normal_numbers(backend: Remote, case: MatrixCase) -> None:
+    """Subnormal scales, minima, weights and products: the result equals the reference's."""
+    assert_products(backend, case)
+
+
+@checks("linear.qgemm/C1", matrices)
+def test_products_below_the_normal_numbers(backend: Remote, case: MatrixCase) -> None:
+    """The same for several rows."""
+    assert_products(backend, case)
+
+
+@checks("linear.qgemm_bfp/C1", matrices)
+def test_integer_products_below_the_normal_numbers(backend: Remote, case: IntegerCase) -> None:
+    """The same for blocks of integers, whose exponents take the place of the unit of activations."""
+    integers, exponent, matrix = lattice(case)
+    exponents = np.full((len(integers), case.format.blocks(case.rows)), exponent, np.int16)
+    x = Blocks(integers.astype(case.format.dtype), exponents, case.format)
+    given = backend.prepare(matrix).guarded_blocks(x)
+    assert_equal_values(given, integer.qgemm_bfp(x, matrix))
+
+
+# **Real zeros.**
+
+
+def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    for kind, bits, axis in product(("scales", "activations"), BITS, (0, 1)):
+        if kind == "scales" or clause.startswith("hqq.qgemv"):
+            yield RealZeroCase(clause, "lattice", f"underflow-{kind}", bits, 96, 16, 32, axis, "float32")  # type: ignore[arg-type]  # an axis
+
+
+def real_zero_lattice(case: RealZeroCase) -> tuple[Floats, hqq.HqqMatrix]:
+    """Zeros are odd multiples of a half, so the unit is twice the least number."""
+    rng, kind = case.generator(), case.variant.removeprefix("underflow-")
+    shape = (case.bits, case.rows, case.columns, case.group_size, case.axis)
+    x, matrix = deep_inputs.hqq_lattice(rng, kind, *shape)
+    if kind == "activations":
+        return (x * np.float32(2 * LEAST)), matrix
+    tiny = decode(matrix.scales) * np.float32(2 * LEAST)
+    return x, replace(matrix, scales=tiny)
+
+
+@checks("hqq.qgemv/C1", real_zeros)
+def test_real_zeros_below_the_normal_numbers(backend: Remote, case: RealZeroCase) -> None:
+    """Subnormal scales or activations: the result equals the reference's."""
+    rows, matrix = real_zero_lattice(case)
+    given = [backend.run("hqq.qgemv", x, matrix) for x in rows]
+    weights = hqq.dequantize(matrix).astype(np.float64)  # exact here
+    for x, result in zip(rows, given, strict=True):
+        assert_equal_values(result, x.astype(np.float64) @ weights)
+
+
+@checks("hqq.dequantize/C1", real_zeros)
+def test_weights_of_subnormal_scales(backend: Remote, case: RealZeroCase) -> None:
+    """Subnormal scales give the reference's weights."""
+    _, matrix = real_zero_lattice(case)
+    assert_exact("weights", backend.run("hqq.dequantize", matrix), hqq.dequantize(matrix))
+
+
+def blocks_of_weights(clause: str, settings: Settings) -> Iterator[BlocksCase]:
+    for bits, (rows, columns) in product(BITS, ((16, 5), (33, 17))):
+        yield BlocksCase(clause, "lattice", "underflow", bits, rows, columns)
+
+
+@checks("hqq.codes/C1", blocks_of_weights)
+def test_codes_of_subnormal_weights(backend: Remote, case: BlocksCase) -> None:
+    """Subnormal weights by subnormal scales: their quotients are as normal as any."""
+    weights, scales, zeros = weights_and_grid(case)
+    arguments = weights * np.float32(2.0**-128), scales * np.float32(2.0**-128), zeros
+    given = backend.run("hqq.codes", *arguments, case.bits)
+    assert_exact("codes", given, hqq_solver.codes(*arguments, case.bits))
+
+
+# **Layers of routing.**
+
+LAYERS = ((3, 33, 8, 3, 17), (2, 16, 5, 5, 9))
+
+
+def layers(*variants: str) -> Generator:
+    def generator(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+        for variant, shape in product(variants, LAYERS):
+            yield RoutingCase(clause, "lattice", f"underflow-{variant}", *shape)
+
+    return generator
+
+
+GATE_UNITS = {"activations": (-149, 0), "router": (0, -149), "products": (-70, -79)}
+
+
+@checks("routing.gate/C1", layers(*GATE_UNITS))
+def test_logits_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> None:
+    """Subnormal activations, weights and products: the logits are equal."""
+    rng, exponents = case.generator(), GATE_UNITS[case.variant.removeprefix("underflow-")]
+    shapes = (case.tokens, case.hidden), (case.hidden, case.experts)
+    x, router = (
+        np.ldexp(rng.integers(-9, 10, shape), unit).astype(np.float32)
+        for shape, unit in zip(shapes, exponents, strict=True)
+    )
+    given = run_bounded(backend, case, (case.tokens, case.experts), x, router, case.scores)
+    assert_equal_values(given, routing.gate(x, router))
+
+
+def tiny_experts(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats]:
+    """Those of the lattice, with subnormal weights on the way out, in units of four times the least number."""
+    x, gate, up, down = lattice_experts(case)
+    return x, gate, up, down * np.float32(4 * LEAST)
+
+
+@checks("routing.expert/C1", layers("down"))
+def test_an_expert_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> None:
+    """Weights of the last matrix are subnormal: the result is equal."""
+    x, *parts = tiny_experts(case)
+    arguments = (x, *(part[0].copy() for part in parts))
+    assert_equal_values(run_bounded(backend, case, x.shape, *arguments), routing.expert(*arguments))
+
+
+# **Heads, norms and gates.**
+
+
+def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
+    for shape in ((1, 1, 1, 1, 2), (4, 9, 6, 2, 16), (1, 33, 9, 3, 64)):
+        yield AttendCase(clause, "lattice", "underflow", *shape, 1)
+
+
+@checks("attention.attend/C1", heads)
+def test_subnormal_values_come_back(backend: Remote, case: AttendCase) -> None:
+    """With a window of 1 each token takes its own value, which is subnormal."""
+    rng = case.generator()
+    queries = rng.normal(size=(case.tokens, case.heads, case.head_dim)).astype(np.float32)
+    keys = rng.normal(size=(case.kv_heads, case.length, case.head_dim)).astype(np.float32)
+    values = (deep_inputs.odd(rng, 2**20, keys.shape) * LEAST).astype(np.float32)
+    given = run_bounded(backend, case, queries.shape, queries, keys, values, case.window)
+    assert_equal_values(given, attention.attend_to(queries, keys, values, case.window))
+
+
+def turns(clause: str, settings: Settings) -> Iterator[test_rope.RopeCase]:
+    for pairing, shape in product(test_rope.PAIRINGS, ((3, 2, 6), (2, 9, 64))):
+        yield test_rope.RopeCase(clause, "lattice", f"underflow-{pairing}", *shape)
+
+
+@checks("rope.rotate/C1", turns)
+def test_subnormal_heads_turn(backend: Remote, case: test_rope.RopeCase) -> None:
+    """Multiples of the least number that turn by quarters keep their magnitudes."""
+    pairing = replace(case, variant=case.variant.removeprefix("underflow-"))
+    x, turn = test_rope.quarter_turns(pairing)
+    x *= np.float32(LEAST)
+    assert_equal_values(run_bounded(backend, case, x.shape, x, turn), rope.rotate_heads(x, turn))
+
+
+def widths(clause: str, settings: Settings) -> Iterator[RowsCase]:
+    for shape in ((2, 4), (4, 16), (3, 64), (2, 256)):
+        yield RowsCase(clause, "lattice", "underflow", *shape)
+
+
+@checks("blocks.rms_norm/C1", widths)
+def test_a_norm_with_subnormal_gain(backend: Remote, case: RowsCase) -> None:
+    """The root is 2 or 4, and the gain a subnormal multiple of sixteen times the least number."""
+    x, gain, epsilon = norm_lattice(case)
+    gain *= np.float32(16 * LEAST)
+    given = run_bounded(backend, case, case.shape, x, gain, epsilon)
+    assert_equal_values(given, blocks.rms_norm_of(x, gain, epsilon))
+
+
+# **Parts of GPTQ.**
+
+
+def gptq_layers(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    for shape in ((7, 9), (33, 16)):
+        yield LayerCase(clause, "lattice", "underflow", *shape)
+
+
+@checks("gptq.hessian/C1", gptq_layers)
+def test_a_hessian_below_the_normal_numbers(backend: Remote, case: LayerCase) -> None:
+    """Normal inputs whose products are subnormal."""
+    x = np.ldexp(case.generator().integers(-9, 10, (case.columns, case.rows)), -74).astype(np.float32)
+    assert_equal_values(test_gptq.run(backend, case, x), gptq.hessian(x))
+
+
+@checks("gptq.targets/C1", gptq_layers)
+def test_targets_below_the_normal_numbers(backend: Remote, case: LayerCase) -> None:
+    """Weights and values are subnormal multiples of sixteen times the least number."""
+    rng, shape = case.generator(), (case.rows, case.columns)
+    weights, values = (np.float32(16 * LEAST) * rng.integers(-64, 65, shape).astype(np.float32) for _ in range(2))
+    triangle = test_gptq.exact_factor(case)
+    given = test_gptq.run(backend, case, weights, triangle, values)
+    assert_equal_values(given, gptq.targets(weights, triangle, values))

@@ -1,0 +1,143 @@
+"""Judging a result: equal bits, or within the bound, and if not, where and by how much.
+
+Each function says what it is equivalent to, hides its own frame from the traceback, and raises `AssertionError` whose
+text begins with the verdict. A result may be anything at all, so its type is judged before it is used.
+
+**A result is judged after it has been given.** Every check calls the backend first and only then computes what is
+right, so that the right answer exists nowhere while the code under test runs: what is not there cannot be found.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.rounding import Bound
+from lowbit.errors import ArgumentError
+from lowbit.linear.linear import Doubles
+
+Kind = TypeVar("Kind")
+
+
+def assert_kind(name: str, given: object, kind: type[Kind]) -> Kind:
+    """``isinstance(given, kind)``; returns what was given."""
+    __tracebackhide__ = True
+    if not isinstance(given, kind):
+        raise AssertionError(f"WRONG: {name} is a {type(given).__name__}, the specification says {kind.__name__}")
+    return given
+
+
+def assert_array(name: str, given: object, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+    """``given.dtype == dtype and given.shape == shape`` for an array, byte order included; returns what was given."""
+    __tracebackhide__ = True
+    if type(given) not in (np.ndarray, np.memmap):  # a matrix or a masked array compares otherwise
+        raise AssertionError(f"WRONG: {name} is a {type(given).__name__}, not an array")
+    assert isinstance(given, np.ndarray)
+    if given.dtype != np.dtype(dtype) or given.shape != tuple(shape):
+        raise AssertionError(
+            f"WRONG: {name} is {given.dtype} {given.shape}, the specification says {np.dtype(dtype)} {tuple(shape)}"
+        )
+    return given
+
+
+def assert_exact(name: str, given: object, expected: npt.NDArray[Any]) -> None:
+    """``given.dtype == expected.dtype and given.shape == expected.shape and (given == expected).all()``, with NaN
+    refused and the two zeros of floats told apart by their bits."""
+    __tracebackhide__ = True
+    array = assert_array(name, given, expected.dtype, expected.shape)
+    different = _bits(array) != _bits(expected)
+    if different.any():
+        raise AssertionError(f"WRONG: {name}: {_where(different)}; {_values(different, array, expected)}")
+
+
+def _bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
+
+
+def assert_equal_values(given: object, expected: Doubles) -> None:
+    """``given.dtype == float32 and (given == expected).all()`` for a lattice case, where the exact value is a float32
+    number.
+
+    The two zeros count as equal: which of them an exact sum gives depends on its order.
+    """
+    __tracebackhide__ = True
+    exact = expected.astype(np.float32)
+    if not (exact == expected).all():
+        raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
+    array = assert_array("the result", given, np.float32, exact.shape)
+    different = np.not_equal(array, exact)
+    if different.any():
+        raise AssertionError(f"WRONG on the lattice: {_where(different)}; {_values(different, array, exact)}")
+
+
+def assert_within(given: object, exact: Doubles, bound: Bound, dtype: npt.DTypeLike = np.float32) -> float:
+    """``(abs(given - exact) <= bound.limit).all()``; returns the largest share of the bound that was used."""
+    __tracebackhide__ = True
+    array = assert_array("the result", given, dtype, exact.shape)
+    error = np.abs(array.astype(np.float64) - exact)
+    outside = ~(error <= bound.limit)
+    if outside.any():
+        index = np.unravel_index(int(np.argmax(outside)), outside.shape)
+        budget = f"error {error[index]:.6g} against a bound of {bound.limit[index]:.6g} ({bound.derivation})"
+        raise AssertionError(f"WRONG: {_where(outside)}; {_values(outside, array, exact)}; {budget}")
+    used = np.divide(error, bound.limit, out=np.zeros_like(error), where=bound.limit > 0)
+    return float(np.max(used))
+
+
+def assert_same_bits(first: object, second: object, what: str) -> None:
+    """The bits of two results are equal, NaNs included."""
+    __tracebackhide__ = True
+    one = assert_kind("the result", first, np.ndarray)
+    two = assert_array("the result", second, one.dtype, one.shape)
+    different = _bits(one) != _bits(two)
+    if different.any():
+        raise AssertionError(f"NONDETERMINISTIC: {what}: {_where(different)}; {_values(different, two, one)}")
+
+
+@contextmanager
+def refuses() -> Iterator[None]:
+    """What is called inside must raise `ArgumentError` and nothing else; a verdict of its own passes through."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except ArgumentError:
+        return
+    except AssertionError as error:
+        verdict, _, raised = str(error).partition(": ")
+        if verdict != "RAISED":
+            raise
+        raise AssertionError(f"WRONG: raised {raised}; the specification says ArgumentError") from error
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+        raise AssertionError(f"WRONG: raised {raised}; the specification says ArgumentError") from error
+    raise AssertionError(
+        "WRONG: a wrong argument was accepted; allowed is an ArgumentError before anything is computed"
+    )
+
+
+def _where(wrong: npt.NDArray[np.bool_]) -> str:
+    """How many elements are wrong, and whether they are whole rows or columns."""
+    count, total = int(wrong.sum()), wrong.size
+    text = f"{count} of {total} elements differ"
+    if wrong.ndim == 2 and count < total:
+        rows, columns = np.logical_or.reduce(wrong, axis=1), np.logical_or.reduce(wrong, axis=0)
+        if (wrong == rows[:, None]).all():
+            text += f", whole rows {_few(np.flatnonzero(rows))}"
+        elif (wrong == columns[None, :]).all():
+            text += f", whole columns {_few(np.flatnonzero(columns))}"
+    elif wrong.ndim == 1 and count < total:
+        text += f", columns {_few(np.flatnonzero(wrong))}"
+    return text
+
+
+def _few(indices: npt.NDArray[np.intp]) -> str:
+    shown = ", ".join(str(index) for index in indices[:6])
+    return shown + (", …" if len(indices) > 6 else "")
+
+
+def _values(wrong: npt.NDArray[np.bool_], given: npt.NDArray[Any], expected: npt.NDArray[Any]) -> str:
+    """The first wrong element: where it is, what it is and what it should be."""
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+    return f"first at {list(index)}: {given[index]!s}, expected {expected[index]!s}"

@@ -1,0 +1,217 @@
+"""From failed cases to the mistake: all failures of an operation are put before the defect bank together.
+
+The calls of each case are noted while the suite runs. At the end the failures of an operation are looked at as a whole:
+a defect of the bank names the mistake if it gives every wrong result, and the right ones where the backend was right.
+One wrong element names nothing, since too many mistakes could give it. A result may also be that of another call: of
+the matrix that was prepared before, or of the activations before. What has no name is described, case by case.
+"""
+
+import contextlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lowbit.contract.operation import Promise
+from lowbit.operations import OPERATIONS
+from lowbit_conformance.defects.description import describe
+from lowbit_conformance.defects.diagnosis import Seen, common_defects, leaves, nearly, sentence
+from lowbit_conformance.isolation.remote import Call, RemoteLinear, RemoteSession
+
+MOST_BYTES = 1 << 20  # of a call that is looked at
+MOST_KEPT = 1 << 28  # bytes of all calls that are kept
+MOST_CALLS = 6  # of a case
+MOST_FAILURES = 16  # of an operation that are put before the bank
+MOST_PASSES = 8  # calls of an operation that were right
+DESCRIBED = 20  # failures of each clause
+LEAST_WRONG = 3  # elements from which a mistake is named
+BEFORE = 4  # calls that a stale result may belong to
+
+STALE = {
+    "matrix": "the result is that of a matrix that was prepared before",
+    "x": "the result is that of the activations of a call before",
+    "call": "the result is that of a call before",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A call as the reference is asked for it: a prepared matrix is an argument, a session is all its steps."""
+
+    operation: str
+    arguments: tuple[Any, ...]
+    choices: Mapping[str, Any]
+    given: Any
+    steps: tuple[tuple[Any, ...], ...] = ()
+    nbytes: int = 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a report says of a failure besides the failure: where it begins, and which mistake it looks like."""
+
+    where: Mapping[str, Any] = field(default_factory=dict)
+    diagnosis: str = ""
+    defects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Failure:
+    """A failed case: its calls, and the calls of the chapter before them; no calls where many others are kept."""
+
+    id: str
+    calls: tuple[Asked, ...]
+    before: tuple[Asked, ...]
+
+    @property
+    def clause(self) -> str:
+        return "/".join(self.id.split("/")[:2])
+
+
+class Explainer:
+    """Takes note of the cases of a run, and explains those that failed when it is over."""
+
+    def __init__(self) -> None:
+        self._failures: dict[str, list[Failure]] = defaultdict(list)
+        self._passes: dict[str, list[Asked]] = defaultdict(list)
+        self._before: dict[str, deque[Asked]] = defaultdict(lambda: deque(maxlen=BEFORE))
+        self._clauses: Counter[str] = Counter()
+        self._room = MOST_KEPT
+
+    def note(self, id: str, calls: Iterable[Asked], wrong: bool) -> None:
+        """Take note of a case that passed or gave a wrong result.
+
+        Args:
+            id: the case.
+            calls: its calls that gave a result.
+            wrong: whether its verdict is ``WRONG``.
+        """
+        operation = id.partition("/")[0]
+        taken = [call for call in calls if call.operation == operation or wrong][:MOST_CALLS]
+        history = self._before[operation.partition(".")[0]]
+        size = sum(call.nbytes for call in [*taken, *(history if wrong else ())])
+        if wrong and taken:
+            failure = Failure(id, tuple(taken), tuple(history))
+            self._clauses[failure.clause] += 1
+            kept = self._clauses[failure.clause] <= DESCRIBED and size <= self._room
+            self._failures[operation].append(failure if kept else Failure(id, (), ()))
+            self._room -= size if kept else 0
+        elif not wrong and taken and len(self._passes[operation]) < MOST_PASSES and size <= self._room:
+            self._passes[operation].append(taken[0])
+            self._room -= size
+        history.extend(taken[-BEFORE:])
+
+    def explanations(self) -> Iterator[tuple[str, Explanation]]:
+        """For each failed case of which something can be said, what that is."""
+        for operation, failures in self._failures.items():
+            # A report that cannot explain is still a report: arguments that were wrong on purpose end here.
+            with contextlib.suppress(Exception), np.errstate(all="ignore"):
+                yield from self._of_operation(operation, failures)
+
+    def _of_operation(self, operation: str, failures: list[Failure]) -> Iterator[tuple[str, Explanation]]:
+        seen: dict[str, tuple[Failure, Seen]] = {}
+        for failure in _spread([failure for failure in failures if failure.calls], MOST_FAILURES):
+            if first := _first_wrong(failure):
+                seen[failure.id] = failure, first
+        name = Explanation()
+        with contextlib.suppress(Exception):
+            name = self._common(operation, list(seen.values()))
+        for failure in failures:
+            if not failure.calls:
+                if name.diagnosis:
+                    yield failure.id, Explanation({}, name.diagnosis, name.defects)
+                continue
+            here = seen[failure.id][1] if failure.id in seen else _first_wrong(failure)
+            if here is None:
+                continue
+            found = describe(operation, here.arguments, here.given, here.right)
+            text = name.diagnosis
+            if not text and (found.where or OPERATIONS[operation].promise is not Promise.BOUNDED):
+                text = f"no known mistake explains this result; {found.text}" if found.text else ""
+            if text or found.where:
+                yield failure.id, Explanation(found.where, text, name.defects)
+
+    def _common(self, operation: str, seen: list[tuple[Failure, Seen]]) -> Explanation:
+        """The one thing that explains all failures, if there is one and they say enough to tell it from others."""
+        clear = [pair for pair in seen if pair[1].wrong] or seen
+        plain = [pair for pair in clear if pair[1].finite] or clear
+        wrong = [each for _, each in plain]
+        if sum(each.wrong or each.unequal for each in wrong) < LEAST_WRONG:
+            return Explanation()
+        if text := _stale(plain):
+            return Explanation({}, text)
+        passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
+        found = common_defects(operation, wrong, passes)
+        return Explanation({}, sentence(found), tuple(each.name for each in found)) if found else Explanation()
+
+
+def _spread(given: list[Any], most: int) -> list[Any]:
+    """Some of a list, evenly spread, the first among them."""
+    return given[:: max(1, -(-len(given) // most))]
+
+
+def _first_wrong(failure: Failure) -> Seen | None:
+    """The first call of a case whose result is visibly wrong; if there is none, the first whose bits are not right."""
+    weak = None
+    for call in failure.calls:
+        with contextlib.suppress(Exception):
+            seen = Seen.of(call.operation, call)
+            if seen.wrong:
+                return seen
+            weak = weak or (seen if seen.unequal else None)
+    return weak
+
+
+def _stale(seen: list[tuple[Failure, Seen]]) -> str:
+    """The sentence that says of which call before each of the wrong results is; empty if they are not stale."""
+    kinds = [_stale_kinds(failure, each) for failure, each in seen]
+    shared = set.intersection(*kinds) if kinds else set()
+    return next((STALE[kind] for kind in STALE if kind in shared), "")
+
+
+def _stale_kinds(failure: Failure, seen: Seen) -> set[str]:
+    """Of which parts of a call before the result is."""
+    found = set()
+    earlier = [*failure.before, *[call for call in failure.calls if call.given is not seen.given]]
+    for call in earlier:
+        if call.operation == seen.operation and not call.steps and _is_other(seen, call.given):
+            found.add("call")
+        if len(seen.arguments) == len(call.arguments) == 2 and seen.operation.startswith("linear."):
+            for kind, pair in (
+                ("matrix", (seen.arguments[0], call.arguments[1])),
+                ("x", (call.arguments[0], seen.arguments[1])),
+            ):
+                with contextlib.suppress(Exception):
+                    if _is_other(seen, OPERATIONS[seen.operation].reference(*pair)):
+                        found.add(kind)
+    return found
+
+
+def _is_other(seen: Seen, other: Any) -> bool:
+    """Whether the wrong result is this one, and this one is not right; zeros and NaN may come from anywhere."""
+    says = any(
+        np.size(part) and np.any(np.nan_to_num(part)) for _, part in leaves(other) if isinstance(part, np.ndarray)
+    )
+    return says and nearly(seen.given, other, seen.limits) and not nearly(other, seen.right, seen.limits)
+
+
+def asked_of(calls: list[Call]) -> Iterator[Asked]:
+    """The calls of a case that answered, as the reference is asked for them."""
+    sessions: dict[int, list[Call]] = {}
+    for call in calls:
+        if call.nbytes > MOST_BYTES or call.result is None:
+            continue
+        if call.what == "run":
+            yield Asked(call.operation, call.arguments, call.choices, call.result, nbytes=call.nbytes)
+        elif isinstance(call.owner, RemoteLinear):
+            pair = call.arguments[0], call.owner.matrix
+            yield Asked(call.operation, pair, {}, call.result, nbytes=call.nbytes + call.owner.matrix.nbytes)
+        elif isinstance(call.owner, RemoteSession):
+            sessions.setdefault(id(call.owner), []).append(call)
+    for steps in sessions.values():
+        owner = steps[0].owner
+        assert isinstance(owner, RemoteSession)
+        given, size = tuple(step.result for step in steps), sum(step.nbytes for step in steps)
+        yield Asked(owner.operation, owner.opened_with, {}, given, tuple(step.arguments for step in steps), size)

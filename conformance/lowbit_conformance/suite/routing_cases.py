@@ -1,0 +1,260 @@
+"""What the cases of `routing` are made of: shapes, random layers, one guarded call, and the mistakes of its callers."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.rounding import Arithmetic, Bound
+from lowbit.linear.linear import Doubles
+from lowbit.moe.routing import Floats, Ids, Scores, Softmax
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_array, assert_kind, assert_within, refuses
+from lowbit_conformance.suite.marking import Settings
+from lowbit_conformance.suite.verdicts import BrokenPromiseError
+
+
+@dataclass(frozen=True)
+class RoutingCase(Case):
+    """A case of a sparse layer.
+
+    Attributes:
+        tokens: T.
+        hidden: width of a token.
+        experts: E.
+        k: experts of a token.
+        inner: width of an expert.
+        scores: what the gate answers with.
+        softmax: before or after the choice.
+    """
+
+    tokens: int
+    hidden: int
+    experts: int
+    k: int
+    inner: int
+    scores: Scores = "logits"
+    softmax: Softmax = "after"
+
+    @property
+    def label(self) -> str:
+        shape = f"t{self.tokens}-h{self.hidden}-e{self.experts}-k{self.k}-i{self.inner}"
+        chapter = {"routing.gate": self.scores, "routing.weights": self.softmax}
+        return "-".join(word for word in (shape, chapter.get(self.operation)) if word)
+
+
+# Tokens, hidden, experts, k, inner; the last two are the routing of Mixtral and of a model with many small experts.
+SHAPES = ((1, 1, 1, 1, 1), (1, 8, 2, 1, 4), (3, 33, 8, 3, 17), (2, 16, 5, 5, 9), (7, 32, 8, 2, 40), (4, 24, 64, 6, 8))
+
+# More tokens, wider layers, and more experts than a kernel takes at once.
+LARGE = ((70, 24, 8, 2, 12), (2, 300, 4, 2, 150), (3, 16, 100, 24, 5))
+
+
+# Hidden sizes, numbers of experts and inner widths as models have them.
+WIDE = ((2, 4096, 8, 2, 3), (1, 14336, 5, 2, 2))
+MANY_EXPERTS = ((3, 24, 256, 8, 3), (2, 12, 300, 9, 2))
+
+
+def shapes(clause: str, settings: Settings, tier: str = "lattice", variants: tuple[str, ...] = ("",)) -> Iterator[Case]:
+    for variant in variants:
+        for shape in (*SHAPES, *LARGE):
+            yield RoutingCase(clause, tier, variant, *shape)
+
+
+def random_shapes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+    """The shapes above and one drawn from each seed, at three scales; `huge` saturates softmax and silu."""
+    for variant in ("small", "plain", "huge"):
+        for shape in (*SHAPES, *LARGE) if variant == "plain" else SHAPES:
+            yield RoutingCase(clause, "random", variant, *shape)
+    for seed in settings.seeds:
+        rng = np.random.Generator(np.random.PCG64([seed, len(clause)]))
+        tokens, hidden, experts, inner = (int(rng.integers(1, most)) for most in (9, 200, 20, 100))
+        k = int(rng.integers(1, experts + 1))
+        yield RoutingCase(clause, "random", "drawn", tokens, hidden, experts, k, inner, seed=seed)
+
+
+def with_models(cases: Callable[[str, Settings], Iterator[Case]]) -> Callable[[str, Settings], Iterator[Case]]:
+    """These cases, then one of each size of models that the operation can have; in a lattice with sums of thousands of
+    terms silu of an expert would be neither the identity nor zero."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[Case]:
+        first: RoutingCase | None = None
+        for case in cases(clause, settings):
+            assert isinstance(case, RoutingCase)
+            first = first or case
+            yield case
+        assert first is not None
+        experts = clause.startswith(("routing.expert/", "routing.sparse/"))
+        for shape in (*MANY_EXPERTS, *(() if experts and first.tier == "lattice" else WIDE)):
+            sizes = dict(zip(("tokens", "hidden", "experts", "k", "inner"), shape, strict=True))
+            yield replace(first, variant="large-model", **sizes)
+
+    return generator
+
+
+def few(clause: str, settings: Settings) -> Iterator[Case]:
+    yield from shapes(clause, settings, "random")
+
+
+SCALES = {"small": 0.01, "huge": 30.0}
+
+
+def activations(case: RoutingCase, rng: np.random.Generator) -> Floats:
+    return (rng.normal(size=(case.tokens, case.hidden)) * SCALES.get(case.variant, 1.0)).astype(np.float32)
+
+
+def experts_of(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+    """Gate, up and down of E random experts."""
+    wide, narrow = (case.experts, case.hidden, case.inner), (case.experts, case.inner, case.hidden)
+    gate, up = (rng.normal(size=wide) / np.sqrt(case.hidden) for _ in range(2))
+    down = rng.normal(size=narrow) / np.sqrt(case.inner)
+    return gate.astype(np.float32), up.astype(np.float32), down.astype(np.float32)
+
+
+def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, Floats]:
+    """k distinct experts for each token, in no order, and weights that sum to about 1."""
+    chosen = np.argsort(rng.random((case.tokens, case.experts)), axis=1)[:, : case.k].astype(np.int64)
+    weights = rng.random(chosen.shape) + 0.1
+    return chosen, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def run(backend: Remote, case: Case, *arguments: Any) -> npt.NDArray[Any]:
+    """One call on read-only copies of the arrays, which must come back as they were."""
+    __tracebackhide__ = True
+    given = [np.array(part) if isinstance(part, np.ndarray) else part for part in arguments]
+    for part in given:
+        if isinstance(part, np.ndarray):
+            part.setflags(write=False)
+    result = backend.run(case.operation, *given)
+    for before, after in zip(arguments, given, strict=True):
+        if isinstance(before, np.ndarray) and not np.array_equal(before, after, equal_nan=True):
+            raise BrokenPromiseError("INPUT_MUTATED: an argument was changed by the call")
+    return assert_kind("the result", result, np.ndarray)
+
+
+def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> Floats:
+    """The same for a bounded operation, whose result is float32 of this shape."""
+    __tracebackhide__ = True
+    return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
+
+
+def assert_bounded(
+    backend: Remote,
+    case: Case,
+    record_property: Record,
+    exact: Callable[[], Doubles],
+    bound: Callable[[Arithmetic, Doubles], Bound],
+    *arguments: Any,
+) -> None:
+    """The backend answers; then the exact result is computed, and from it the bound."""
+    __tracebackhide__ = True
+    declared = arithmetic(backend, case)
+    given = run(backend, case, *arguments)
+    right = exact()
+    record_property("share", assert_within(given, right, limit_of(lambda: bound(declared, right))))
+
+
+NON_FINITE = {"nan": np.nan, "infinity": np.inf, "minus-infinity": -np.inf}
+
+
+def non_finite(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+    for variant in NON_FINITE:
+        yield RoutingCase(clause, "edge", variant, 4, 19, 6, 2, 11)
+
+
+def assert_only_row_one_spoilt(result: Floats) -> None:
+    __tracebackhide__ = True
+    finite = np.isfinite(result)
+    assert not finite[1].any(), "WRONG: row 1 of x is not finite, and row 1 of the result has finite elements"
+    assert finite[[0, 2, 3]].all(), "WRONG: a finite row of x gave a row that is not finite"
+
+
+# Mistakes, the same for all operations: each changes one argument by its position.
+
+Change = Callable[[Any], Any]
+SPOILT: dict[str, Change] = {
+    "list": lambda array: array.tolist(),
+    "float64": lambda array: array.astype(np.complex128 if array.dtype == np.float64 else np.float64),
+    "dimensions": lambda array: array[None],
+    "empty": lambda array: array[:0],
+    "strided": lambda array: np.repeat(array, 2, axis=-1)[..., ::2],
+    "longer": lambda array: np.concatenate([array, array], axis=-1),
+}
+
+
+def arguments_of(operation: str, case: RoutingCase) -> list[Any]:
+    """Right arguments of an operation, for a mistake to be made in."""
+    rng = case.generator()
+    x, router = activations(case, rng), rng.normal(size=(case.hidden, case.experts)).astype(np.float32)
+    experts, (chosen, weights) = experts_of(case, rng), routes(case, rng)
+    scores = np.abs(x @ router)
+    return {
+        "routing.gate": [x, router, "logits"],
+        "routing.top_k": [scores, case.k],
+        "routing.weights": [scores, chosen, "after"],
+        "routing.expert": [x, *(part[0].copy() for part in experts)],
+        "routing.sparse": [x, *experts, chosen, weights],
+    }[operation]
+
+
+OWN: dict[str, dict[str, tuple[int, Change]]] = {
+    "routing.gate": {"scores": (2, lambda scores: "odds")},
+    "routing.top_k": {
+        "k-0": (1, lambda k: 0),
+        "k-large": (1, lambda k: 7),
+        "k-float": (1, float),
+        "nan": (0, lambda scores: np.where(scores == scores.max(), np.float32("nan"), scores)),
+        "infinite": (0, lambda scores: np.where(scores == scores.max(), np.float32("inf"), scores)),
+    },
+    "routing.weights": {
+        "softmax": (2, lambda softmax: "between"),
+        "id-high": (1, lambda chosen: np.where(chosen == chosen.max(), 6, chosen)),
+        "id-low": (1, lambda chosen: np.where(chosen == chosen.max(), -1, chosen)),
+        "id-twice": (1, lambda chosen: np.zeros_like(chosen)),
+        "id-int32": (1, lambda chosen: chosen.astype(np.int32)),
+        "nan": (0, lambda scores: np.where(scores == scores.max(), np.float32("nan"), scores)),
+        "negative": (0, lambda scores: -scores),
+        "all-zero": (0, lambda scores: scores * 0),
+    },
+    "routing.expert": {},
+    "routing.sparse": {
+        "id-high": (4, lambda chosen: np.where(chosen == chosen.max(), 6, chosen)),
+        "id-low": (4, lambda chosen: np.where(chosen == chosen.max(), -1, chosen)),
+        "id-twice": (4, lambda chosen: np.zeros_like(chosen)),
+    },
+}
+
+
+FITS = {"routing.gate": "longer-1", "routing.top_k": "longer-0", "routing.weights": "longer-0"}
+"""The one change of an operation that is no mistake: a layer with more experts."""
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[RoutingCase]:
+    operation = clause.partition("/")[0]
+    shape = (3, 19, 6, 2, 11)
+    arguments = arguments_of(operation, RoutingCase(clause, "edge", "", *shape))
+    arrays = [number for number, argument in enumerate(arguments) if isinstance(argument, np.ndarray)]
+    for name in (f"{change}-{number}" for number in arrays for change in SPOILT):
+        if FITS.get(operation) != name:
+            yield RoutingCase(clause, "edge", name, *shape)
+    for name in OWN[operation]:
+        yield RoutingCase(clause, "edge", name, *shape)
+
+
+def assert_refuses(backend: Remote, case: RoutingCase) -> None:
+    __tracebackhide__ = True
+    arguments = arguments_of(case.operation, case)
+    if case.variant in OWN[case.operation]:
+        position, change = OWN[case.operation][case.variant]
+    else:
+        name, _, number = case.variant.rpartition("-")
+        position, change = int(number), SPOILT[name]
+    if case.variant in ("negative", "all-zero"):
+        arguments[2] = "before"
+    arguments[position] = change(arguments[position])
+    with refuses():
+        backend.run(case.operation, *arguments)

@@ -1,0 +1,118 @@
+"""Declarations that cannot be understood: each is refused before anything is run, with a sentence that mends it."""
+
+import json
+import subprocess
+from collections import OrderedDict
+from enum import IntEnum
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process import InProcess
+from malformed import CLASSES, GIVEN, Malformed
+from paths import SUPPORT
+
+from lowbit.backend import Backend, Capabilities, Declaration
+from lowbit.backend import find as find_backend
+from lowbit.backend.declarations import LIMITS, availability_of, capabilities_of, check_capabilities
+from lowbit.contract.rounding import Arithmetic
+from lowbit.errors import ArgumentError
+from lowbit.operations import OPERATIONS
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit_conformance.defects.trial import cases_of, run
+from lowbit_conformance.suite.cases import HABIT
+
+HERE = SUPPORT
+
+
+@pytest.mark.parametrize("key", GIVEN)
+def test_what_cannot_be_understood_is_refused(key: str) -> None:
+    """Wrong types, unknown names, values that are none: one sentence, whatever it was."""
+    backend = Malformed()
+    backend.key = key
+    with pytest.raises(ArgumentError) as caught:
+        capabilities_of(backend)
+    assert GIVEN[key][1] in str(caught.value)
+    assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["numpy", "cppyy", "reference"])
+def test_a_right_declaration_is_not_refused(name: str) -> None:
+    """Those of lowbit's own backends."""
+    backend = find_backend(name)
+    assert availability_of(backend)
+    assert capabilities_of(backend).operations
+
+
+def test_an_unusual_declaration_is_not_refused() -> None:
+    """Lists, sets and ranges are collections, numpy's numbers are numbers, and an exact operation may say more."""
+    limits = {"bits": [np.int64(4)], "group_size": range(1, 5000), "convention": {"minimum"}}
+    check_capabilities(Capabilities({"affine.dequantize": Declaration(limits, Arithmetic("direct"))}))  # type: ignore[arg-type]  # limits are wrong on purpose
+
+
+class Derived(Backend):
+    """Declares by classes derived from those of Python, and one long text."""
+
+    name = "derived"
+
+    def capabilities(self) -> Capabilities:
+        limits = OrderedDict(bits=[Bits.FOUR, np.int64(8), np.float64(2)])
+        details = {"made of": "x" * 10**7, "threads": 4}
+        return Capabilities(OrderedDict({"packing.pack": Declaration(limits)}), details=details)  # type: ignore[arg-type]  # wrong on purpose
+
+
+class Bits(IntEnum):
+    FOUR = 4
+
+
+def test_what_is_handed_on_is_plain() -> None:
+    """A copy: what is read again later cannot differ from what was checked."""
+    found = capabilities_of(Derived())
+    values = found.operations["packing.pack"].limits["bits"]
+    assert [(type(value), value) for value in values] == [(int, 4), (int, 8), (float, 2.0)]
+    parts: list[Any] = [found.operations, found.operations["packing.pack"].limits, found.details]
+    assert [type(part) for part in parts] == [dict] * 3
+    assert found.details == {"made of": "x" * 1000, "threads": "4"}
+
+
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if not OPERATIONS[name].stateful])
+def test_the_limits_are_the_parameters_of_the_operation(operation: str) -> None:
+    """What may be limited is what a call names, and every case of the suite says it."""
+    seen = 0
+    for mark, case in islice(cases_of((f"{operation}/C1",), (operation,), 0), 4):
+        if case.tier != HABIT:
+            assert set(LIMITS.get(operation, ())) <= case.parameters().keys()
+            owner: Any = InProcess("none")
+            assert run(mark, case, owner) == "" and owner.last is not None
+            called = owner.last
+            named = OPERATIONS[operation].parameters(*called.arguments, **called.choices)
+            assert set(named) == set(LIMITS.get(operation, ()))
+            seen += 1
+    assert seen
+
+
+def test_the_limits_of_sessions_are_their_parameters() -> None:
+    """The same for operations that are opened."""
+    from lowbit.moe.offload import Arrangement
+    from lowbit.quantization.bfp import bfp12, bfp16
+
+    opened = {"offload.engine": (Arrangement(1, 4, 2),), "kvcache.bfp": (2, 8, bfp12(4), bfp16(4))}
+    assert opened.keys() == {name for name in OPERATIONS if OPERATIONS[name].stateful}
+    for name, arguments in opened.items():
+        assert set(OPERATIONS[name].parameters(*arguments)) == set(LIMITS[name])
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_a_run_has_one_verdict_and_no_case(kind: type[Malformed]) -> None:
+    """The whole suite, the verdict before any case, exit status 1."""
+    command = python_command("-m", "lowbit.cli", "conformance", f"malformed:{kind.__name__}", "--json")
+    done = subprocess.run(
+        command, cwd=HERE, env=python_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["verdict"], report["counts"]["specified"]) == (1, "failed", 1), done.stderr
+    failure = report["failures"][0]
+    assert failure["verdict"] == "DECLARATION_REFUSED"
+    assert failure["message"].startswith(f"DECLARATION_REFUSED: {CLASSES[kind]}")
+    assert not report["passed"] and not report["not_declared"]

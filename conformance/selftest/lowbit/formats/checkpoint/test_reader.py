@@ -1,0 +1,532 @@
+"""Reading checkpoint directories: what a sound one says, and that no other does worse than an error of one line."""
+
+import json
+import math
+import os
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_checkpoint import DENSE, INDEX, MIXTRAL, Published, crafted, published, shapes, shard, write
+
+from lowbit.errors import ArgumentError, FormatError, LowbitError
+from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.model.decoder import Decoder
+from lowbit.model.weights import LayeredWeights, LlamaWeights, in_memory
+
+Reals = npt.NDArray[np.float64]
+
+PROMPT = [5, 259, 7, 7, 20, 31, 12, 3]
+STORED = {"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"}
+STORED |= {"output": "self_attn.o_proj", "feed_forward.router": "block_sparse_moe.gate"}
+EXPERT = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+@pytest.fixture(scope="module")
+def model() -> Published:
+    return published()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Published, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("checkpoint") / "tiny", model)
+
+
+# A sound directory.
+
+
+def test_the_configuration(folder: Path) -> None:
+    """Every number of ``config.json`` arrives under its name here."""
+    expected = LlamaConfig(2, 32, 64, 4, 2, 8, 260, 64, 1e6, 1e-5, Routing(4, 2))
+    assert open_checkpoint(folder).config == expected
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_weights_come_as_published(shards: int, model: Published, tmp_path: Path) -> None:
+    """Every matrix is the published one, transposed, to the bit, from float16, bfloat16 and float32, in any shards."""
+    source = open_checkpoint(write(tmp_path / "m", model, shards))
+    assert set(model.types.values()) == {"F16", "BF16", "F32"}
+    for number in range(2):
+        layer, at = source.layer(number), f"model.layers.{number}"
+        names = STORED | {
+            f"feed_forward.experts[{e}].{name}": f"block_sparse_moe.experts.{e}.{part}"
+            for e in range(4)
+            for name, part in EXPERT.items()
+        }
+        assert layer.linears().keys() == names.keys()
+        for name, stored in names.items():
+            np.testing.assert_array_equal(layer.linears()[name], model.tensors[f"{at}.{stored}.weight"].T, err_msg=name)
+        np.testing.assert_array_equal(layer.attention_norm, model.tensors[f"{at}.input_layernorm.weight"])
+        np.testing.assert_array_equal(layer.feed_forward_norm, model.tensors[f"{at}.post_attention_layernorm.weight"])
+    np.testing.assert_array_equal(source.embedding, model.tensors["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(source.norm, model.tensors["model.norm.weight"])
+    np.testing.assert_array_equal(source.head, model.tensors["lm_head.weight"].T)
+
+
+def second_model(model: Published, tokens: list[int]) -> Reals:
+    """Logits of the last position from the published tensors, token by token, without a cache and without lowbit."""
+    config, head_dim = model.config, model.config["head_dim"]
+    half, group = head_dim // 2, config["num_attention_heads"] // config["num_key_value_heads"]
+
+    def tensor(name: str) -> Reals:
+        return model.tensors[f"{name}.weight"].astype(np.float64)
+
+    def norm(row: Reals, gain: Reals) -> Reals:
+        return row / math.sqrt(float(row @ row) / len(row) + config["rms_norm_eps"]) * gain
+
+    def turned(row: Reals, position: int) -> Reals:
+        angles = position * config["rope_theta"] ** (-np.arange(half) / half)
+        return np.concatenate(
+            [
+                row[:half] * np.cos(angles) - row[half:] * np.sin(angles),
+                row[half:] * np.cos(angles) + row[:half] * np.sin(angles),
+            ]
+        )
+
+    def gated(x: Reals, w1: Reals, w3: Reals, w2: Reals) -> Reals:
+        a = w1 @ x
+        y: Reals = w2 @ (a / (1 + np.exp(-a)) * (w3 @ x))
+        return y
+
+    stream = [tensor("model.embed_tokens")[token] for token in tokens]
+    for number in range(config["num_hidden_layers"]):
+        at, keys, values = f"model.layers.{number}", list[Reals](), list[Reals]()
+        for t, row in enumerate(stream):
+            x = norm(row, tensor(f"{at}.input_layernorm"))
+            q, k, v = (tensor(f"{at}.self_attn.{part}_proj") @ x for part in "qkv")
+            keys.append(np.stack([turned(head, t) for head in k.reshape(-1, head_dim)]))
+            values.append(v.reshape(-1, head_dim))
+            heads = []
+            for h, head in enumerate(q.reshape(-1, head_dim)):
+                scores = [float(turned(head, t) @ key[h // group]) / math.sqrt(head_dim) for key in keys]
+                p = np.exp(scores) / np.exp(scores).sum()
+                heads.append(sum(share * value[h // group] for share, value in zip(p, values, strict=True)))
+            row = row + tensor(f"{at}.self_attn.o_proj") @ np.concatenate(heads)
+            x = norm(row, tensor(f"{at}.post_attention_layernorm"))
+            if "num_local_experts" not in config:
+                stream[t] = row + gated(x, *(tensor(f"{at}.mlp.{part}_proj") for part in ("gate", "up", "down")))
+                continue
+            p = np.exp(tensor(f"{at}.block_sparse_moe.gate") @ x)
+            best = np.argsort(-p)[: config["num_experts_per_tok"]]
+            for e in best:
+                parts = (tensor(f"{at}.block_sparse_moe.experts.{e}.{part}") for part in ("w1", "w3", "w2"))
+                row = row + p[e] / p[best].sum() * gated(x, *parts)
+            stream[t] = row
+    name = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
+    logits: Reals = tensor(name) @ norm(stream[-1], tensor("model.norm"))
+    return logits
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("config", [MIXTRAL, DENSE], ids=["mixtral", "mistral"])
+def test_logits_are_those_of_the_published_weights(config: dict[str, Any], tied: bool, tmp_path: Path) -> None:
+    """The decoder over a directory gives what a second one computes from the tensors as they were published."""
+    made = published(config | {"tie_word_embeddings": tied}, seed=5)
+    source = open_checkpoint(write(tmp_path / "m", made))
+    decoder = Decoder(in_memory(source))
+    logits = decoder.logits(decoder.hidden(PROMPT, decoder.new_state()))[-1]
+    assert float(np.abs(logits).max()) > 1
+    np.testing.assert_allclose(logits, second_model(made, PROMPT), rtol=0, atol=3e-5)
+
+
+def test_in_memory_and_layer_by_layer(folder: Path) -> None:
+    """A whole model is the blocks one by one, reports them, and hands them out again as it holds them."""
+    source: LayeredWeights = open_checkpoint(folder)
+    seen: list[tuple[int, int]] = []
+    whole = in_memory(source, lambda *work: seen.append(work))
+    assert isinstance(whole, LlamaWeights)
+    assert (seen, in_memory(whole)) == ([(1, 2), (2, 2)], whole)
+    assert whole.layer(1) is whole.layers[1]
+    for model in (source, whole):
+        for number in (-1, 2, True):
+            with pytest.raises(ArgumentError, match="layer is"):
+                model.layer(number)
+
+
+def test_a_block_is_read_one_matrix_at_a_time(tmp_path: Path) -> None:
+    """Opening reads no weights, and what `change` drops is not kept: the peak is some copies of the largest matrix."""
+    config = MIXTRAL | {"hidden_size": 128, "intermediate_size": 256, "num_local_experts": 8, "head_dim": 32}
+    path, largest = write(tmp_path / "m", published(config), 2), 128 * 256 * 4
+    open_checkpoint(path).layer(0)  # what is imported and kept on first use
+    tracemalloc.start()
+    try:
+        source = open_checkpoint(path)
+        opened = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        source.layer(1, lambda name, matrix: np.zeros(1, np.float32))
+        dropped = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        source.layer(1)
+        whole = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert opened < largest
+    assert dropped < 5 * largest
+    assert 24 * largest < whole < 40 * largest  # one of the two blocks
+
+
+# A directory of another kind.
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"model_type": "phimoe"}, "model_type is 'phimoe'; allowed: 'mixtral', 'llama' or 'mistral'"),
+    ({"model_type": None}, "model_type is missing"),
+    ({"architectures": ["MixtralForTokenClassification"]}, "architectures is "),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling is {'type': 'linear', 'factor': 2.0}"),
+    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6}}, "rope_parameters is "),
+    ({"rope_parameters": {"rope_theta": 1e4}}, "rope_theta is 1000000.0 and 10000.0; allowed: one number"),
+    ({"rope_theta": None}, "rope_theta is missing"),
+    ({"rope_theta": "1e6"}, "rope_theta is '1e6'; allowed: a number"),
+    ({"rope_theta": 10**400}, "rope_theta is a larger one"),
+    ({"rope_theta": 0.0}, "rope_theta is 0.0"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu'"),
+    ({"attention_bias": True}, "attention_bias is True; allowed: False"),
+    ({"mlp_bias": True}, "mlp_bias is True"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is .*; allowed: absent"),
+    ({"layer_types": ["full_attention"] * 2}, "layer_types is "),
+    ({"num_hidden_layers": None}, "num_hidden_layers is missing; allowed: an integer"),
+    ({"num_hidden_layers": True}, "num_hidden_layers is True; allowed: an integer"),
+    ({"num_hidden_layers": 2.0}, "num_hidden_layers is 2.0; allowed: an integer"),
+    ({"num_hidden_layers": 0}, "layers is 0"),
+    ({"num_hidden_layers": 3}, r"'model\.layers\.2\.\S+' is missing"),
+    ({"num_hidden_layers": 1}, r"tensor is 'model\.layers\.1\."),
+    ({"num_hidden_layers": 2**40}, "shape of the model is 1099511627776 layers of 4 experts"),
+    ({"num_hidden_layers": 10**300}, "num_hidden_layers is a larger one"),
+    ({"num_local_experts": 2**40}, "shape of the model is 2 layers of 1099511627776 experts"),
+    (
+        {"num_local_experts": 5},
+        r"shape of tensor 'model\.layers\.0\.block_sparse_moe\.gate\.weight' is \(4, 32\)|missing",
+    ),
+    ({"num_local_experts": 3}, r"shape of tensor 'model\.layers\.0\.block_sparse_moe\.gate\.weight'"),
+    ({"num_local_experts": None}, "num_local_experts is missing"),
+    ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
+    ({"num_attention_heads": 3}, "heads is 3"),
+    ({"num_key_value_heads": None}, "num_key_value_heads is missing"),
+    ({"head_dim": 7}, "head_dim is 7"),
+    (
+        {"head_dim": 16},
+        r"shape of tensor 'model\.layers\.0\.self_attn\.q_proj\.weight' is \(32, 32\); allowed: 64 x 32",
+    ),
+    ({"vocab_size": 261}, r"shape of tensor 'model\.embed_tokens\.weight'"),
+    ({"vocab_size": 2**50}, r"shape of tensor 'model\.embed_tokens\.weight'"),
+    ({"sliding_window": 0}, "window is 0"),
+    ({"tie_word_embeddings": True}, r"tensor is 'lm_head\.weight'"),
+    ({"rms_norm_eps": -1e-5}, "rms_norm_eps is -1e-05"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[str(*change.items())[:60] for change, _ in REFUSED])
+def test_a_configuration_that_is_refused(change: dict[str, Any], message: str, folder: Path, tmp_path: Path) -> None:
+    """What is missing, out of range, of another kind, or means another model, is named in one line."""
+    with pytest.raises(FormatError, match=message) as caught:
+        open_checkpoint(copied(folder, tmp_path, config=MIXTRAL | change))
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("kind", ["mistral", "llama"])
+def test_dense_kinds(kind: str, tmp_path: Path) -> None:
+    """Both dense kinds are read; Llama's first base and key-value heads may be left out, and a window means nothing."""
+    architecture = {"mistral": "MistralForCausalLM", "llama": "LlamaForCausalLM"}[kind]
+    config = DENSE | {"model_type": kind, "architectures": [architecture], "num_key_value_heads": 4}
+    path = write(tmp_path / "m", published(config))
+    assert open_checkpoint(path).config.routing is None
+    sparse = config | {"rope_theta": None, "num_key_value_heads": None, "head_dim": None}
+    (path / "config.json").write_text(json.dumps(sparse))
+    if kind == "llama":
+        assert open_checkpoint(path).config.rope_base == 10000.0
+    else:
+        with pytest.raises(FormatError, match="missing"):
+            open_checkpoint(path)
+    (path / "config.json").write_text(json.dumps(config | {"sliding_window": 9}))
+    if kind == "mistral":
+        assert open_checkpoint(path).config.window == 9
+    else:
+        with pytest.raises(FormatError, match="sliding_window is 9; allowed: absent"):
+            open_checkpoint(path)
+
+
+def test_a_rotary_base_of_the_newer_form(folder: Path, tmp_path: Path) -> None:
+    """``rope_parameters`` without stretching says the same as ``rope_theta``."""
+    config = {name: value for name, value in MIXTRAL.items() if name != "rope_theta"}
+    config |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5000}}
+    assert open_checkpoint(copied(folder, tmp_path, config=config)).config.rope_base == 5000.0
+
+
+JSON = {
+    "nothing": (b"", "content is "),
+    "no JSON": (b"{'a': 1}", "content is .*; allowed: JSON in UTF-8"),
+    "no UTF-8": (b'{"model_type": "\xff"}', "content is .*; allowed: JSON in UTF-8"),
+    "a list": (b"[1, 2]", r"content is \[1, 2\]; allowed: an object"),
+    "deep": (b'{"a": ' + b"[" * 100_000, "content is "),
+    "a key twice": (b'{"model_type": "mixtral", "model_type": "llama"}', "the key 'model_type' is there twice"),
+    "no number": (b'{"rope_theta": NaN}', "the number NaN"),
+    "too many digits": (b'{"rope_theta": ' + b"1" * 5000 + b"}", "content is "),
+    "too large": (b'{"a": "' + b"x" * 2**20 + b'"}', "size is more than 1048576 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_configurations_that_are_no_json(name: str, folder: Path, tmp_path: Path) -> None:
+    """Each is refused in a line before anything is made of it."""
+    content, message = JSON[name]
+    with pytest.raises(FormatError, match=message) as caught:
+        open_checkpoint(copied(folder, tmp_path, {"config.json": content}))
+    assert str(caught.value).startswith("config.json: ") and str(caught.value).isprintable()
+
+
+# Shards and index.
+
+
+def copied(
+    folder: Path, to: Path, files: dict[str, bytes] | None = None, *, config: dict[str, Any] | None = None
+) -> Path:
+    """The directory again, with some of its files replaced."""
+    path = to / "copy"
+    path.mkdir()
+    for file in folder.iterdir():
+        (path / file.name).symlink_to(file)
+    replaced = (files or {}) | ({} if config is None else {"config.json": json.dumps(config).encode()})
+    for name, content in replaced.items():
+        (path / name).unlink(missing_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def listed(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    return found
+
+
+INDEXES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "outside": (
+        lambda m: m | {"model.norm.weight": "../other.safetensors"},
+        r"'\.\./other\.safetensors'; allowed: the",
+    ),
+    "absolute": (lambda m: m | {"model.norm.weight": "/tmp/x.safetensors"}, "allowed: the name of a .safetensors file"),
+    "backslash": (lambda m: m | {"model.norm.weight": "..\\x.safetensors"}, "allowed: the name of a .safetensors file"),
+    "hidden": (lambda m: m | {"model.norm.weight": ".x.safetensors"}, "allowed: the name of a .safetensors file"),
+    "no file": (lambda m: m | {"model.norm.weight": "model-3.safetensors"}, "allowed: files of the directory"),
+    "another file": (lambda m: m | {"model.norm.weight": "config.json"}, "allowed: the name of a .safetensors file"),
+    "too long": (
+        lambda m: m | {"model.norm.weight": 243 * "a" + "ü.safetensors"},
+        "allowed: the name of a .safetensors",
+    ),
+    "a number": (lambda m: m | {"model.norm.weight": 5}, "allowed: the name of a .safetensors file"),
+    "the wrong shard": (lambda m: m | {"model.norm.weight": FIRST}, f"'model.norm.weight'; allowed: in {FIRST}"),
+    "a tensor too many": (lambda m: m | {"model.extra": FIRST}, "tensor 'model.extra' is missing"),
+    "a tensor too few": (
+        lambda m: {k: v for k, v in m.items() if k != "model.norm.weight"},
+        "allowed: the tensors that",
+    ),
+    "empty": (lambda m: {}, "shape of the model is"),
+    "no object": (lambda m: ["a"], "weight_map is"),
+}
+
+
+@pytest.mark.parametrize("name", INDEXES)
+def test_an_index_that_lies(name: str, folder: Path, tmp_path: Path) -> None:
+    """An index leads nowhere else, and says of every tensor where it is."""
+    change, message = INDEXES[name]
+    content = json.dumps({"weight_map": change(listed(folder)["weight_map"])}).encode()
+    with pytest.raises(FormatError, match=message) as caught:
+        open_checkpoint(copied(folder, tmp_path, {INDEX: content}))
+    assert str(caught.value).isprintable()
+
+
+def test_files_that_are_not_there(folder: Path, tmp_path: Path) -> None:
+    """A folder that is none, or lacks a part, is told apart in words; two answers to one question are refused."""
+    for path, message in ((tmp_path / "nowhere", "a checkpoint directory"), (folder / INDEX, "a checkpoint directory")):
+        with pytest.raises(ArgumentError, match=message):
+            open_checkpoint(path)
+    path = copied(folder, tmp_path)
+    (path / SECOND).unlink()
+    with pytest.raises(FormatError, match=f"weight_map is '{SECOND}'; allowed: files of the directory"):
+        open_checkpoint(path)
+    (path / INDEX).unlink()
+    with pytest.raises(ArgumentError, match=r"a directory that holds model\.safetensors or model\.safetensors\.index"):
+        open_checkpoint(path)
+    (path / "config.json").unlink()
+    with pytest.raises(ArgumentError, match=r"a directory that holds config\.json"):
+        open_checkpoint(path)
+    os.mkfifo(path / "config.json")  # reading it would wait for ever
+    with pytest.raises(ArgumentError, match=r"a directory that holds config\.json"):
+        open_checkpoint(path)
+    (tmp_path / "both").mkdir()
+    both = copied(folder, tmp_path / "both")
+    (both / "model.safetensors").write_bytes(b"")
+    with pytest.raises(FormatError, match="either"):
+        open_checkpoint(both)
+
+
+def entry(kind: str, shape: list[Any], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+
+
+HEADERS = {
+    "nothing": b"",
+    "a length alone": struct.pack("<Q", 2**63),
+    "a long header": struct.pack("<Q", 2**40) + b"{}",
+    "no JSON": crafted(b"[" * 100_000),
+    "a hole": crafted({"a": entry("F16", [2], 2, 6)}, bytes(6)),
+    "an overlap": crafted({"a": entry("F16", [2], 0, 4), "b": entry("F16", [2], 2, 6)}, bytes(6)),
+    "too little data": crafted({"a": entry("F16", [2], 0, 4)}, bytes(3)),
+    "too much data": crafted({"a": entry("F16", [2], 0, 4)}, bytes(5)),
+    "a shape that lies": crafted({"a": entry("F16", [3], 0, 4)}, bytes(4)),
+    "an enormous shape": crafted({"a": entry("F16", [2**62, 2**62], 0, 4)}, bytes(4)),
+    "a negative shape": crafted({"a": entry("F16", [-1, -2], 0, 4)}, bytes(4)),
+    "another type": crafted({"a": entry("F64", [1], 0, 8)}, bytes(8)),
+    "codes": crafted({"a": entry("I32", [1], 0, 4)}, bytes(4)),
+    "an unknown type": crafted({"a": entry("Q4_1", [1], 0, 4)}, bytes(4)),
+    "a name to be escaped": crafted({"a\n\x1b[2J": entry("I32", [1], 0, 4)}, bytes(4)),
+    "many dimensions": crafted({"a": entry("F16", [1] * 10_000, 0, 2)}, bytes(2)),
+    "an extra tensor": crafted({"a": entry("F16", [0, 7], 0, 0)}),
+}
+
+
+@pytest.mark.parametrize("length", [0, 2**23 + 1, 2**39], ids=str)
+def test_a_sparse_shard_is_not_searched_for_a_header(length: int, folder: Path, tmp_path: Path) -> None:
+    """The length of a header is looked at before the library maps the file and reads that much of it."""
+    copy = copied(folder, tmp_path, {FIRST: struct.pack("<Q", length)})
+    os.truncate(copy / FIRST, 2**40)
+    with pytest.raises(FormatError, match=f"{FIRST}: length of the header is {length}; allowed: 2 to 8388608 bytes"):
+        open_checkpoint(copy)
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_a_shard_that_is_none(name: str, folder: Path, tmp_path: Path) -> None:
+    """Whatever the header claims, it is refused in a line that names the file."""
+    with pytest.raises(FormatError) as caught:
+        open_checkpoint(copied(folder, tmp_path, {FIRST: HEADERS[name]}))
+    assert str(caught.value).startswith(FIRST) and str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("kind", ["a missing tensor", "an extra tensor", "a transposed tensor", "a vector as a matrix"])
+def test_a_table_that_is_not_the_models(kind: str, model: Published, tmp_path: Path) -> None:
+    """Each is refused before weights are read: the shards hold nothing but zeros of the right size."""
+    held, name = dict(model.tensors), "model.layers.1.self_attn.v_proj.weight"
+    held = {key: weights.reshape(shapes(model.config)[key]) for key, weights in held.items()}
+    types = dict(model.types) | {"extra": "F16"}
+    if kind == "a missing tensor":
+        del held[name]
+    elif kind == "an extra tensor":
+        held["extra"] = np.zeros((1, 1), np.float32)
+    elif kind == "a transposed tensor":
+        held[name] = held[name].T
+    else:
+        held["model.norm.weight"] = held["model.norm.weight"].reshape(1, -1)
+    path = write(tmp_path / "m", model, 1)
+    (path / "model.safetensors").write_bytes(shard(held, types))
+    expected = {"a missing tensor": f"tensor '{name}' is missing", "an extra tensor": "tensor is 'extra'"}
+    with pytest.raises(FormatError, match=expected.get(kind, "shape of tensor")):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("bits", [0x7F800000, 0xFF800000, 0x7FC00000])
+def test_numbers_that_are_not_finite(bits: int, tmp_path: Path) -> None:
+    """An infinity or NaN is named when its tensor is read, in each of the three types."""
+    for seed, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        made = published(seed=seed)
+        at = f"model.layers.0.self_attn.{name}.weight"
+        made.tensors[at].reshape(-1)[3:4].view(np.uint32)[:] = bits
+        source = open_checkpoint(write(tmp_path / name, made))
+        with pytest.raises(FormatError, match=f"a number in tensor '{at}' is -?(inf|nan); allowed: finite"):
+            source.layer(0)
+
+
+def test_a_file_that_changes_after_it_was_opened(model: Published, tmp_path: Path) -> None:
+    """Tensors are read and not mapped, so a shard cut or replaced under the reader is an error and not a fault."""
+    path = write(tmp_path / "m", model)
+    source, data = open_checkpoint(path), (path / FIRST).read_bytes()
+    (path / FIRST).write_bytes(data[:-4000])
+    with pytest.raises(FormatError, match="file is changed since it was opened"):
+        source.layer(0)
+    (path / FIRST).unlink()
+    with pytest.raises(ArgumentError, match="No such file"):
+        source.layer(0)
+
+
+def test_truncated_anywhere(folder: Path, tmp_path: Path) -> None:
+    """A shard that ends early is refused, wherever it ends."""
+    data = (folder / FIRST).read_bytes()
+    path = copied(folder, tmp_path, {FIRST: b""})
+    for length in (*range(0, 400, 7), *range(400, len(data), 2999), len(data) - 1):
+        (path / FIRST).write_bytes(data[:length])
+        with pytest.raises(FormatError, match=FIRST):
+            open_checkpoint(path)
+
+
+SMALL = MIXTRAL | {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL |= {"num_key_value_heads": 1, "head_dim": 4, "vocab_size": 4, "num_local_experts": 2}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("checkpoint") / "small", published(SMALL), 1)
+
+
+def survives(path: Path) -> bool:
+    """Open, read and run: True if it spoke, False for an error of lowbit's own."""
+    try:
+        decoder = Decoder(in_memory(open_checkpoint(path)))
+        decoder.logits(decoder.hidden([0, 1], decoder.new_state()))
+    except LowbitError as error:
+        assert "\n" not in str(error)
+        return False
+    return True
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=4), data=st.data())
+def test_a_damaged_header(edits: list[tuple[int, int]], data: st.DataObject, small: Path) -> None:
+    """Whatever some bytes of the header become, the directory speaks or is refused by an error of lowbit's own."""
+    whole = bytearray((small / "model.safetensors").read_bytes())
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place, value in edits:
+        whole[place % header] = value
+    path = small.parent / "damaged"
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_bytes((small / "config.json").read_bytes())
+    (path / "model.safetensors").write_bytes(whole)
+    survives(path)
+
+
+TABLES = st.dictionaries(
+    st.sampled_from([*shapes(SMALL), "other", ""]),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from(["F16", "BF16", "F32", "F64", "I8", "F4", "", None]),
+            "shape": st.lists(st.sampled_from([0, 1, 2, 4, 8, 2**31, 2**63, 2**64, -1, 0.5, None]), max_size=4),
+            "data_offsets": st.lists(st.sampled_from([0, 8, 16, 32, 64, 128, 2**63, 2**64 - 1, -8]), max_size=3),
+        }
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(table=TABLES, size=st.sampled_from([0, 16, 64, 128]))
+def test_a_crafted_header(table: dict[str, Any], size: int, small: Path) -> None:
+    """Tables of any claims, none of which is a model, are refused by an error of lowbit's own."""
+    path = small.parent / "crafted"
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_bytes((small / "config.json").read_bytes())
+    (path / "model.safetensors").write_bytes(crafted(table, bytes(size)))
+    assert not survives(path)
+
+
+def test_the_sound_one_survives(small: Path) -> None:
+    """The test of the tests above: the directory that they damage speaks."""
+    assert survives(small)
+    assert isinstance(open_checkpoint(small), Checkpoint)

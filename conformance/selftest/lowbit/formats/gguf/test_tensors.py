@@ -1,0 +1,115 @@
+"""Blocks of GGUF against the ``gguf`` package's own decoding, on blocks of random bytes."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from lowbit.errors import FormatError
+from lowbit.formats.gguf.header import TensorInfo
+from lowbit.formats.gguf.tensors import matrix
+from lowbit.model.weights import to_float
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
+
+Octets = npt.NDArray[np.uint8]
+Kind = GGMLQuantizationType
+
+SCALES = {Kind.Q4_0: 1, Kind.Q4_1: 2, Kind.Q8_0: 1}  # float16 numbers at the front of a block
+SPECIAL_SCALES = np.array([0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0, 1.0, -1.0], np.float16)  # 6e-8: subnormal
+ROWS, BLOCKS = 64, 5
+
+
+def random_blocks(kind: Kind, seed: int) -> Octets:
+    """N × bytes of a row: random bytes, so every code occurs; scales of every exponent, both signs and zero."""
+    rng = np.random.default_rng(seed)
+    size = GGML_QUANT_SIZES[kind][1]
+    blocks = rng.integers(0, 256, (ROWS, BLOCKS, size), np.uint8)
+    numbers = SCALES[kind]
+    heads = np.ascontiguousarray(blocks[..., : 2 * numbers]).view(np.float16)
+    heads = np.where(np.isfinite(heads), heads, np.float16(1))
+    heads[: len(SPECIAL_SCALES), 0, 0] = SPECIAL_SCALES
+    blocks[..., : 2 * numbers] = np.ascontiguousarray(heads).view(np.uint8)
+    return blocks.reshape(ROWS, -1)
+
+
+def info_of(kind: Kind, rows: Octets) -> TensorInfo:
+    block, size = GGML_QUANT_SIZES[kind]
+    return TensorInfo("t", (len(rows), rows.shape[1] // size * block), kind, 0, rows.nbytes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q8_0])
+def test_symmetric_blocks_are_an_affine_grouping(kind: Kind, seed: int) -> None:
+    """Q4_0 and Q8_0 become a QuantizedMatrix with the same weights, also where d is negative, zero or subnormal."""
+    rows = random_blocks(kind, seed)
+    result = matrix(rows.reshape(-1), info_of(kind, rows), "f")
+    assert isinstance(result, QuantizedMatrix)
+    assert (result.convention, result.group_size) == ("zero_point", 32)
+    np.testing.assert_array_equal(dequantize(result), quants.dequantize(rows, kind).T)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_q4_1_is_an_affine_grouping(seed: int) -> None:
+    """With d at least 0, as every quantiser writes it, d·q + m comes out the same to the bit."""
+    rows = random_blocks(Kind.Q4_1, seed)
+    blocks = rows.reshape(ROWS, BLOCKS, -1)
+    blocks[..., 1] &= 0x7F  # the sign of d
+    result = matrix(rows.reshape(-1), info_of(Kind.Q4_1, rows), "f")
+    assert isinstance(result, QuantizedMatrix)
+    assert result.convention == "minimum"
+    expected = quants.dequantize(rows, Kind.Q4_1).T
+    np.testing.assert_array_equal(dequantize(result), expected)
+    np.testing.assert_array_equal(np.signbit(dequantize(result)), np.signbit(expected))
+
+
+def test_q4_1_with_a_negative_scale_is_offered_in_float32() -> None:
+    """No affine grouping with scales above 0 says the same, so the weights themselves are given."""
+    rows = random_blocks(Kind.Q4_1, 0)
+    result = matrix(rows.reshape(-1), info_of(Kind.Q4_1, rows), "f")
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_array_equal(result, quants.dequantize(rows, Kind.Q4_1).T)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
+def test_other_types_come_as_the_package_decodes_them(kind: str) -> None:
+    """What is not an affine grouping is float32, K × N, equal to the package's N × K."""
+    code = GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[code]
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 256, (6, 2 * size), np.uint8)
+    rows = np.where(rows == 0x7C, 0x3C, rows).astype(np.uint8)  # no infinite float16 …
+    rows = np.where((rows & 0x7C) == 0x7C, rows & 0x3B, rows).astype(np.uint8)  # … and no NaN
+    with np.errstate(all="ignore"):
+        expected = quants.dequantize(rows, code)
+    result = matrix(rows.reshape(-1), TensorInfo("t", (6, 2 * block), code, 0, rows.nbytes), "f")
+    assert isinstance(result, np.ndarray)
+    assert result.shape == (2 * block, 6)
+    np.testing.assert_array_equal(result, expected.T)
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
+def test_plain_floats(kind: str) -> None:
+    """float32, float16 and bfloat16 keep their values."""
+    code = GGMLQuantizationType[kind]
+    weights = np.random.default_rng(2).standard_normal((3, 8)).astype(np.float16 if kind == "F16" else np.float32)
+    stored = quants.quantize(weights, code).view(np.uint8)
+    result = to_float(matrix(stored.reshape(-1), TensorInfo("t", (3, 8), code, 0, stored.nbytes), "f"))
+    np.testing.assert_array_equal(result, quants.dequantize(stored, code).reshape(3, 8).T)
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q6_K, Kind.F32])
+def test_weights_that_are_not_finite_are_refused(kind: Kind) -> None:
+    """A NaN anywhere in a tensor, scale or weight, is an error that names the tensor."""
+    size = 8 * GGML_QUANT_SIZES[kind][1] * (32 if kind == Kind.F32 else 1)
+    rows = np.full((1, size), 0xFF, np.uint8)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    with pytest.raises(FormatError, match=r"tensor 't' is nan"):
+        matrix(rows.reshape(-1), TensorInfo("t", (1, size // block_bytes * block), kind, 0, size), "f")
+
+
+def test_a_type_that_the_package_does_not_decode_is_named() -> None:
+    """Q8_K is known to the package and not decoded by it."""
+    size = GGML_QUANT_SIZES[Kind.Q8_K][1]
+    with pytest.raises(FormatError, match="Q8_K"):
+        matrix(np.zeros(size, np.uint8), TensorInfo("t", (1, 256), Kind.Q8_K, 0, size), "f")

@@ -1,0 +1,155 @@
+"""Norm and gated unit as operations against decimal arithmetic, and their bounds against honest and wrong ways."""
+
+from decimal import Decimal, localcontext
+
+import hypothesis.strategies as st
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+
+from lowbit.contract.rounding import Arithmetic, Bound, any_order
+from lowbit.errors import ArgumentError
+from lowbit.model import block as blocks
+from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.moe.routing import Doubles, Floats
+
+FLOAT32 = Arithmetic("direct", "float32", any_order)
+IN_FLOAT64 = Arithmetic("direct", "float64", any_order)
+
+
+def share(result: npt.NDArray[np.floating], exact: Doubles, bound: Bound) -> float:
+    """The largest part of the bound that a result uses; above 1 it is refused."""
+    return float(np.max(np.abs(result - exact) / bound.limit))
+
+
+# The formulas.
+
+
+@given(st.integers(0, 2**32), st.integers(1, 20), st.sampled_from([1e-12, 1e-6, 1.0, 7]))
+def test_norm_in_decimal(seed: int, columns: int, epsilon: float) -> None:
+    """Equation 4 with 60 digits, at any ratio of ε to the squares."""
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(1, columns)) * 10.0 ** rng.integers(-9, 9)).astype(np.float32)
+    gain = rng.normal(size=columns).astype(np.float32)
+    with localcontext(prec=60):
+        squares = sum((Decimal(float(value)) ** 2 for value in x[0]), Decimal(0))
+        root = (squares / columns + Decimal(epsilon)).sqrt()
+        expected = [float(Decimal(float(g)) * Decimal(float(v)) / root) for g, v in zip(gain, x[0], strict=True)]
+    np.testing.assert_allclose(blocks.rms_norm_of(x, gain, epsilon)[0], expected, rtol=1e-14, atol=0)
+
+
+@given(st.floats(-700, 700, width=32), st.floats(-1e6, 1e6, width=32))
+def test_swiglu_in_decimal(gate: float, up: float) -> None:
+    """Equation 6 for one element with 60 digits."""
+    with localcontext(prec=60):
+        a = Decimal(gate)
+        expected = float(a / (1 + (-a).exp()) * Decimal(up))
+    given = blocks.swiglu_of(np.array([[gate]], np.float32), np.array([[up]], np.float32))
+    np.testing.assert_allclose(given, [[expected]], rtol=1e-14, atol=1e-300)
+
+
+@pytest.mark.parametrize("epsilon", [0, 0.0, -1e-6, 2.0**-127, 1e39, float("nan"), float("inf"), "1e-6", True, None])
+def test_an_epsilon_that_is_none_is_refused(epsilon: object) -> None:
+    """What float32 does not hold as a normal positive number would make another norm, or none of zeros."""
+    with pytest.raises(ArgumentError, match="epsilon"):
+        blocks.rms_norm_of(np.ones((1, 2), np.float32), np.ones(2, np.float32), epsilon)  # type: ignore[arg-type]  # that is what is tried
+
+
+# The bounds: wide enough for honest float32, too narrow for mistakes.
+
+
+def norm_in_float32(x: Floats, gain: Floats, epsilon: float) -> Floats:
+    """A plain loop: one product, one addition at a time."""
+    total = np.zeros((len(x), 1), np.float32)
+    for column in x.T:
+        total[:, 0] += column * column
+    scale = 1 / np.sqrt(total * np.float32(1 / x.shape[1]) + np.float32(epsilon))
+    result: Floats = x * scale * gain
+    return result
+
+
+@pytest.mark.parametrize("columns", [1, 7, 64, 576, 4096])
+def test_honest_norms_pass_and_wrong_ones_do_not(columns: int) -> None:
+    """A float32 loop uses a part of the bound; one root estimated to 12 bits, or ε elsewhere, exceeds it."""
+    rng = np.random.default_rng(columns)
+    x, gain = rng.normal(size=(3, columns)).astype(np.float32), rng.normal(1, 0.3, columns).astype(np.float32)
+    exact = blocks.rms_norm_of(x, gain, 1e-2)
+    bound = rms_norm_bound(x, gain, 1e-2, FLOAT32, exact)
+    assert share(norm_in_float32(x, gain, 1e-2), exact, bound) < 0.5
+    assert share(exact * (1 + 2.0**-11), exact, bound) > 1
+    outside = x / (np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True)) + 1e-2) * gain
+    assert share(outside, exact, bound) > 1
+
+
+def test_one_square_of_thousands_is_missed() -> None:
+    """In 4096 channels a dropped square hides inside the bound of any order, and not where the sum is exact."""
+    x, gain = np.ones((1, 4096), np.float32), np.ones(4096, np.float32)
+    exact = blocks.rms_norm_of(x, gain, 1e-5)
+    dropped = x / np.sqrt(4095 / 4096 + 1e-5)
+    assert share(dropped, exact, rms_norm_bound(x, gain, 1e-5, FLOAT32, exact)) < 1
+    exactly = rms_norm_bound(x, gain, 1e-5, FLOAT32, exact, summed_exactly=True)
+    assert share(dropped, exact, exactly) > 100
+    assert 0 < share(norm_in_float32(x, gain, 1e-5), exact, exactly) < 0.5
+    assert share(dropped, exact, rms_norm_bound(x, gain, 1e-5, IN_FLOAT64, exact)) > 100
+
+
+@given(st.integers(0, 2**32), st.integers(-126, 100), st.integers(-70, 60))
+def test_norms_of_all_sizes(seed: int, epsilon: int, size: int) -> None:
+    """Whether ε or the squares prevail, and where squares are subnormal or vanish, a float32 loop stays inside."""
+    rng = np.random.default_rng(seed)
+    x = np.ldexp(rng.normal(size=(2, 12)), size).astype(np.float32)
+    gain = rng.normal(1, 0.3, 12).astype(np.float32)
+    exact = blocks.rms_norm_of(x, gain, 2.0**epsilon)
+    bound = rms_norm_bound(x, gain, 2.0**epsilon, FLOAT32, exact)
+    assert share(norm_in_float32(x, gain, 2.0**epsilon), exact, bound) <= 1
+
+
+def test_a_norm_declared_too_wide_is_refused() -> None:
+    """As for every sum."""
+    x = np.ones((1, 8), np.float32)
+    with pytest.raises(ArgumentError, match="roundings"):
+        rms_norm_bound(x, x[0], 1.0, Arithmetic("direct", "float32", lambda rows, group: 10**6), np.ones((1, 8)))
+
+
+STABLE = ("quotient", "of-either-sign", "up-first")
+
+
+def swiglu_in_float32(gate: Floats, up: Floats, way: str) -> Floats:
+    """a / (1 + e^-a) · b; the sigmoid by e^-|a|, vanishing below the least normal number; or a · b first."""
+    with np.errstate(over="ignore", under="ignore"):
+        if way == "quotient":
+            result: Floats = gate / (1 + np.exp(-gate)) * up
+            return result
+        power = np.exp(-np.abs(gate))
+        power = np.where(power < 2.0**-126, np.float32(0), power)
+        sigmoid = np.where(gate < 0, power, np.float32(1)) / (1 + power)
+        result = gate * sigmoid * up if way == "of-either-sign" else gate * up * sigmoid
+        return result
+
+
+@pytest.mark.parametrize("way", STABLE)
+@pytest.mark.parametrize("scale", [0.01, 1, 30, 1e9])
+def test_honest_activations_pass(way: str, scale: float) -> None:
+    """Three ways to compute it, at gates that are small, usual, saturated and immense."""
+    rng = np.random.default_rng(5)
+    gate = np.append(np.linspace(-110, -80, 500), rng.normal(size=500) * scale).astype(np.float32)[np.newaxis]
+    up = rng.normal(size=gate.shape).astype(np.float32)
+    exact = blocks.swiglu_of(gate, up)
+    assert 0 < share(swiglu_in_float32(gate, up, way), exact, swiglu_bound(gate, up, FLOAT32, exact)) < 0.5
+
+
+def test_rough_activations_are_refused() -> None:
+    """An exponential of 16 bits, and a sigmoid that is exact to float32's roundoff absolutely but not relatively."""
+    gate, up = np.linspace(-30, 0.5, 400, dtype=np.float32)[np.newaxis], np.ones((1, 400), np.float32)
+    exact = blocks.swiglu_of(gate, up)
+    bound = swiglu_bound(gate, up, FLOAT32, exact)
+    wide = gate.astype(np.float64)
+    assert share(wide / (1 + np.exp(-wide) * (1 + 2.0**-17)), exact, bound) > 1
+    assert share(wide * (1 / (1 + np.exp(-wide)) + 2.0**-25), exact, bound) > 100
+
+
+def test_what_an_exponential_loses_where_it_vanishes() -> None:
+    """The product of the gate and e^gate at the first gate whose e^gate lies below the least normal number."""
+    gate = np.nextafter(np.float64(-126 * np.log(2)), -np.inf)
+    assert np.exp(gate) < 2.0**-126 and abs(gate) * 2.0**-126 < 2.0**-119

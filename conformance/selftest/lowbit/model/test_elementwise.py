@@ -1,0 +1,101 @@
+"""What lies between linear layers on a backend: the same model, within a few roundings of float32."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_gguf import CONFIG, published, write
+
+from lowbit.backend import Backend, Capabilities, Declaration, load
+from lowbit.backend.linears import build
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.formats.gguf.reader import open_gguf, read_llama
+from lowbit.model.block import FORMULAS
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import generate
+from lowbit.model.elementwise import Float32Cache, on_backend
+from lowbit.model.weights import LlamaWeights
+from lowbit.quantization.affine import Floats
+
+PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
+GEMMA = replace(CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu")
+MODELS: dict[str, LlamaConfig] = {"llama": CONFIG, "gemma3": GEMMA}
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaWeights:
+    model = published(seed=3, config=MODELS[request.param], architecture=request.param)
+    return read_llama(open_gguf(write(tmp_path_factory.mktemp("between") / "m.gguf", model)))
+
+
+@pytest.mark.parametrize("name", ("numpy", "cppyy"))
+def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeights, name: str) -> None:
+    """A prompt and forty tokens, so that caches grow, with a sliding window and heads that are normed in one model:
+    every logit within 1e-4 of the largest, and the steps are those that the backend declares."""
+    with load(name) as backend:
+        steps = on_backend(backend, weights.config, FORMULAS)
+        assert set(steps.names) <= set(backend.capabilities().operations)
+        if name == "cppyy":
+            assert steps.names == ("attention.attend", "blocks.rms_norm", "blocks.swiglu", "rope.rotate")
+        runs: list[list[Floats]] = []
+        forced = [int(token) for token in np.random.default_rng(0).integers(0, weights.config.vocabulary, 40)]
+        count = min(41, weights.config.context - len(PROMPT))
+        for between in (FORMULAS, steps.between):
+            decoder, _ = build(weights, backend, steps=between)
+            runs.append([step.logits for step in generate(decoder, PROMPT, count, forced=forced)])
+    formulas, own = np.stack(runs[0]), np.stack(runs[1])
+    assert (formulas != own).any()
+    np.testing.assert_allclose(own, formulas, atol=1e-4 * np.abs(formulas).max(), rtol=0)
+
+
+class Some(Backend):
+    """Declares a norm, and attention for heads of 7 channels only; what it computes is plainly its own."""
+
+    name = "some"
+
+    def capabilities(self) -> Capabilities:
+        arithmetic = Arithmetic("direct", "float32", any_order)
+        limited = Declaration({"head_dim": (7,)}, arithmetic)
+        return Capabilities({"blocks.rms_norm": Declaration({}, arithmetic), "attention.attend": limited})
+
+    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+        return np.full_like(x, 42)
+
+    def _attention_attend(self, *arguments: Any) -> Floats:
+        raise AssertionError("not declared for these heads")
+
+
+def test_what_is_not_declared_stays_with_the_formulas() -> None:
+    """Also where it is declared for other heads than the model's."""
+    steps = on_backend(Some(), CONFIG, FORMULAS)
+    assert steps.names == ("blocks.rms_norm",)
+    assert (steps.between.norm(np.ones(4, np.float32), 1e-5)(np.ones((3, 4))) == 42).all()
+    assert (steps.between.norm(None, 1e-5)(np.ones((3, 4))) == 1).all()
+    for part in ("swiglu", "rotate", "attend", "cache"):
+        assert getattr(steps.between, part) is getattr(FORMULAS, part)
+
+
+def test_trusted_operations_are_declared_ones() -> None:
+    """An operation without checks is handed out only where it is declared, for the choices that are named."""
+    backend = Some()
+    assert backend.trusted("attention.attend", {"head_dim": 7, "window": "none"}) == backend._attention_attend
+    with pytest.raises(NotDeclaredError, match="head_dim 8"):
+        backend.trusted("attention.attend", {"head_dim": 7}, {"head_dim": 8})
+    with pytest.raises(NotDeclaredError):
+        backend.trusted("blocks.swiglu")
+
+
+def test_the_cache_stays_float32_when_it_grows() -> None:
+    """Beyond its first room, in one step and token by token."""
+    cache = Float32Cache(kv_heads=2, head_dim=3, capacity=1)
+    tokens = np.random.default_rng(1).standard_normal((9, 2, 3))
+    cache.append(tokens[:5], -tokens[:5])
+    for token in tokens[5:]:
+        cache.append(token[np.newaxis], -token[np.newaxis])
+    assert cache.keys.dtype == cache.values.dtype == np.float32
+    np.testing.assert_array_equal(cache.keys, tokens.swapaxes(0, 1).astype(np.float32))
+    np.testing.assert_array_equal(cache.values, -cache.keys)
+    with pytest.raises(ArgumentError):
+        cache.append(np.ones((1, 2, 4)), np.ones((1, 2, 4)))

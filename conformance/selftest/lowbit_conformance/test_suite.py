@@ -1,0 +1,125 @@
+"""The suite as a command: what it says of right backends, of odd ones, and of what cannot be run."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import odd_backends
+import pytest
+from paths import SUPPORT
+
+HERE = SUPPORT
+
+
+def conformance(backend: type | str, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run ``lowbit conformance`` on a class of `odd_backends`; exit status, JSON answer, standard error."""
+    name = backend if isinstance(backend, str) else f"odd_backends:{backend.__name__}"
+    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json", *arguments]
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False
+    )
+    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+
+
+def test_a_narrow_backend_passes() -> None:
+    """A right backend passes all that it declares; what it does not declare is counted apart."""
+    status, answer, _ = conformance(odd_backends.Narrow, "--op", "packing.pack", "--op", "packing.unpack")
+    assert (status, answer["verdict"]) == (0, "passed")
+    rows = {row["operation"]: row for row in answer["operations"]}
+    assert rows["packing.unpack"]["declared"] == 0 < rows["packing.unpack"]["specified"]
+    assert 0 < rows["packing.pack"]["passed"] == rows["packing.pack"]["declared"] < rows["packing.pack"]["specified"]
+
+
+# The reference against itself where the backends do not declare all, which is where no other run computes with it.
+RUNS = {
+    "cppyy": (),
+    "numpy": (),
+    "reference": ("bfp.store", "bfp.load", "bfp.total", "linear.qgemv/C3"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_backends_of_this_distribution_pass(name: str) -> None:
+    """The suite, run as a user runs it: every operation and clause that a backend declares."""
+    chosen = [part for operation in RUNS[name] for part in ("--op", operation)]
+    status, answer, error = conformance(name, "--seeds", "1", *chosen)
+    assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
+
+
+@pytest.mark.parametrize(
+    ("backend", "message"),
+    [
+        (odd_backends.DeclaresWhatItLacks, "RAISED: NotDeclaredError"),
+        (odd_backends.LimitsAnUnknownParameter, "DECLARATION_REFUSED: a limit of"),
+        (odd_backends.SkipsItself, "RAISED: Skipped"),
+        (odd_backends.NeverPrepares, "WRONG: prepare gave a NoneType, which is no PreparedLinear"),
+        (
+            odd_backends.AnswersWithAnArgument,
+            "WRONG: an array of the result is in the memory of an argument; allowed: an",
+        ),
+        (odd_backends.AnswersWithAMatrix, "WRONG: an array of the result is a matrix; allowed: a numpy.ndarray"),
+        (odd_backends.CannotBeImported, "CRASHED(SIGABRT)"),
+        (odd_backends.SetsTheEnvironment, "STATE_CHANGED: environment"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_an_odd_backend_fails(backend: type, message: str) -> None:
+    """What is declared and lacks, a skip of its own, and an end while loading are failures in the case they are in."""
+    status, answer, _ = conformance(backend, "--seeds", "0", "--quick")
+    assert (status, answer["verdict"]) == (1, "failed")
+    assert any(failure["message"].startswith(message) for failure in answer["failures"])
+
+
+def test_claims_that_change_are_a_failure_of_loading() -> None:
+    """Capabilities must be the same when they are asked for again."""
+    status, answer, _ = conformance(odd_backends.ChangesItsMind, "--quick")
+    assert status == 1
+    assert [failure["verdict"] for failure in answer["failures"]] == ["NONDETERMINISTIC"]
+
+
+def test_an_unknown_operation_is_refused() -> None:
+    """A declaration of what the specification does not have is named."""
+    status, answer, _ = conformance(odd_backends.DeclaresAnUnknownOperation)
+    assert status == 1
+    assert [failure["verdict"] for failure in answer["failures"]] == ["DECLARATION_REFUSED"]
+    assert "an operation in capabilities() is 'linear.qgemw'" in answer["failures"][0]["message"]
+
+
+def test_a_failure_is_reproduced_alone() -> None:
+    """The line that a report prints runs that case, and it fails again."""
+    _, answer, _ = conformance("bank:last-product-dropped", "--op", "linear.qgemv", "-x")
+    case = answer["failures"][-1]["id"]
+    status, again, _ = conformance("bank:last-product-dropped", "--case", case)
+    assert status == 1
+    assert [failure["id"] for failure in again["failures"]] == [case]
+    assert sum(row["specified"] for row in again["operations"]) == 1
+
+
+def test_an_unavailable_backend_is_an_error() -> None:
+    """A backend that was named and cannot run is a usage error that says why, never a pass."""
+    status, answer, error = conformance(odd_backends.Unavailable)
+    assert (status, answer) == (2, {})
+    assert "it needs an abacus; buy one" in error
+
+
+def test_an_unknown_backend_is_an_error() -> None:
+    """A name that nobody offers is a usage error that lists the names there are."""
+    status, _, error = conformance("abacus")
+    assert status == 2
+    assert "backend is 'abacus'; allowed: cppyy" in error
+
+
+def test_nothing_executed_is_no_pass() -> None:
+    """A backend that declares nothing has not passed."""
+    status, answer, _ = conformance(odd_backends.DeclaresNothing, "--op", "packing.pack")
+    assert (status, answer["verdict"]) == (1, "nothing executed")
+
+
+def test_two_names_are_refused() -> None:
+    """A backend is named in one way."""
+    status, _, error = conformance("numpy", "--library", "libmine.so")
+    assert status == 2
+    assert "NAME, --library and --command" in error

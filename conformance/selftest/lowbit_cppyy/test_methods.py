@@ -1,0 +1,181 @@
+"""The methods of the kernels: each is a transformation of the plain one, `shift`, equal in the sense that it states."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_runs import Compiled, assert_same_bits, interpreted, some_blocks, some_matrix, some_rows
+
+from lowbit.contract.rounding import Arithmetic, gamma
+from lowbit.linear.bounds import linear_bound
+from lowbit.linear.linear import qgemv
+from lowbit.quantization.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT
+from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.backend import roundings
+from lowbit_cppyy.codegen.isa import PLAIN
+from lowbit_cppyy.recipe.recipe import Method, Recipe
+from lowbit_cppyy.recipe.unpacking import folded
+from lowbit_cppyy.runtime.compiler import TINY
+
+LEAST = np.float32(2.0**-98)
+"""The least activation that no power of two makes subnormal: 2^-126 · 2^28."""
+
+
+def case(bits: int, convention: Convention = "minimum") -> QuantizedMatrix:
+    return some_matrix(bits, 64, 19, 40, convention)
+
+
+def run(matrix: QuantizedMatrix, x: Floats, method: Method, **choices: int) -> Floats:
+    """By the interpreter, in long registers; chains in which every method puts each code into the same one."""
+    sizes = {"registers": 1, "panel": 32, "chains": 2, **choices}
+    recipe = Recipe(matrix.bits, "float32", matrix.convention, method, **sizes)
+    return interpreted(matrix, x, recipe, 16)
+
+
+# **fold**: codes masked where they stand.
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_powers_of_two_never_leave_the_range(bits: int) -> None:
+    """The largest code is below 2^31 where it stands, so it converts as a positive integer; the least factor is 2^-28,
+    which is what the least activation that counts as not tiny is made for."""
+    recipe = Recipe(bits, "float32", "minimum", "fold")
+    powers = [folded(recipe, code) for code in range(CODES_PER_UNIT[bits])]
+    assert all((2**bits - 1) * 2**power < 2**31 for power in powers)
+    assert max(powers) <= 28 and LEAST * np.float32(2.0**-28) == np.finfo(np.float32).tiny
+    assert all(folded(replace(recipe, method="shift"), code) == 0 for code in range(CODES_PER_UNIT[bits]))
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("bits", BITS)
+def test_fold_has_the_bits_of_shift(bits: int, convention: Convention) -> None:
+    """With random activations, with the largest and the least that count, with both zeros, infinity and NaN."""
+    matrix = case(bits, convention)
+    for x in (some_rows(1, 64), np.resize(np.array([3e38, LEAST, -LEAST, 0.0, -0.0, 1.0], np.float32), (1, 64))):
+        assert_same_bits(run(matrix, x, "fold"), run(matrix, x, "shift"))
+    for special in (np.inf, np.nan):
+        x = some_rows(1, 64)
+        x[0, 41] = special
+        assert_same_bits(run(matrix, x, "fold"), run(matrix, x, "shift"))
+        assert not np.isfinite(run(matrix, x, "fold")).any()
+
+
+def test_below_the_least_activation_fold_would_round() -> None:
+    """So the answer `TINY` is needed: just below, some code of two bits loses its last bit to the power of two."""
+    matrix = case(2)
+    x = np.full((1, 64), np.nextafter(LEAST, np.float32(0)), np.float32)
+    assert (run(matrix, x, "fold") != run(matrix, x, "shift")).any()
+
+
+def test_tiny_begins_exactly_where_it_must() -> None:
+    """The kernel answers `TINY` for one activation below 2^-98 among others, and for no other; nothing is written."""
+    matrix = case(2)
+    kernel = Compiled(matrix, Recipe(2, "float32", "minimum", "fold", rows=4, registers=1), PLAIN)
+    below = np.nextafter(LEAST, np.float32(0))
+    normal = np.finfo(np.float32).tiny
+    for value, status in (
+        (LEAST, 0),
+        (below, TINY),
+        (normal, TINY),
+        (2.0**-149, TINY),
+        (0.0, 0),
+        (-0.0, 0),
+        (np.inf, 0),
+    ):
+        for sign in (1, -1):
+            x, out = some_rows(3, 64), np.full((3, 19), 7, np.float32)
+            x[2, 63] = sign * value
+            assert kernel.status(x, out) == status
+            assert (out == 7).all() == (status == TINY)
+    shift = Compiled(matrix, Recipe(2, "float32", "minimum", "shift", rows=4, registers=1), PLAIN)
+    assert shift.status(np.full((3, 64), below, np.float32), np.empty((3, 19), np.float32)) == 0
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_tiny_activations_are_multiplied_as_well_as_others(bits: int) -> None:
+    """Through the backend: subnormal ones, a single one among large ones, and rows beside them keep their bits."""
+    matrix = case(bits)
+    with CppyyBackend("plain", threads=1) as backend:
+        prepared = backend.prepare(matrix)
+        x = some_rows(3, 64)
+        whole = prepared.qgemm(x)
+        x[1, 5] = 2.0**-140
+        beside = prepared.qgemm(x)
+        assert_same_bits(beside[[0, 2]], whole[[0, 2]])
+        for row in (x[1], x[1] * np.float32(2.0**-130), np.full(64, 2.0**-149, np.float32), 0 * x[1]):
+            for y in (prepared.qgemv(row), prepared.qgemm(row[None])[0]):
+                exact = qgemv(row, matrix)
+                bound = linear_bound(row, matrix, Arithmetic("factored", "float32", roundings), exact)
+                assert (np.abs(y - exact) <= bound.limit).all()
+
+
+# **table**, and the integer methods: to the bit.
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_table_has_the_bits_of_shift(convention: Convention) -> None:
+    """For one row and for three, with infinity and NaN too."""
+    matrix = case(4, convention)
+    for rows in (1, 3):
+        x = some_rows(rows, 64)
+        assert_same_bits(run(matrix, x, "table", rows=rows), run(matrix, x, "shift", rows=rows))
+        x[0, 7], x[-1, 9] = np.inf, np.nan
+        assert_same_bits(run(matrix, x, "table", rows=rows), run(matrix, x, "shift", rows=rows))
+
+
+@pytest.mark.parametrize("bits", [bits for bits in BITS if bits < 8])
+def test_pairs_have_the_bits_of_dot4(bits: int) -> None:
+    """Groups that cut blocks and units, the largest mantissas in a block of the largest codes among them."""
+    matrix, x = case(bits), some_blocks(2, 64)
+    matrix.words[: matrix.words.shape[0] // 2, 0] = 2**32 - 1
+    x.mantissas[0, :32] = 127
+    answers = [
+        interpreted(matrix, x, Recipe(bits, "float32", "minimum", method, rows=2, registers=1, panel=32), 8)
+        for method in ("dot4", "pairs")
+    ]
+    assert_same_bits(*answers)
+
+
+def test_products_of_eight_bits_are_kept_out_of_sixteen() -> None:
+    """`pairs` is refused for them: two products of the largest are beyond 2^15, and saturate."""
+    assert 2 * 255 * 127 > 2**15 - 1 >= 8 * 2 * 15 * 127
+    assert Recipe(8, "float32", "minimum", "pairs").fits(8) and not Recipe(4, "float32", "minimum", "pairs").fits(8)
+
+
+# **mantissa and sums**: exactly on the lattice, else within bounds that are derived.
+
+
+LATTICE: list[tuple[int, Method]] = [(bits, "sums") for bits in (2, 3, 4)] + [(bits, "mantissa") for bits in (2, 4, 8)]
+
+
+@pytest.mark.parametrize(("bits", "method"), LATTICE)
+def test_methods_that_add_otherwise_are_equal_on_the_lattice(bits: int, method: Method) -> None:
+    """Small integers: no sum rounds, so whatever is summed in whatever order is equal to the bit."""
+    for convention in CONVENTIONS:
+        matrix, x = some_matrix(bits, 64, 19, 40, convention, lattice=True), some_rows(1, 64, lattice=True)
+        np.testing.assert_array_equal(run(matrix, x, method), run(matrix, x, "shift"))
+
+
+@pytest.mark.parametrize("bits", (2, 4, 8))
+def test_mantissa_errs_by_what_is_added_and_taken_away(bits: int) -> None:
+    r"""Its sums are of :math:`x (2^b + q)`, from which :math:`2^b X` is taken: twice :math:`2^b |x|` more in the gauge,
+    and at most as many roundings as a group has codes and two for each group, and those of X."""
+    matrix, x = case(bits), some_rows(1, 64)
+    exact = qgemv(x[0], matrix)
+    bound = linear_bound(x[0], matrix, Arithmetic("factored", "float32", roundings), exact)
+    more = np.zeros(matrix.columns)
+    for group in range(matrix.groups):
+        more += matrix.scales[group] * np.abs(x[0, matrix.group_rows(group)]).sum(dtype=np.float64) * 2 * 2**bits
+    limit = bound.limit + gamma(roundings(matrix.rows, matrix.group_size) + 1, 2.0**-24) * more
+    assert (np.abs(run(matrix, x, "mantissa")[0] - exact) <= limit).all()
+
+
+@pytest.mark.parametrize("bits", (2, 3, 4))
+def test_sums_keep_the_declared_bound(bits: int) -> None:
+    """Also where activations cancel: one large pair of opposite ones in every four."""
+    matrix = case(bits)
+    for x in (some_rows(1, 64), some_rows(1, 64) + np.resize(np.array([1e4, -1e4, 0, 0], np.float32), (1, 64))):
+        exact = qgemv(x[0], matrix)
+        bound = linear_bound(x[0], matrix, Arithmetic("factored", "float32", roundings), exact)
+        assert (np.abs(run(matrix, x, "sums")[0] - exact) <= bound.limit).all()

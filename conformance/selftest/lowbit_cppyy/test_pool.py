@@ -1,0 +1,88 @@
+"""The pool of threads by itself, compiled by g++: what it promises (pool_stress.cpp), under sanitizers, and idle.
+
+Each test that passes stands beside one that shows how it fails: with a line of the pool changed.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from paths import SUPPORT
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
+
+HERE = SUPPORT
+HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
+THREAD = ("-fsanitize=thread",)
+MEMORY = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+NO_FUTEX = "-DLOWBIT_NO_FUTEX"
+CHANGES = {
+    "leaves silently": ("fetch_sub(1, std::memory_order_acq_rel)", "fetch_sub(1, std::memory_order_relaxed)"),
+    "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
+    "watches for 300 µs": ("worker_patience{10}", "worker_patience{300}"),
+}
+Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    """Compile a program over the pool, changed or not; what comes back runs it."""
+
+    def build(name: str, *options: str, change: str = "") -> Callable[[], subprocess.CompletedProcess[str]]:
+        pool = (HEADERS / "pool.h").read_text()
+        if change:
+            before, after = CHANGES[change]
+            assert pool.count(before) == 1
+            pool = pool.replace(before, after)
+        (tmp_path / "pool.h").write_text(pool)
+        shutil.copy(HEADERS / "parking.h", tmp_path)
+        warnings = ("-Wall", "-Wextra", "-Wno-unused", "-Werror")
+        command = [str(COMPILER), "-std=c++17", "-O1", "-pthread", *warnings, f"-I{tmp_path}", *options]
+        subprocess.run([*command, HERE / f"{name}.cpp", "-o", tmp_path / name], check=True, timeout=120)
+        return lambda: run(tmp_path / name)
+
+    return build
+
+
+def run(program: Path) -> subprocess.CompletedProcess[str]:
+    command = [str(program)]
+    if shutil.which("setarch"):  # ThreadSanitizer needs an address space that is not randomised too far
+        command = ["setarch", "-R", *command]
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    if "unexpected memory mapping" in result.stderr:
+        pytest.skip("this kernel's address space layout is not one that ThreadSanitizer can use")
+    return result
+
+
+@pytest.mark.parametrize(
+    "options", (THREAD, (*THREAD, NO_FUTEX), MEMORY), ids=("races", "races without a futex", "memory")
+)
+def test_the_pool_holds_what_it_promises(program: Program, options: tuple[str, ...]) -> None:
+    """Every index once, shares and their taking over, calls at once, inside calls, and stops in between."""
+    stress = program("pool_stress", *options)
+    for _ in range(2):
+        result = stress()
+        assert (result.returncode, result.stdout) == (0, "held\n"), result.stderr[:2000]
+
+
+def test_the_sanitizer_notices_a_race(program: Program) -> None:
+    """The test above can fail: where a worker leaves without letting the caller see what it has written."""
+    assert "data race" in program("pool_stress", *THREAD, change="leaves silently")().stderr
+
+
+def test_the_checks_notice_a_pool_that_does_not_do_its_work(program: Program) -> None:
+    """And shares of workers that come too late, if nobody took them over."""
+    assert "not so: every index exactly once" in program("pool_stress", change="leaves shares undone")().stderr
+
+
+def test_an_idle_worker_sleeps_after_a_few_microseconds(program: Program) -> None:
+    """Its processor time for a call without work and a millisecond's rest, the median of a hundred; measured, so the
+    bound is several times what was seen (10 to 30 µs, most of it for waking up), and below what watching costs."""
+    assert int(program("pool_idle")().stdout) < 100_000
+    assert int(program("pool_idle", change="watches for 300 µs")().stdout) > 200_000

@@ -1,0 +1,389 @@
+"""The decoder on a simulated device: its answers, its memory to the byte, and neither depends on the other."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_models import CONFIG, DENSE, PROMPT, bits_of, model
+
+from lowbit.attention.attention import KeyValueCache
+from lowbit.backend import load
+from lowbit.backend.linears import backend_linear, build
+from lowbit.backend.whole_model import DeviceSettings
+from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.model.block import FORMULAS, Reals
+from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import Decoder as ReferenceDecoder
+from lowbit.model.decoder import LanguageModel, Step, first_difference, generate, next_logits
+from lowbit.model.replay import guess
+from lowbit.model.weights import LlamaWeights, SparseWeights, requantize
+from lowbit.moe.offload import trace
+from lowbit.moe.routing import Ids
+from lowbit.quantization.bfp import bfp12, cast, decode
+from lowbit_cuda.engine.blobs import stride
+from lowbit_cuda.model import Decoder
+from lowbit_cuda.model.matrices import ExpertLayout
+from lowbit_gpusim.sim import RaceError, SimDevice
+
+AMPLE = 1 << 24
+MODEL = model()
+EXPERT = stride(ExpertLayout.of(MODEL.layers[0].feed_forward.experts[0]).nbytes)  # type: ignore[union-attr]  # the model is sparse
+
+
+DEVICES: list[SimDevice] = []
+
+
+@pytest.fixture(autouse=True)
+def _every_kernel_was_loaded_ahead() -> Iterator[None]:
+    """In every test of this file: no token waits for a kernel to be compiled and brought to the device."""
+    DEVICES.clear()
+    yield
+    assert [made.loaded_late for made in DEVICES if made.loaded_late] == []
+
+
+def device(budget: int = AMPLE, **choices: Any) -> SimDevice:
+    """A device that refuses what is read before it is written."""
+    DEVICES.append(SimDevice("a100", budget=budget, on_unwritten="raise", **choices))
+    return DEVICES[-1]
+
+
+def decoder(budget: int = AMPLE, weights: LlamaWeights = MODEL, *, sim: Any = None, **settings: Any) -> Decoder:
+    """A model on a device."""
+    port = device(budget, **(sim or {}))
+    return Decoder(port, weights, DeviceSettings(**{"context": 40} | settings), record=True)
+
+
+def least_of(weights: LlamaWeights, **settings: Any) -> int:
+    """What is said to be needed at least."""
+    with pytest.raises(ArgumentError, match="device memory") as caught:
+        decoder(1, weights, **settings)
+    found = re.search(r"at least (\d+) bytes", str(caught.value))
+    assert found is not None
+    return int(found[1])
+
+
+LEAST = least_of(MODEL)
+
+
+def sparse_of(weights: LlamaWeights, layer: int) -> SparseWeights:
+    """The router and the experts of a layer."""
+    part = weights.layers[layer].feed_forward
+    assert isinstance(part, SparseWeights)
+    return part
+
+
+@pytest.fixture(scope="module")
+def resident() -> bytes:
+    """Logits where every expert is in a slot."""
+    with decoder() as whole:
+        assert whole.account().slots == CONFIG.routing.experts  # type: ignore[union-attr]  # the model is sparse
+        return bits_of(whole)
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"mode": "swap"}, {"keys": "bfp12"}, {"keys": "float32", "context": 64}, {"buffers": 1}, {"context": 12}],
+)
+def test_the_budget_is_met_to_the_byte(settings: dict[str, Any]) -> None:
+    """What is named as the least is just enough, a byte less is refused, and each further slot costs what it must."""
+    least = least_of(MODEL, **settings)
+    with pytest.raises(ArgumentError, match=f"device memory is {least - 1} bytes"):
+        decoder(least - 1, **settings)
+    for budget, slots in ((least, 1), (least + 3 * EXPERT - 1, 1), (least + 3 * EXPERT, 2), (least + 6 * EXPERT, 3)):
+        with decoder(budget, **settings) as tight:
+            generated = list(generate(tight, PROMPT, 2))
+            account = tight.account()
+        assert len(generated) == 2
+        assert account.slots == slots
+        assert account.peak == least + 3 * EXPERT * (slots - 1) <= account.budget == budget
+
+
+def test_everything_is_given_back() -> None:
+    """After a decoder is closed nothing is left on the device or pinned, and the device can be used for another."""
+    port = device()
+    for settings in (DeviceSettings(context=20), DeviceSettings(context=40, mode="swap")):
+        with Decoder(port, MODEL, settings) as one:
+            next_logits(one, PROMPT)
+        one.close()
+        assert (port.used, port.pinned, port.leaks()) == (0, 0, ())
+
+
+# The same answers, wherever experts lie.
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["mirror", "swap"])
+@pytest.mark.parametrize("buffers", [1, 4])
+def test_bits_do_not_depend_on_what_is_cached(resident: bytes, slots: int, mode: str, buffers: int) -> None:
+    """Logits are to the bit those of a device with every expert, with few slots and buffers, guesses or none."""
+    least = least_of(MODEL, buffers=buffers)
+    for prefetch in ("on", "off"):
+        budget = least + 3 * EXPERT * (slots - 1)
+        with decoder(budget, mode=mode, buffers=buffers, prefetch=prefetch) as offloaded:
+            assert bits_of(offloaded) == resident
+            account = offloaded.account()
+            assert account.slots == slots
+            assert account.recall is not None and account.recall.needed > account.recall.resident
+            assert (account.recall.staged > 0) == (prefetch == "on")
+
+
+@pytest.mark.parametrize("schedule", ["eager", "late", "random"])
+@pytest.mark.parametrize("link", ["pcie3", "nvlink-c2c"])
+def test_bits_do_not_depend_on_the_schedule(resident: bytes, schedule: str, link: str) -> None:
+    """Copies may come as soon or as late as the order allows; no two of them race."""
+    with decoder(LEAST, sim={"schedule": schedule, "seed": 5, "link": link}) as offloaded:
+        assert bits_of(offloaded) == resident
+
+
+def test_the_events_are_those_of_the_specification() -> None:
+    """What the engine decided during a generation is the trace of what it was asked for."""
+    with decoder(LEAST + 3 * EXPERT, prefetch="on") as offloaded:
+        bits_of(offloaded)
+        engine = offloaded.engine
+        assert engine is not None
+        assert tuple(offloaded.events) == trace(engine.arrangement, engine.requests)
+        assert {event.kind for event in offloaded.events} == {"hit", "load", "evict", "promote", "stage", "drop"}
+
+
+def test_requests_are_those_of_the_reference_decoder() -> None:
+    """Token by token, each layer asks for the experts that the reference decoder chooses, and guesses by the next
+    layer's router on this layer's gate input, as the paper does."""
+    asked: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
+
+    def observe(layer: int, x: Reals, chosen: Ids) -> None:
+        guesses: tuple[int, ...] = ()
+        if layer + 1 < CONFIG.layers:
+            router = sparse_of(MODEL, layer + 1).router
+            guesses = tuple(int(e) for e in guess(x.astype(np.float32), router, count=2)[0])
+        asked.append((layer, tuple(sorted(int(e) for e in chosen[0])), guesses))
+
+    reference = ReferenceDecoder(MODEL, backend_linear(load("reference")), observe)
+    state = reference.new_state()
+    for token in PROMPT:
+        reference.hidden([token], state)
+    with decoder(keys="float32", prefetch="on") as ours:
+        own = ours.new_state()
+        for token in PROMPT:
+            ours.hidden([token], own)
+        assert ours.engine is not None
+        assert [(r.layer, r.needed, r.guesses) for r in ours.engine.requests] == asked
+
+
+def test_a_prompt_loads_each_expert_once() -> None:
+    """Without guesses and with one slot a layer, a prompt copies each expert that it needs once for each chunk."""
+    with decoder(LEAST, prefetch="off") as offloaded:
+        offloaded.hidden(PROMPT, offloaded.new_state())
+        kinds = [event.kind for event in offloaded.events]
+        needed = {(event.layer, event.expert) for event in offloaded.events if event.kind == "load"}
+        assert kinds.count("load") == len(needed) > 3 * 2
+
+
+def test_bits_do_not_depend_on_how_tokens_come(resident: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt token by token, in small chunks, and at once end in the same bits."""
+    with decoder() as one:
+        at_once = one.hidden(PROMPT, one.new_state())
+        state = one.new_state()
+        assert np.array_equal(np.concatenate([one.hidden([token], state) for token in PROMPT]), at_once)
+    monkeypatch.setattr("lowbit_cuda.model.workspace.CHUNK", 4)
+    with decoder(LEAST) as pieces:
+        assert np.array_equal(pieces.hidden(PROMPT, pieces.new_state()), at_once)
+        assert bits_of(pieces) == resident
+
+
+# Against the reference decoder.
+
+
+STEPS = 8
+
+
+def worst(some: Sequence[Step], others: Sequence[Step]) -> float:
+    """The largest difference of two logits."""
+    return max(float(np.abs(a.logits - b.logits).max()) for a, b in zip(some, others, strict=True))
+
+
+def forced(model: LanguageModel, tokens: Sequence[int]) -> list[Step]:
+    """A continuation along given tokens."""
+    return list(generate(model, PROMPT, STEPS, forced=tokens))
+
+
+def compare(weights: LlamaWeights, **settings: Any) -> None:
+    """Every step of a continuation of the reference decoder, along the same tokens and freely; keys are float32.
+
+    What is left is rounding: 2e-5 is what the reference decoder itself is allowed from a second model in float64.
+    """
+    expected = list(generate(build(weights, load("reference"))[0], PROMPT, STEPS))
+    with decoder(weights=weights, keys="float32", **settings) as ours:
+        apart = worst(forced(ours, [step.token for step in expected]), expected)
+        assert apart <= 2e-5
+        difference = first_difference(list(generate(ours, PROMPT, STEPS)), expected)
+    assert difference is None or max(difference.gaps) <= 2 * apart  # a near-tie
+
+
+def test_against_the_reference_decoder() -> None:
+    """Token for token, and the logits within rounding."""
+    compare(MODEL)
+
+
+class HalfCache(KeyValueCache):
+    """Values, and keys, as float16 has them."""
+
+    def append(self, keys: Reals, values: Reals) -> None:
+        super().append(self.rounded(keys), values.astype(np.float32).astype(np.float16).astype(np.float64))
+
+    def rounded(self, keys: Reals) -> Reals:
+        return keys.astype(np.float32).astype(np.float16).astype(np.float64)
+
+
+class BfpCache(HalfCache):
+    """Keys as BFP12 has them."""
+
+    def rounded(self, keys: Reals) -> Reals:
+        rows = np.ascontiguousarray(keys.reshape(-1, keys.shape[2]), np.float32)
+        return decode(cast(rows, bfp12(32))).astype(np.float64).reshape(keys.shape)
+
+
+@pytest.mark.parametrize(("keys", "cache"), [("float16", HalfCache), ("bfp12", BfpCache)])
+def test_keys_are_rounded_as_the_specification_rounds_them(keys: str, cache: type[KeyValueCache]) -> None:
+    """Far closer to a reference decoder whose cache rounds the same than to one whose cache does not.
+
+    Not within rounding of float32: a key that lies near the middle of two numbers may be rounded to the other one.
+    """
+    like = build(MODEL, load("reference"), steps=replace(FORMULAS, cache=cache))[0]
+    expected = list(generate(like, PROMPT, STEPS))
+    tokens = [step.token for step in expected]
+    with decoder(keys=keys) as ours:
+        steps = forced(ours, tokens)
+    apart = worst(steps, expected)
+    assert apart <= 2e-4
+    assert worst(steps, forced(build(MODEL, load("reference"))[0], tokens)) > 10 * apart
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        replace(CONFIG, window=4),
+        replace(CONFIG, window=4, full_every=2, local_rope_base=100.0),
+        replace(CONFIG, embedding_scale=8.0),
+        replace(CONFIG, kv_heads=4, head_dim=8, routing=replace(CONFIG.routing, softmax="before", top_k=3)),  # type: ignore[type-var]  # the model is sparse
+        replace(CONFIG, routing=replace(CONFIG.routing, experts=1, top_k=1)),  # type: ignore[type-var]  # the model is sparse
+        replace(DENSE, window=3),
+    ],
+    ids=["window", "two bases", "embedding scale", "softmax before", "one expert", "dense"],
+)
+def test_other_models(config: LlamaConfig) -> None:
+    """Windows, two rotary bases, a scaled embedding, the other softmax, a single expert, and no experts at all."""
+    compare(model(config, seed=3))
+
+
+@pytest.mark.parametrize(("attention", "experts"), [(8, 2), (None, None), (2, 4)])
+def test_other_weights(attention: int | None, experts: int | None) -> None:
+    """Any number of bits, and plain weights, which are kept in float16 where that loses nothing."""
+    weights = model(seed=4, attention=attention, experts=experts)
+    compare(weights)
+    if experts is None:
+        layout = ExpertLayout.of(sparse_of(weights, 0).experts[0])
+        assert layout.nbytes == 2 * 3 * CONFIG.hidden * CONFIG.feed_forward
+
+
+def test_the_other_convention() -> None:
+    """Zero-points, and scales in float32."""
+    weights = requantize(MODEL, bits=4, group_size=64, convention="zero_point", scale_dtype="float32")
+    compare(weights)
+
+
+# Experts on the host.
+
+
+def test_cold_experts_run_on_the_host() -> None:
+    """Where copies are slow, experts are run on the host, for one token and for many; the account says how many."""
+    expected = list(generate(build(MODEL, load("reference"))[0], PROMPT, 6))
+    tokens = [step.token for step in expected]
+    with decoder(LEAST + 4 * EXPERT * 3, sim={"link": "pcie3"}, keys="float32", cold_experts="numpy") as ours:
+        ours.hidden(PROMPT, ours.new_state())
+        for_many = ours.account().cold
+        steps = list(generate(ours, PROMPT, 6, forced=tokens))
+        account = ours.account()
+    assert account.cold > for_many > 0
+    assert worst(steps, expected) <= 2e-5
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"activation": "gelu"}, "gelu"), ({"hidden": 68, "heads": 2}, "hidden 68")]
+)
+def test_other_shapes_are_refused(changes: dict[str, Any], word: str) -> None:
+    """What the kernels do not do is refused in words, before anything is taken."""
+    port = device()
+    with pytest.raises(NotDeclaredError, match=word):
+        Decoder(port, model(replace(CONFIG, **changes), attention=None, experts=None), DeviceSettings())
+    assert port.peak == 0
+
+
+def test_other_layers_are_refused() -> None:
+    """A bias is refused, and so are experts that are stored otherwise than those of the first layer."""
+    biased = replace(MODEL.layers[1], query_bias=np.zeros(CONFIG.heads * CONFIG.head_dim, np.float32))
+    other = replace(MODEL.layers[2], feed_forward=model(experts=4).layers[2].feed_forward)
+    for layers, error, word in (
+        ((MODEL.layers[0], biased, MODEL.layers[2]), NotDeclaredError, "query_bias"),
+        ((*MODEL.layers[:2], other), ArgumentError, "matrix"),
+    ):
+        port = device()
+        with pytest.raises(error, match=word):
+            Decoder(port, replace(MODEL, layers=layers), DeviceSettings(context=20))
+        assert not port.leaks()
+
+
+def test_wrong_tokens_and_stale_states_are_refused() -> None:
+    """As the chapter's decoder; and a state is only good until the next, since there is one cache."""
+    with decoder() as ours:
+        first = ours.new_state()
+        for wrong in ([], [50], [-1], PROMPT * 4):
+            with pytest.raises(ArgumentError):
+                ours.hidden(wrong, first)
+        ours.hidden([1], first)  # what was refused has changed nothing
+        second = ours.new_state()
+        with pytest.raises(ArgumentError, match="state"):
+            ours.hidden([1], first)
+        ours.hidden([1], second)
+        with pytest.raises(ArgumentError, match="count"):
+            next(generate(ours, PROMPT, 31))
+        assert len(list(generate(ours, PROMPT, 30))) == 30
+
+
+# What goes over the link.
+
+
+def test_of_a_layer_nothing_small_is_copied() -> None:
+    """Scores and shares of one token wait for no expert: its stream copies at its beginning and its end, and between
+    them nothing."""
+    for mode in ("mirror", "swap"):
+        with decoder(LEAST + 3 * EXPERT, mode=mode) as ours:
+            state = ours.new_state()
+            ours.hidden(PROMPT, state)
+            port = ours._port
+            assert isinstance(port, SimDevice)
+            before = len(port.log)
+            ours.hidden([1], state)
+            copied = [one.what for one in port.log[before:] if one.kind == "copy" and one.stream == "model"]
+        ends = [("position", "position"), ("x", "x"), ("normed", "normed")]
+        assert copied == [f"workspace: {one} → workspace: {other}" for one, other in ends]
+
+
+# Mistakes that must be seen.
+
+
+def test_a_missing_wait_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading scores without waiting for them is found, under any schedule, whatever was read."""
+    for schedule in ("eager", "late"):
+        with decoder(sim={"schedule": schedule}) as ours, monkeypatch.context() as patch:
+            patch.setattr("lowbit_cuda.model.lane.Lane.wait", lambda lane: None)
+            with pytest.raises(RaceError):
+                ours.hidden([1], ours.new_state())

@@ -1,0 +1,306 @@
+r"""Grouped-query attention, with a key-value cache in full precision.
+
+Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and
+the comparison decides how much of each one's *value* it takes over. Keys and values of past tokens never change, so
+they are kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention
+makes it smaller: several query heads share one key head and one value head.
+
+**The mathematics.** There are :math:`H` query heads and :math:`G` key-value heads, each of :math:`d_h` channels, and
+:math:`r = H / G` query heads in a group. Key-value head :math:`j` serves the query heads
+:math:`j r, \dots, (j + 1) r - 1`, neighbours (errata G1). For query head :math:`h` of group :math:`j` and the token at
+position :math:`t`,
+
+.. math::
+
+    \mathrm{score}_u = \frac{q_{t,h} \cdot k_{u,j}}{\sqrt{d_h}}, \qquad
+    o_{t,h} = \sum_{u \le t} \mathrm{softmax}(\mathrm{score})_u \; v_{u,j}.
+
+The sum stops at :math:`t`: a token does not see what comes after it. One function covers the family: with
+:math:`G = H` it is multi-head attention, with :math:`G = 1` multi-query attention, and anything between is grouped
+(GQA §2.2, figure 2).
+
+**A sliding window** of :math:`w` tokens begins the sum at :math:`u = t - w + 1`: a token sees itself and the
+:math:`w - 1` before it. What lies farther back still arrives, layer by layer, through those that saw it.
+
+**Softmax** is computed as :math:`e^{a_u - \max a} / \sum_v e^{a_v - \max a}`. The maximum cancels in exact arithmetic;
+in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
+
+Everything here is float64. The weights around it are approximations already; attention adds nothing to their error.
+
+Source: GQA §2.2 and figure 2; errata G1, G4.
+"""
+
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_array, check_finite, check_integer, check_reals
+from lowbit.contract.operation import BOUNDED, operation
+from lowbit.errors import ArgumentError
+
+Floats = npt.NDArray[np.float32]
+Reals = npt.NDArray[np.float64]
+
+MOST_CHANNELS = 2**20
+"""Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
+
+
+def softmax(scores: Reals) -> Reals:
+    """Exponentials that sum to 1 along the last axis; −∞ gets exactly 0.
+
+    >>> softmax(np.array([1000.0, 1000.0, -np.inf]))
+    array([0.5, 0.5, 0. ])
+    """
+    powers: Reals = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: Reals = powers.sum(axis=-1, keepdims=True)
+    return powers / total
+
+
+def attend(
+    queries: Reals,
+    keys: Reals,
+    values: Reals,
+    window: int | None = None,
+    *,
+    scale: float | None = None,
+    bias: Reals | None = None,
+) -> Reals:
+    r"""Grouped-query attention of the last T of S tokens over all S.
+
+    The first of two tokens sees only itself; the second, whose query favours neither key, sees both alike:
+
+    >>> queries = np.zeros((2, 1, 2))
+    >>> keys, values = np.ones((1, 2, 2)), np.array([[[1.0, 0.0], [3.0, 0.0]]])
+    >>> attend(queries, keys, values)[:, 0, 0]
+    array([1., 2.])
+    >>> attend(queries, keys, values, window=1)[:, 0, 0]
+    array([1., 3.])
+
+    Args:
+        queries: float64, T × H × d_h, of the tokens at positions S − T to S − 1. Prefill is T = S, decode T = 1.
+        keys: float64, G × S × d_h; G divides H.
+        values: float64, G × S × d_h.
+        window: how many tokens a token sees, itself included; None for all.
+        scale: what scores are multiplied by; None for :math:`1/\sqrt{d_h}`. T5 has 1.
+        bias: float64, H × T × S, added to the scaled scores, as T5 adds one by the distance of tokens; None for none.
+
+    Returns:
+        float64, T × H × d_h.
+
+    Raises:
+        ArgumentError: shapes that do not belong together; a window below 1.
+
+    Source: GQA §2.2; errata G1, G4.
+    """
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        check_reals(name, array, 3)
+    tokens, heads, head_dim = queries.shape
+    kv_heads, length, _ = keys.shape
+    if heads % kv_heads != 0:
+        raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
+    if keys.shape != values.shape or keys.shape[2] != head_dim:
+        raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), f"G x S x {head_dim}, both")
+    if tokens > length:
+        raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
+    if bias is not None:
+        check_reals("bias", bias, 3)
+        if bias.shape != (heads, tokens, length):
+            raise ArgumentError("shape of bias", bias.shape, f"{heads} x {tokens} x {length}")
+    if window is not None:
+        check_integer("window", window, least=1)
+        first = max(0, length - tokens - window + 1)  # the first token that any of the queries sees
+        keys, values, length = keys[:, first:], values[:, first:], length - first
+        bias = None if bias is None else bias[:, :, first:]
+    # Group j is heads j·r … (j+1)·r − 1, so splitting the head axis into (G, r) is the grouping; the keys and values of
+    # a group meet its r heads by broadcasting over that second axis.
+    grouped = queries.reshape(tokens, kv_heads, heads // kv_heads, head_dim).transpose(1, 2, 0, 3)
+    products = grouped @ keys[:, np.newaxis].swapaxes(-1, -2)  # G × r × T × S
+    scores = products / np.sqrt(head_dim) if scale is None else products * scale
+    if bias is not None:
+        scores += bias.reshape(kv_heads, heads // kv_heads, tokens, length)
+    if tokens > 1:
+        position = np.arange(length - tokens, length)[:, np.newaxis]
+        scores[..., np.arange(length) > position] = -np.inf  # a token does not see the ones after it
+        if window is not None:
+            scores[..., np.arange(length) <= position - min(window, length)] = -np.inf
+    output = softmax(scores) @ values[:, np.newaxis]  # G × r × T × d_h
+    return output.transpose(2, 0, 1, 3).reshape(tokens, heads, head_dim)
+
+
+# **The cache** holds the keys and values of one layer. It is allocated ahead and doubles when full, so that adding a
+# token costs the same however many came before.
+
+
+class KeyValueCache:
+    """Keys and values of one layer, in the float64 in which they were computed.
+
+    >>> cache = KeyValueCache(kv_heads=1, head_dim=2)
+    >>> cache.append(np.ones((3, 1, 2)), np.zeros((3, 1, 2)))
+    >>> len(cache), cache.keys.shape
+    (3, (1, 3, 2))
+    """
+
+    dtype: ClassVar[np.dtype[Any]] = np.dtype(np.float64)
+    """Of what is kept."""
+
+    def __init__(self, kv_heads: int, head_dim: int, capacity: int = 64) -> None:
+        """An empty cache with room for `capacity` tokens before it has to grow.
+
+        Raises:
+            ArgumentError: an argument below 1, or heads of more channels than `MOST_CHANNELS`.
+        """
+        check_heads(kv_heads, head_dim)
+        check_integer("capacity", capacity, least=1)
+        self._keys = np.empty((kv_heads, capacity, head_dim), self.dtype)
+        self._values = np.empty((kv_heads, capacity, head_dim), self.dtype)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def keys(self) -> Reals:
+        """float64, G × S × d_h: a view of the tokens so far."""
+        return self._keys[:, : self._length]
+
+    @property
+    def values(self) -> Reals:
+        """float64, G × S × d_h: a view of the tokens so far."""
+        return self._values[:, : self._length]
+
+    def append(self, keys: Reals, values: Reals) -> None:
+        """Add T tokens after the ones that are there.
+
+        Args:
+            keys: float64, T × G × d_h, rotated.
+            values: float64, T × G × d_h.
+
+        Raises:
+            ArgumentError: heads or channels that are not the cache's.
+        """
+        self._check(keys, values)
+        capacity = self._keys.shape[1]
+        end = self._length + len(keys)
+        if end > capacity:
+            self._keys = _grown(self._keys, max(end, 2 * capacity))
+            self._values = _grown(self._values, max(end, 2 * capacity))
+        self._keys[:, self._length : end] = keys.swapaxes(0, 1)
+        self._values[:, self._length : end] = values.swapaxes(0, 1)
+        self._length = end
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tokens so far."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def _check(self, keys: Reals, values: Reals) -> None:
+        check_reals("keys", keys, 3)
+        check_reals("values", values, 3)
+        kv_heads, _, head_dim = self._keys.shape
+        if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
+            allowed = f"T x {kv_heads} x {head_dim}, both"
+            raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), allowed)
+
+
+def check_heads(kv_heads: int, head_dim: int) -> None:
+    """Refuse numbers of heads and channels below 1, and more channels in all than a token of any model has."""
+    check_integer("kv_heads", kv_heads, 1, MOST_CHANNELS)
+    check_integer("head_dim", head_dim, 1, MOST_CHANNELS // kv_heads)
+
+
+def _grown(array: Reals, capacity: int) -> Reals:
+    larger = np.empty((array.shape[0], capacity, array.shape[2]), array.dtype)
+    larger[:, : array.shape[1]] = array
+    return larger
+
+
+# **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
+# is measured against. The bounds are derived in the chapter `lowbit.attention.bounds`.
+
+
+def check_softmax(scores: Floats) -> None:
+    """The checks of `attention.softmax`: every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
+    check_array("scores", scores, np.float32, (None, None))
+    if np.isnan(scores).any() or np.isposinf(scores).any():
+        raise ArgumentError("scores", "NaN or +∞ somewhere", "finite numbers and −∞")
+    if np.isneginf(scores).all(axis=-1).any():
+        raise ArgumentError("scores", "−∞ all through a row", "at least one finite number a row")
+
+
+def check_attend(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> None:
+    """The checks of `attention.attend` on float32 inputs."""
+    check_array("queries", queries, np.float32, (None, None, None))
+    tokens, heads, head_dim = queries.shape
+    check_array("keys", keys, np.float32, (None, None, head_dim))
+    check_array("values", values, np.float32, keys.shape)
+    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
+        check_finite(name, array)
+    if heads % keys.shape[0]:
+        raise ArgumentError("query heads", heads, f"a multiple of the {keys.shape[0]} key-value heads")
+    if tokens > keys.shape[1]:
+        raise ArgumentError("query tokens", tokens, f"at most the {keys.shape[1]} tokens of the keys")
+    if window is not None:
+        check_integer("window", window, least=1)
+
+
+def softmax_of(scores: Floats) -> Reals:
+    """`softmax` of float32 scores, R × S, in float64: the reference of `attention.softmax`.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; NaN, +∞, or a row of nothing but −∞.
+    """
+    check_softmax(scores)
+    return softmax(scores.astype(np.float64))
+
+
+def attend_to(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Reals:
+    """`attend` for float32 inputs, in float64: the reference of `attention.attend`.
+
+    Raises:
+        ArgumentError: wrong dtypes, shapes or layouts; numbers that are not finite; a window below 1.
+    """
+    check_attend(queries, keys, values, window)
+    return attend(queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64), window)
+
+
+SOFTMAX = operation(
+    "attention.softmax",
+    "Exponentials that sum to 1",
+    promise=BOUNDED,
+    source="GQA §2.2",
+    reference=softmax_of,
+    check=check_softmax,
+    parameters=lambda scores: {},
+    clauses={
+        "C1": "Where all but one score of a row are −∞, or lie 200 and more below it, its share is exactly 1 and "
+        "theirs exactly 0.",
+        "C2": "Each share differs from the exact one by at most the derived bound, however large the scores are.",
+        "C3": "Equal scores have equal shares, to the bit; a row depends on no other row.",
+        "C4": "NaN, +∞, a row of nothing but −∞, and wrong dtypes, shapes or layouts are refused with an "
+        "ArgumentError.",
+    },
+)
+
+ATTEND = operation(
+    "attention.attend",
+    "Grouped-query attention",
+    promise=BOUNDED,
+    source="GQA §2.2 and figure 2; errata G1",
+    reference=attend_to,
+    check=check_attend,
+    parameters=lambda queries, keys, values, window=None: {
+        "head_dim": queries.shape[2],
+        "window": "none" if window is None else "sliding",
+    },
+    clauses={
+        "C1": "A token that sees one token only, the first or one with a window of 1, takes its value exactly.",
+        "C2": "Where one score lies 200 and more above all others, the result is that token's value exactly; query "
+        "head h reads key-value head ⌊h / r⌋.",
+        "C3": "Each element differs from the exact one by at most the derived bound.",
+        "C4": "A token depends on no later token, and with a window of w on none before the w − 1 that precede it: "
+        "changing those changes no bit.",
+        "C5": "Wrong dtypes, shapes or layouts, numbers that are not finite, heads that do not divide and a window "
+        "below 1 are refused with an ArgumentError.",
+    },
+)

@@ -1,0 +1,86 @@
+r"""Bounds of attention: how far a correct softmax, or a correct head, may lie from the exact one.
+
+Attention is a chain: scores are sums, a softmax turns them into shares, and the output is a sum again. The steps are
+those of `lowbit.moe.bounds`, where each takes the error of its input and returns the error of its result; here they are
+chained in another order.
+
+**Scores.** A score is a sum of :math:`d_h` products, off by :math:`\gamma_D \sum |q||k|`, then divided by
+:math:`\sqrt{d_h}`: a root and a quotient, three roundings more.
+
+**Shares** are the softmax of scores that are off by :math:`\epsilon`, as derived there: an absolute error of a score
+becomes a relative error of a share.
+
+**The output** is a sum over the tokens that are seen, of shares that are off and values that are given.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
+"""
+
+import numpy as np
+
+from lowbit.attention.attention import Floats, Reals, softmax
+from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
+from lowbit.moe.bounds import REFERENCE, Steps, declared, product_error, softmax_error
+
+SCALE_ROUNDINGS = 3
+
+
+def softmax_bound(scores: Floats, arithmetic: Arithmetic, exact: Reals) -> Bound:
+    """The bound of `attention.softmax`.
+
+    Args:
+        scores: float32, R × S.
+        arithmetic: what the backend declares; its roundings are taken at S.
+        exact: float64, R × S: the reference's result.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth.
+    """
+    limit = np.zeros(scores.shape)
+    for row, shares in enumerate(scores.astype(np.float64)):
+        seen = np.isfinite(shares)  # −∞ has a share of exactly 0, and takes no part in the sum
+        logits = shares[np.newaxis, seen]
+        for steps in (declared(arithmetic), REFERENCE):
+            limit[row, seen] += softmax_error(steps, logits, np.zeros_like(logits))[0]
+    return Bound(limit, exact, f"softmax of {scores.shape[1]} scores in {arithmetic.accumulator}")
+
+
+def attend_bound(
+    queries: Floats, keys: Floats, values: Floats, arithmetic: Arithmetic, exact: Reals, window: int | None = None
+) -> Bound:
+    """The bound of `attention.attend`, head by head and token by token.
+
+    Args:
+        queries: float32, T × H × d_h.
+        keys: float32, G × S × d_h.
+        values: float32, G × S × d_h.
+        arithmetic: what the backend declares; its roundings are taken at d_h for scores and at S for outputs.
+        exact: float64, T × H × d_h: the reference's result.
+        window: as given to the operation.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth.
+    """
+    tokens, heads, _ = queries.shape
+    kv_heads, length, _ = keys.shape
+    limit, gauge = np.zeros(queries.shape), np.zeros(queries.shape)
+    for t in range(tokens):
+        end = length - tokens + t + 1
+        first = 0 if window is None else max(0, end - window)
+        for h in range(heads):
+            j = h * kv_heads // heads
+            seen, read = keys[j, first:end], values[j, first:end]
+            for steps in (declared(arithmetic), REFERENCE):
+                limit[t, h] += head_error(steps, queries[t, h], seen, read)
+            gauge[t, h] = np.abs(read.astype(np.float64)).max(axis=0)
+    return Bound(limit, gauge, f"scores, softmax and output of {length} tokens in {arithmetic.accumulator}")
+
+
+def head_error(steps: Steps, query: Floats, keys: Floats, values: Floats) -> Reals:
+    """Of one head of one token over the tokens that it sees: float64, d_h."""
+    wide, root = query[np.newaxis].astype(np.float64), np.sqrt(query.size)
+    products = wide @ keys.T.astype(np.float64)
+    error = product_error(steps, wide, np.zeros_like(wide), np.ascontiguousarray(keys.T))
+    scores = products / root
+    off = error / root + gamma(SCALE_ROUNDINGS, steps.unit) * (np.abs(products) + error) / root + HALF_LEAST_SUBNORMAL
+    result: Reals = product_error(steps, softmax(scores), softmax_error(steps, scores, off), values)[0]
+    return result

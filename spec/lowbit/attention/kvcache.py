@@ -1,0 +1,227 @@
+r"""A key-value cache in Block Floating Point.
+
+The cache is what grows with a conversation: for each token of each layer, :math:`G` keys and :math:`G` values of
+:math:`d_h` channels. In float16 a channel takes 16 bits; in BFP12 with blocks of 32 it takes 4.25. What is stored is
+the cast of what came, once; nothing is ever cast twice.
+
+**Before or after the rotation** (errata B6). The paper stores keys *before* RoPE and rotates what it reads back, in
+float, at the keys' own positions. Most engines store them *after* RoPE, so that a score is an integer dot product.
+This cache stores what it is given: hand it keys before or after the rotation, and rotate what comes back or do not.
+
+**As an operation** the cache is stateful (`lowbit.backend.session`): it is opened empty, a step adds tokens, and
+answers with all that attention would read then.
+
+Source: K-sort §II.B, §III; errata B6, B9.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lowbit.attention.attention import KeyValueCache, Reals, check_heads
+from lowbit.contract.checks import check_array, check_finite, check_integer
+from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.quantization.bfp import Blocks, Floats, Format, cast, decode, format_parameters
+from lowbit.quantization.bfp_storage import StoredBlocks, check_stored_format, load, row_bytes, store
+
+
+class BfpRows:
+    """Rows of one length, stored as blocks, one after another."""
+
+    def __init__(self, columns: int, format: Format) -> None:
+        self.columns, self.format = columns, format
+        self._parts: list[StoredBlocks] = []
+
+    def stored(self, rows: Reals) -> StoredBlocks:
+        """What rows (float64, R × n, finite in float32) are stored as."""
+        return store(cast(np.ascontiguousarray(rows, np.float32), self.format))
+
+    def add(self, part: StoredBlocks) -> None:
+        """Put stored rows after the ones that are there."""
+        self._parts.append(part)
+
+    @property
+    def blocks(self) -> Blocks:
+        """All rows so far, as the integers of an integer dot product."""
+        mantissas = np.concatenate([part.mantissas for part in self._parts])
+        exponents = np.concatenate([part.exponents for part in self._parts])
+        return load(StoredBlocks(mantissas, exponents, self.columns, self.format))
+
+    @property
+    def values(self) -> Reals:
+        """All rows so far, decoded: float64, R × n."""
+        return decode(self.blocks).astype(np.float64)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of mantissas and exponents."""
+        return sum(part.nbytes for part in self._parts)
+
+
+class BfpKeyValueCache(KeyValueCache):
+    """Keys and values of one layer, in Block Floating Point; the decoder uses it like any other cache.
+
+    >>> from lowbit.quantization.bfp import bfp12, bfp16
+    >>> cache = BfpKeyValueCache(kv_heads=2, head_dim=64, key_format=bfp12(32), value_format=bfp16(64))
+    >>> cache.append(np.ones((3, 2, 64)), np.ones((3, 2, 64)))
+    >>> len(cache), cache.keys.shape, cache.nbytes
+    (3, (2, 3, 64), 594)
+    >>> bytes_per_token(2, 64, bfp12(32)), bytes_per_token(2, 64, bfp16(64))
+    (68, 130)
+
+    Raises:
+        ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, or a format
+            that cannot be stored.
+    """
+
+    def __init__(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+        super().__init__(kv_heads, head_dim, capacity=1)
+        self._key_rows = [BfpRows(head_dim, key_format) for _ in range(kv_heads)]
+        self._value_rows = [BfpRows(head_dim, value_format) for _ in range(kv_heads)]
+
+    @property
+    def keys(self) -> Reals:
+        """float64, G × S × d_h, decoded."""
+        return np.stack([rows.values for rows in self._key_rows])
+
+    @property
+    def values(self) -> Reals:
+        """float64, G × S × d_h, decoded."""
+        return np.stack([rows.values for rows in self._value_rows])
+
+    @property
+    def key_blocks(self) -> list[Blocks]:
+        """The keys of each head as blocks, for integer scores (`lowbit.quantization.bfp_dot.dot`)."""
+        return [rows.blocks for rows in self._key_rows]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(rows.nbytes for rows in (*self._key_rows, *self._value_rows))
+
+    def append(self, keys: Reals, values: Reals) -> None:
+        """Add T tokens after the ones that are there; arguments as for `lowbit.attention.attention.KeyValueCache.append`.
+
+        Raises:
+            ArgumentError: heads or channels that are not the cache's, numbers that float32 cannot hold, or a format
+                that cannot be stored; nothing has changed then.
+        """
+        self._check(keys, values)
+        parts = [rows.stored(keys[:, j]) for j, rows in enumerate(self._key_rows)]
+        parts += [rows.stored(values[:, j]) for j, rows in enumerate(self._value_rows)]
+        for rows, part in zip((*self._key_rows, *self._value_rows), parts, strict=True):
+            rows.add(part)
+        self._length += len(keys)
+
+    def step(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+        """Add T tokens, and answer with the keys and the values of all tokens so far.
+
+        >>> from lowbit.quantization.bfp import bfp12
+        >>> cache = BfpKeyValueCache(kv_heads=1, head_dim=2, key_format=bfp12(2), value_format=bfp12(2))
+        >>> token = np.array([[[1.0, 0.4]]], np.float32)
+        >>> for _ in range(2):
+        ...     keys, values = cache.step(token, token)
+        >>> keys
+        array([[[1. , 0.5],
+                [1. , 0.5]]], dtype=float32)
+
+        Args:
+            keys: float32, T × G × d_h, finite.
+            values: float32, T × G × d_h, finite.
+
+        Returns:
+            float32, G × S × d_h, twice.
+
+        Raises:
+            ArgumentError: another dtype, shape or layout, or a number that is not finite; nothing has changed then.
+        """
+        check_tokens(keys, values, *self._keys.shape[::2])
+        self.append(keys.astype(np.float64), values.astype(np.float64))
+        return self.keys.astype(np.float32), self.values.astype(np.float32)  # decoded from float32, so no rounding
+
+
+def cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> BfpKeyValueCache:
+    """An empty cache of one layer, whose `step` takes tokens.
+
+    Args:
+        kv_heads: G.
+        head_dim: d_h.
+        key_format: of the keys, with exponents of at most 8 bits.
+        value_format: of the values, likewise.
+
+    Raises:
+        ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, or a format
+            that cannot be stored.
+
+    Source: K-sort §II.B; errata B9.
+    """
+    check_cache(kv_heads, head_dim, key_format, value_format)
+    return BfpKeyValueCache(kv_heads, head_dim, key_format, value_format)
+
+
+def bytes_per_token(kv_heads: int, head_dim: int, format: Format) -> int:
+    """Bytes that the keys, or the values, of one token take in one layer.
+
+    Raises:
+        ArgumentError: an argument below 1.
+    """
+    check_integer("kv_heads", kv_heads, least=1)
+    check_integer("head_dim", head_dim, least=1)
+    return kv_heads * (row_bytes(head_dim, format.mantissa) + format.blocks(head_dim))
+
+
+# **Checks.**
+
+
+def check_cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
+    """The checks of `cache`."""
+    check_heads(kv_heads, head_dim)
+    check_stored_format(key_format)
+    check_stored_format(value_format)
+
+
+def check_tokens(keys: Floats, values: Floats, kv_heads: int, head_dim: int) -> None:
+    """The checks of a step: as many values as keys, all of them finite."""
+    check_array("keys", keys, np.float32, (None, kv_heads, head_dim))
+    check_array("values", values, np.float32, keys.shape)
+    check_finite("keys", keys)
+    check_finite("values", values)
+
+
+def check_steps(
+    kv_heads: int, head_dim: int, key_format: Format, value_format: Format
+) -> Callable[[Floats, Floats], None]:
+    """The check of the steps of one cache, which remembers nothing."""
+    return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim)
+
+
+def cache_parameters(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> Parameters:
+    """The choices that a cache makes, by the names under which a backend declares what it handles."""
+    own: dict[str, object] = {"kv_heads": kv_heads, "head_dim": head_dim}
+    for name, format in (("key", key_format), ("value", value_format)):
+        own |= {f"{name}_{choice}": given for choice, given in format_parameters(format).items()}
+    return own
+
+
+# **What a backend promises.**
+
+CACHE = operation(
+    "kvcache.bfp",
+    "Keys and values in Block Floating Point",
+    promise=EXACT,
+    source="K-sort §II.B, §III; errata B6, B9",
+    reference=cache,
+    check=check_cache,
+    check_step=check_steps,
+    parameters=cache_parameters,
+    clauses={
+        "C1": "Each step answers with the keys and the values of all tokens since the cache was opened, in the order "
+        "in which they came, float32, G × S × d_h; the row of a token in a head is `bfp.decode` of `bfp.cast` of the "
+        "row that was given.",
+        "C2": "A token has the same bits in every answer from its own on, however many tokens come after it.",
+        "C3": "Tokens that come in one step and tokens that come one by one have equal bits.",
+        "C4": "Wrong dtypes, shapes or layouts, numbers that are not finite, arguments below 1 and formats that cannot "
+        "be stored are refused with an ArgumentError, and a step that is refused changes nothing.",
+        "C5": "Caches that are open at once do not disturb each other, and a new one is empty.",
+    },
+)

@@ -1,0 +1,223 @@
+r"""Pooling heads: a multi-head checkpoint made into a grouped-query one.
+
+Grouped-query attention keeps fewer key-value heads than query heads (see `attention`), but models were trained with one
+of each. The GQA paper converts them: the key and value projections of the heads of a group are replaced by one, their
+*mean*, and the model is trained a little further. This chapter is the conversion; the training is not.
+
+**The mean.** The columns of :math:`W_K` (hidden × :math:`H d_h`) are :math:`H` heads of :math:`d_h` channels. With
+:math:`G` groups of :math:`r = H/G` neighbours (errata G1), channel c of the new head j is
+
+.. math:: W'_K[:, j d_h + c] = \frac1r \sum_{i=0}^{r-1} W_K[:, (j r + i)\, d_h + c],
+
+and the same for :math:`W_V` and for both biases (errata G2): a projection is linear, so the new key is the mean of the
+old keys, bias and all. Queries and output stay as they are. Two other ways were compared by the paper (figure 4) and
+found worse: the *first* head of each group, and *random* new heads.
+
+**The arithmetic.** The heads are added in float64, in ascending order, divided by r, and rounded to float32 once. This
+is exact to the bit and asks for no tolerance; and where all heads of a group are equal it gives them back unchanged,
+since :math:`r w` needs few bits more than w. A sum in float32 does not: :math:`(w + w + \dots + w)/r` misses about
+every seventh w at r = 3 and every second at r = 8.
+
+**Zeros.** The sum begins with the first head and not with a zero: :math:`-0 + -0` is :math:`-0`, but :math:`0 + -0` is
+:math:`+0` (IEEE 754, §6.3). So a mean is −0 where all heads are −0, and +0 where their zeros have both signs or where
+they cancel.
+
+**What it commutes with.** The mean treats every channel alike and mixes none, so it may come before or after anything
+that does the same to every head of a group: a rotary embedding in either layout, for the rotation depends on position
+and channel only; a change from one layout to the other. It does not commute with a permutation of channels that differs
+from head to head, such as the sorted keys of K-sort. There one must pool first and sort after.
+
+**Where it applies.** To self-attention of a decoder and to cross-attention, whose keys and values come from the
+encoder. Not to self-attention of an encoder: that runs once over all tokens in parallel, no cache is read token by
+token, and the paper leaves it alone (§2.2). `convert` refuses it.
+
+Source: GQA §2.1, §2.2, figures 1 and 4; errata G1, G2.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
+from lowbit.contract.operation import EXACT, operation
+from lowbit.errors import ArgumentError
+from lowbit.quantization.affine import Floats
+
+Method = Literal["mean", "first"]
+METHODS: tuple[Method, ...] = ("mean", "first")
+
+Kind = Literal["self", "cross", "encoder"]
+KINDS: tuple[Kind, ...] = ("self", "cross", "encoder")
+
+
+def pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> Floats:
+    """Replace the heads of each group by their mean, or by the first of them.
+
+    Four heads of one channel, in two groups:
+
+    >>> weights = np.array([[1, 3, 10, 20]], np.float32)
+    >>> pool(weights, heads=4, groups=2), pool(weights, heads=4, groups=2, method="first")
+    (array([[ 2., 15.]], dtype=float32), array([[ 1., 10.]], dtype=float32))
+
+    Args:
+        weights: float32, any number of rows × H·d_h, finite; a bias is one row.
+        heads: H, a divisor of the columns.
+        groups: G, a divisor of H; with G = H nothing changes.
+        method: ``mean`` or ``first``.
+
+    Returns:
+        float32, rows × G·d_h.
+
+    Raises:
+        ArgumentError: wrong argument.
+
+    Source: GQA §2.1, figure 1; §3.3, figure 4.
+    """
+    check_pool(weights, heads, groups, method)
+    rows, columns = weights.shape
+    members = weights.reshape(rows, groups, heads // groups, columns // heads)
+    if method == "first":
+        first: Floats = members[:, :, 0].reshape(rows, -1).copy()  # where every group has one head, too
+        return first
+    total = members[:, :, 0].astype(np.float64)  # not zeros: 0 + −0 is +0
+    for member in range(1, heads // groups):
+        total += members[:, :, member]
+    mean: Floats = (total / (heads // groups)).astype(np.float32)
+    return np.ascontiguousarray(mean.reshape(rows, -1))
+
+
+def random_heads(rows: int, columns: int, generator: np.random.Generator) -> Floats:
+    r"""New heads from scratch: normal, with a standard deviation of :math:`1/\sqrt{\text{rows}}`.
+
+    The paper does not say how its random heads were drawn; this is how its architecture draws them for a new model.
+    They follow from the generator alone, as far as numpy's own stream of numbers stays the same.
+
+    Args:
+        rows: hidden.
+        columns: G·d_h.
+        generator: where the numbers come from.
+
+    Returns:
+        float32, rows × columns.
+
+    Raises:
+        ArgumentError: rows or columns below 1.
+
+    Source: GQA §3.3, figure 4; T5 (arXiv 1910.10683).
+    """
+    check_integer("rows", rows, least=1)
+    check_integer("columns", columns, least=1)
+    drawn: Floats = (generator.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32)
+    return drawn
+
+
+# **A layer.** Keys and values, with their biases where there are any, are converted together.
+
+
+@dataclass(frozen=True, eq=False)
+class KeyValueProjection:
+    """What makes the keys and values of one attention layer.
+
+    Attributes:
+        kind: ``self`` of a decoder, ``cross``, or ``encoder`` self-attention.
+        heads: key-value heads; as many as query heads before conversion.
+        key: float32, source × heads·d_h; for cross-attention the source is the encoder's output.
+        value: float32, source × heads·d_v.
+        key_bias: float32, heads·d_h, or none.
+        value_bias: float32, heads·d_v, or none.
+
+    Raises:
+        ArgumentError: parts that do not belong together.
+    """
+
+    kind: Kind
+    heads: int
+    key: Floats
+    value: Floats
+    key_bias: Floats | None = None
+    value_bias: Floats | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        for name, matrix, bias in (("key", self.key, self.key_bias), ("value", self.value, self.value_bias)):
+            check_array(name, matrix, np.float32, (len(self.key), None))
+            check_heads(name, matrix.shape[1], self.heads)
+            if bias is not None:
+                check_array(f"{name}_bias", bias, np.float32, (matrix.shape[1],))
+
+
+def convert(layer: KeyValueProjection, groups: int, method: Method = "mean") -> KeyValueProjection:
+    """The same layer with `groups` key-value heads.
+
+    >>> layer = KeyValueProjection("cross", 2, np.eye(2, dtype=np.float32), np.eye(2, dtype=np.float32))
+    >>> convert(layer, groups=1).key
+    array([[0.5],
+           [0.5]], dtype=float32)
+
+    Args:
+        layer: with H heads.
+        groups: G, a divisor of H.
+        method: ``mean`` or ``first``.
+
+    Raises:
+        ArgumentError: self-attention of an encoder; wrong groups or method; weights that are not finite.
+
+    Source: GQA §2.2 (conversion; where it is not applied); errata G1, G2.
+    """
+    if layer.kind == "encoder":
+        raise ArgumentError("kind", "'encoder'", "'self' or 'cross' (an encoder's self-attention keeps its heads)")
+
+    def pooled_bias(bias: Floats | None) -> Floats | None:
+        return None if bias is None else pool(bias[np.newaxis], layer.heads, groups, method)[0]
+
+    return replace(
+        layer,
+        heads=groups,
+        key=pool(layer.key, layer.heads, groups, method),
+        value=pool(layer.value, layer.heads, groups, method),
+        key_bias=pooled_bias(layer.key_bias),
+        value_bias=pooled_bias(layer.value_bias),
+    )
+
+
+# **Checks.**
+
+
+def check_heads(argument: str, columns: int, heads: int) -> None:
+    """Refuse a number of heads that does not divide the columns."""
+    check_integer("heads", heads, least=1)
+    if columns % heads != 0:
+        raise ArgumentError(f"columns of {argument}", columns, f"a multiple of the {heads} heads")
+
+
+def check_pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> None:
+    """The checks of `pool`."""
+    check_choice("method", method, METHODS)
+    check_array("weights", weights, np.float32, (None, None))
+    check_heads("weights", weights.shape[1], heads)
+    check_integer("groups", groups, 1, heads)
+    if heads % groups != 0:
+        raise ArgumentError("groups", groups, f"a divisor of the {heads} heads")
+    check_finite("weights", weights)
+
+
+# **What a backend promises.**
+
+POOL = operation(
+    "pooling.pool",
+    "Heads of a group to one",
+    promise=EXACT,
+    source="GQA §2.1, §2.2; errata G1, G2",
+    reference=pool,
+    check=check_pool,
+    parameters=lambda weights, heads, groups, method="mean": {"method": method},
+    clauses={
+        "C1": "The mean is the float64 sum of the heads j·r to (j + 1)·r − 1 in this order, divided by r, rounded to "
+        "float32; the sum begins with the first head, so heads of −0 have a mean of −0; channels keep their places.",
+        "C2": "The first head of each group is copied.",
+        "C3": "Where the heads of each group are equal, both methods give them back to the bit.",
+        "C4": "Heads that do not divide the columns, groups that do not divide the heads, weights that are not finite, "
+        "and wrong methods, dtypes, shapes or layouts are refused with an ArgumentError.",
+    },
+)

@@ -1,0 +1,280 @@
+r"""Rotary position embedding: where a token stands, written into its queries and keys as an angle.
+
+Attention compares a query with a key by a dot product, and a dot product does not know how far apart the two tokens
+are. The rotary embedding gives it that knowledge without adding a parameter: the channels of a head are taken in
+pairs, each pair is read as a point in the plane, and the point is turned by an angle proportional to the token's
+position :math:`m`. Turning two points by :math:`m` and :math:`n` changes their dot product only through :math:`m - n`,
+so the score depends on the distance between the tokens and on nothing else.
+
+**The rotation.** A head has :math:`d_h` channels, an even number, in :math:`d_h/2` pairs. Pair :math:`i` turns by
+:math:`m\theta_i` with
+
+.. math:: \theta_i = \mathrm{base}^{-2(i-1)/d_h}, \qquad i = 1 \dots d_h/2,
+
+fast for the first pairs and ever more slowly for the later ones. The block-diagonal matrix
+:math:`R^{d_h}_{\Theta,m}` is never built. Written out by channels, the product is
+
+.. math:: R^{d_h}_{\Theta,m}\, x = x \otimes \cos(m\Theta) + s \otimes x_{i} \otimes \sin(m\Theta),
+
+where :math:`\Theta` repeats each :math:`\theta` for both channels of its pair, :math:`x_i` is :math:`x` with every
+channel replaced by its *partner*, :math:`s` is :math:`-1` for the first channel of a pair and :math:`+1` for the
+second, and :math:`\otimes` is the product channel by channel (K-sort, equation 4; errata B8 on the cosine vector as it
+is printed).
+
+**Which channels are a pair** is a convention, and mixing two up gives fluent nonsense. The *interleaved* layout of
+the paper pairs neighbours, :math:`(0, 1), (2, 3), \dots`; the *half-split* layout of most published Llama weights
+pairs channel :math:`c` with :math:`c + d_h/2` (errata B5). A layout is therefore a value here, the triple
+:math:`(i, s, \Theta)`, and there is one function that rotates.
+
+Source: RoFormer (arXiv 2104.09864) §3.2.2 and §3.4.2; K-sort §II.D, equation 4; errata B5, B8.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_array, check_integer, check_reals
+from lowbit.contract.operation import BOUNDED, operation
+from lowbit.contract.rounding import Arithmetic, Bound, direct_bound
+from lowbit.errors import ArgumentError
+
+Floats = npt.NDArray[np.float32]
+Reals = npt.NDArray[np.float64]
+
+MOST_CHANNELS = 2**16
+MOST_ANGLES = 2**28
+"""Of one `rotation`, positions times channels: two million positions of a head of 128 channels."""
+MOST_POSITIONS = 2**40
+"""Far beyond any model; an angle of a later position would have lost its fraction."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    r"""How the channels of one head pair up.
+
+    Attributes:
+        partner: int64, :math:`d_h`: the other channel of the pair, :math:`i`.
+        sign: float64, :math:`d_h`: −1 where the channel is the first of its pair and +1 where it is the second,
+            :math:`s`.
+        pair: int64, :math:`d_h`: which pair a channel belongs to, from 0, and so which :math:`\theta` turns it.
+    """
+
+    partner: npt.NDArray[np.int64]
+    sign: Reals
+    pair: npt.NDArray[np.int64]
+
+    @property
+    def head_dim(self) -> int:
+        """d_h."""
+        return self.partner.size
+
+
+def half_split(head_dim: int) -> Layout:
+    """Channel c of the first half is paired with channel c + d_h/2 of the second.
+
+    >>> layout = half_split(6)
+    >>> layout.partner, layout.sign, layout.pair
+    (array([3, 4, 5, 0, 1, 2]), array([-1., -1., -1.,  1.,  1.,  1.]), array([0, 1, 2, 0, 1, 2]))
+
+    Raises:
+        ArgumentError: `head_dim` is not an even number of at least 2.
+
+    Source: errata B5.
+    """
+    _check_head_dim(head_dim)
+    channel, half = np.arange(head_dim), head_dim // 2
+    return Layout((channel + half) % head_dim, np.where(channel < half, -1.0, 1.0), channel % half)
+
+
+def interleaved(head_dim: int) -> Layout:
+    """Channel 2i is paired with channel 2i + 1, as the paper prints it.
+
+    >>> layout = interleaved(6)
+    >>> layout.partner, layout.sign, layout.pair
+    (array([1, 0, 3, 2, 5, 4]), array([-1.,  1., -1.,  1., -1.,  1.]), array([0, 0, 1, 1, 2, 2]))
+
+    Raises:
+        ArgumentError: `head_dim` is not an even number of at least 2.
+
+    Source: K-sort, equation 4.
+    """
+    _check_head_dim(head_dim)
+    channel = np.arange(head_dim)
+    return Layout(channel ^ 1, np.where(channel % 2 == 0, -1.0, 1.0), channel // 2)
+
+
+# **The angles** depend on positions and not on data, so they are computed once for a run of positions and used by
+# every layer.
+
+
+@dataclass(frozen=True, eq=False)
+class Rotation:
+    """Cosines and signed sines for T positions: what `rotate` multiplies by.
+
+    Attributes:
+        layout: which channels are pairs.
+        cos: float64, T × d_h.
+        sin: float64, T × d_h, already multiplied by the layout's sign.
+    """
+
+    layout: Layout
+    cos: Reals
+    sin: Reals
+
+
+def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
+    r"""The rotation of positions :math:`m` from `start` to ``start + count - 1``.
+
+    At position 0 nothing turns; the first pair turns by one radian a position:
+
+    >>> turn = rotation(half_split(4), base=10000.0, start=0, count=2)
+    >>> turn.cos[0], turn.sin[0]
+    (array([1., 1., 1., 1.]), array([-0., -0.,  0.,  0.]))
+    >>> print(turn.cos[1].round(4), turn.sin[1].round(4))
+    [0.5403 1.     0.5403 1.    ] [-0.8415 -0.01    0.8415  0.01  ]
+
+    Args:
+        layout: which channels are pairs.
+        base: the number whose powers are the frequencies, above 0; 10000 in the papers.
+        start: the first position, at least 0.
+        count: T, at least 1, and at most `MOST_ANGLES` over the channels of a head.
+
+    Raises:
+        ArgumentError: wrong base, start or count.
+
+    Source: RoFormer §3.2.2.
+    """
+    check_layout(layout)
+    if not isinstance(base, int | float) or not (np.isfinite(base) and base > 0):
+        raise ArgumentError("base", repr(base), "a finite number above 0")
+    check_integer("start", start, 0, MOST_POSITIONS)
+    check_integer("count", count, 1, MOST_ANGLES // layout.head_dim)
+    theta = base ** (-2 * layout.pair / layout.head_dim)
+    angle = np.arange(start, start + count)[:, np.newaxis] * theta
+    return Rotation(layout, np.cos(angle), layout.sign * np.sin(angle))
+
+
+def rotate(x: Reals, turn: Rotation) -> Reals:
+    """Turn the heads of T tokens: K-sort's equation 4, for any layout.
+
+    A quarter of a turn carries the first channel of a pair onto the second:
+
+    >>> quarter = rotation(interleaved(2), base=1.0, start=0, count=1)
+    >>> quarter.cos[:], quarter.sin[:] = np.cos(np.pi / 2), quarter.layout.sign * np.sin(np.pi / 2)
+    >>> print(rotate(np.array([[[3.0, 0.0]]]), quarter).round(12))
+    [[[0. 3.]]]
+
+    Args:
+        x: float64, T × heads × d_h: queries or keys.
+        turn: the rotation of the same T positions.
+
+    Returns:
+        float64, T × heads × d_h; every pair keeps its length.
+
+    Raises:
+        ArgumentError: x is not T × heads × d_h of this rotation.
+
+    Source: K-sort, equation 4; errata B5, B8.
+    """
+    check_rotation(turn)
+    check_reals("x", x, 3)
+    positions, head_dim = turn.cos.shape
+    if x.ndim != 3 or x.shape[0] != positions or x.shape[2] != head_dim:
+        raise ArgumentError("shape of x", x.shape, f"{positions} x heads x {head_dim}")
+    cos, sin = turn.cos[:, np.newaxis, :], turn.sin[:, np.newaxis, :]
+    return x * cos + x[..., turn.layout.partner] * sin
+
+
+# **Checks.** A layout and a rotation are arrays that somebody may have made or changed, so each use looks at them.
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuse what is no layout, and partners that are no channels of the head."""
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.attention.rope.Layout")
+    check_array("partner of layout", layout.partner, np.int64, (None,))
+    check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
+    check_array("pair of layout", layout.pair, np.int64, layout.partner.shape)
+    least, most = int(layout.partner.min()), int(layout.partner.max())
+    if least < 0 or most >= layout.head_dim:
+        raise ArgumentError("partner of layout", f"from {least} to {most}", f"0 to {layout.head_dim - 1}")
+
+
+def check_rotation(turn: Rotation) -> None:
+    """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
+    if not isinstance(turn, Rotation):
+        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.attention.rope.Rotation")
+    check_layout(turn.layout)
+    for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
+        check_reals(name, array, 2)
+        if array.shape != (len(turn.cos), turn.layout.head_dim):
+            raise ArgumentError(f"shape of {name}", array.shape, f"positions x {turn.layout.head_dim}, both")
+
+
+def _check_head_dim(head_dim: int) -> None:
+    check_integer("head_dim", head_dim, 2, MOST_CHANNELS)
+    if head_dim % 2 != 0:
+        raise ArgumentError("head_dim", head_dim, "an even number: channels rotate in pairs")
+
+
+# **What a backend promises.** It turns float32 heads; cosines and sines are given, since how they are computed is not
+# part of the operation, and a backend may round them to float32 first.
+
+
+def check_rotate(x: Floats, turn: Rotation) -> None:
+    """The checks of `rope.rotate` on float32 heads."""
+    check_rotation(turn)
+    check_array("x", x, np.float32, (turn.cos.shape[0], None, turn.cos.shape[1]))
+
+
+def rotate_heads(x: Floats, turn: Rotation) -> Reals:
+    """`rotate` for float32 heads, in float64: the reference of `rope.rotate`.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout.
+
+    Source: K-sort, equation 4.
+    """
+    check_rotate(x, turn)
+    return rotate(x.astype(np.float64), turn)
+
+
+def rotate_bound(x: Floats, turn: Rotation, arithmetic: Arithmetic, exact: Reals) -> Bound:
+    r"""The bound of `rope.rotate`: a term is rounded when its cosine or sine is stored, multiplied and added.
+
+    .. math:: |\hat y - y| \le \gamma_D\,(|x||\cos| + |x_i||\sin|) + \text{underflow},
+
+    where a backend declares D for a sum of two terms: 3 for a plain one.
+
+    Args:
+        x: float32, T × heads × d_h.
+        turn: the rotation.
+        arithmetic: what the backend declares; its roundings are taken at 2.
+        exact: float64: the reference's result.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
+    """
+    size, partner = np.abs(x.astype(np.float64)), turn.layout.partner
+    cos, sin = np.abs(turn.cos[:, np.newaxis]), np.abs(turn.sin[:, np.newaxis])
+    return direct_bound(
+        size * cos + size[..., partner] * sin, 2, arithmetic, exact, 2 * (2 + size + size[..., partner])
+    )
+
+
+ROTATE = operation(
+    "rope.rotate",
+    "Heads turned by their positions",
+    promise=BOUNDED,
+    source="K-sort §II.D equation 4; errata B5, B8",
+    reference=rotate_heads,
+    check=check_rotate,
+    parameters=lambda x, turn: {"head_dim": x.shape[2]},
+    clauses={
+        "C1": "Quarter turns of integers are exact: a channel becomes itself, its partner, or the negative of either.",
+        "C2": "Each element differs from the exact one by at most the bound of two terms.",
+        "C3": "Any pairing of channels works: interleaved, half-split, and both in another order.",
+        "C4": "Heads of another dtype, shape or layout are refused with an ArgumentError.",
+    },
+)

@@ -1,0 +1,32 @@
+"""Backends: what a kernel author implements, how lowbit finds it, and what passes between the two.
+
+The names below are the public interface of the package; its chapters say what each of them means.
+"""
+
+from lowbit.backend.base import (
+    ENTRY_POINTS,
+    PRODUCTS,
+    Availability,
+    Backend,
+    Capabilities,
+    Declaration,
+    find,
+    load,
+    names,
+)
+from lowbit.backend.prepared import PreparedLinear
+from lowbit.backend.session import Session
+
+__all__ = [
+    "ENTRY_POINTS",
+    "PRODUCTS",
+    "Availability",
+    "Backend",
+    "Capabilities",
+    "Declaration",
+    "PreparedLinear",
+    "Session",
+    "find",
+    "load",
+    "names",
+]

@@ -1,0 +1,223 @@
+"""Asking backends what they are, each in a process of its own.
+
+A package may do anything while it is imported: end its process, wait for ever, fork, print, close standard output. So a
+list of the backends is not made by the process that shows it. Each backend is imported and asked in a child, which has
+a deadline, and whose answer comes through a pipe of its own. One that gives none is listed as not usable, with what
+became of its process, and the others are listed all the same.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from lowbit.backend.base import Backend, find
+from lowbit.errors import UnavailableError, words_of
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.threads import usable_processors
+
+Description = dict[str, Any]
+
+DEADLINE = 60.0  # seconds for the import and the answer, which take a few at most
+MOST_ANSWER, MOST_SAID = 2**24, 2**16  # bytes
+PIECE, PAUSE = 2**16, 0.05
+REMEDY = "repair or reinstall its package"
+CHILD = "from lowbit.backend.asking import answer; answer()"
+
+
+def ask(names: list[str]) -> Iterator[tuple[str, Description, str]]:
+    """The name and description of each backend, and what it printed.
+
+    A description is what the JSON answer of ``lowbit backends`` has: usable or not and why, and the limits of each
+    operation. As many backends are asked at a time as there are processors.
+
+    Args:
+        names: of installed backends.
+    """
+    together = usable_processors()
+    for start in range(0, len(names), together):
+        asked: list[_Question] = []
+        try:
+            for name in names[start : start + together]:
+                asked.append(_Question(name))
+            while any([not question.finished() for question in asked]):  # a list: each of them is served
+                _wait([pipe for question in asked for pipe in question.open])
+            for question in asked:
+                yield question.name, question.description(), str(question.said, "utf-8", "replace")
+        finally:
+            for question in asked:
+                question.end()
+
+
+def _wait(pipes: list[int]) -> None:
+    """Wait a moment, or until one of these can be read."""
+    with selectors.DefaultSelector() as selector:
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        selector.select(PAUSE)
+
+
+class _Question:
+    """A backend that is being asked.
+
+    Attributes:
+        name: of the backend.
+        open: the pipes that it can still write to.
+        said: what it has printed, as far as it is kept.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.said, self._answer = name, b"", b""
+        self.open: list[int] = []
+        self._problem = ""
+        self._until = time.monotonic() + DEADLINE
+        reader, writer = os.pipe()
+        try:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                python_command("-c", CHILD, json.dumps(name), str(writer)),
+                env=python_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[writer],
+                start_new_session=True,  # what it starts is ended with it
+            )
+        except OSError as error:
+            self._process, self._problem = None, f"its process cannot be started: {error.strerror}"
+            os.close(reader)
+            return
+        finally:
+            os.close(writer)
+        assert self._process.stdout is not None
+        self._reader, self._printed = reader, self._process.stdout.fileno()
+        self.open = [self._reader, self._printed]
+        for pipe in self.open:
+            os.set_blocking(pipe, False)
+
+    def finished(self) -> bool:
+        """Whether the process has ended or is out of time; reads what there is to read."""
+        if self._process is None or self._problem:
+            return True
+        ended = self._ended()  # asked first: what it has written by then is in the pipes
+        self._read()
+        if len(self._answer) > MOST_ANSWER:
+            self._problem = f"its answer has more than {MOST_ANSWER} bytes"
+        elif not ended and time.monotonic() > self._until:
+            self._problem = f"it gave no answer within {DEADLINE:g} seconds"
+        return ended or bool(self._problem)
+
+    def _ended(self) -> bool:
+        """Whether the process has ended. It is not waited for yet, so that its number still stands for its session."""
+        assert self._process is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # where the signal of ended children is ignored
+            return True
+
+    def _read(self) -> None:
+        """Read what there is, a bounded amount of each pipe."""
+        for pipe in tuple(self.open):
+            for _ in range(MOST_ANSWER // PIECE + 1):
+                try:
+                    piece = os.read(pipe, PIECE)
+                except BlockingIOError:
+                    break
+                if not piece:
+                    self.open.remove(pipe)
+                    break
+                if pipe == self._reader:
+                    self._answer += piece
+                else:
+                    self.said = (self.said + piece)[:MOST_SAID]
+
+    def description(self) -> Description:
+        """What it answered, or why it did not."""
+        self.end()
+        problem, status = self._problem, None if self._process is None else self._process.returncode
+        if not problem:
+            with suppress(ValueError, RecursionError):
+                found = json.loads(self._answer)
+                if _is_description(found):
+                    return dict(found)
+            how = f"by {_signal_name(-status)}" if status is not None and status < 0 else f"with status {status}"
+            problem = f"its process ended {how} and gave no answer"
+        return {"usable": False, "reason": problem, "remedy": REMEDY}
+
+    def end(self) -> None:
+        """End the process and what it started; again, it does nothing."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._reader)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self.open = []
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal; a real-time signal has a number only."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _is_description(found: Any) -> bool:
+    """Whether an answer is what `describe` makes."""
+    if not isinstance(found, dict) or not isinstance(found.get("usable"), bool):
+        return False
+    if not found["usable"]:
+        return isinstance(found.get("reason"), str) and isinstance(found.get("remedy"), str)
+    operations = found.get("operations")
+    if not isinstance(operations, dict) or not isinstance(found.get("details"), dict):
+        return False
+    limits = [each for each in operations.values() if isinstance(each, dict)]
+    return len(limits) == len(operations) and all(isinstance(each, list) for one in limits for each in one.values())
+
+
+# **In the child.**
+
+
+def answer() -> None:
+    """Ask the backend of the first argument, and write its description to the descriptor of the second."""
+    name, pipe, process = json.loads(sys.argv[1]), int(sys.argv[2]), os.getpid()
+    told = json.dumps(describe(name)).encode()
+    if os.getpid() == process:  # and not a copy that the package forked, which would answer a second time
+        with suppress(BaseException):  # the package may have closed or replaced it
+            sys.stdout.flush()
+        with suppress(OSError), open(pipe, "wb") as stream:
+            stream.write(told)
+    os._exit(0)  # nothing that the package leaves behind, such as a thread, is waited for
+
+
+def describe(name: str) -> Description:
+    """One backend as the JSON answer has it; one that fails when it is asked is not usable."""
+    try:
+        return _asked(find(name))
+    except UnavailableError as error:
+        return {"usable": False, "reason": error.reason, "remedy": error.remedy}
+    except BaseException as error:  # an interrupt too: this process has no terminal that could send one
+        return {"usable": False, "reason": f"it fails with {words_of(error)}", "remedy": REMEDY}
+
+
+def _asked(backend: Backend) -> Description:
+    """What a backend says of itself, in types that JSON has."""
+    state = backend.availability()
+    if not state.usable:
+        return {"usable": False, "reason": str(state.reason), "remedy": str(state.remedy)}
+    capabilities = backend.capabilities()
+    operations = {
+        operation: {name: list(allowed) for name, allowed in declared.limits.items()}
+        for operation, declared in capabilities.operations.items()
+    }
+    answer = {"usable": True, "operations": operations, "details": dict(capabilities.details or {})}
+    json.dumps(answer, allow_nan=False)
+    return answer

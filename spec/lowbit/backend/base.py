@@ -1,0 +1,450 @@
+"""Backends: what a kernel author implements, and how lowbit finds it.
+
+A *backend* is a class with a name, a word on whether it can run here, a list of what it claims to do, and the
+operations themselves. Weights go through `prepare` once, where a backend may lay them out anew, specialise and
+compile; what comes back is called many times.
+
+Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
+What it declares and lacks is a failure. And it computes the result itself: it calls no function of the specification
+that computes, and imports no other backend. Types, constants, checks and errors of lowbit are for everyone.
+
+**Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
+whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
+`packing.pack`. `PreparedLinear` does the same for products, and `lowbit.backend.session.Session` for each step of an
+operation that remembers. A backend overrides hooks only, so it never sees a wrong bit width, a strided array or a
+read-only output, and every backend words such an error the same way. The smallest backend is one hook:
+
+>>> class Mine(Backend):
+...     name = "mine"
+...     def capabilities(self) -> Capabilities:
+...         limits = {"bits": (4,), "convention": ("minimum",)}
+...         return Capabilities({"linear.qgemv": Declaration(limits, Arithmetic("dequantised"))})
+...     def _prepare(self, matrix: QuantizedMatrix) -> "PreparedLinear":
+...         return MyWeights("mine", matrix.rows, matrix.columns, matrix.nbytes, own_weights(matrix))
+>>> def own_weights(matrix):
+...     shifts = 4 * np.arange(8, dtype=np.uint32)
+...     codes = (matrix.words[:, np.newaxis] >> shifts[:, np.newaxis] & 15).reshape(matrix.rows, -1)
+...     group = np.arange(matrix.rows) // matrix.group_size
+...     return np.float32(matrix.scales)[group] * np.float32(codes) + np.float32(matrix.zeros)[group]
+>>> class MyWeights(PreparedLinear):
+...     def __init__(self, backend, rows, columns, nbytes, weights):
+...         super().__init__(backend, rows, columns, nbytes)
+...         self.weights = weights
+...     def _qgemv(self, x, out):
+...         np.dot(x, self.weights, out=out)
+>>> import numpy as np
+>>> from lowbit.quantization.affine import quantize
+>>> eye = quantize(np.eye(8, dtype=np.float32) * 15, bits=4, group_size=8)
+>>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
+array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
+
+**Whose memory.** What a caller hands over is the caller's again when the call has returned: it may be freed, or hold
+other contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of
+a call during that call and not after it. This holds for `prepare` and for each step of a session too: what a backend
+needs later it copies, as `lowbit.h` asks of libraries. And it finds nothing again by an address, an object or a part
+of the contents, since none of them says what an array holds now. What a call returns, if it is not the `out` that was
+given, is the caller's as well, who may write to it: it is no view of an argument, and no array that the backend keeps
+or hands out again. Arrays begin at any multiple of their elements; `Capabilities.alignment` asks for more.
+
+A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them.
+
+Source: lowbit's own.
+"""
+
+import os
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from lowbit.backend.prepared import PreparedLinear as PreparedLinear
+from lowbit.backend.session import Session
+from lowbit.contract.checks import check_choice, check_integer, spoken
+from lowbit.contract.operation import Parameters
+from lowbit.contract.rounding import Arithmetic
+from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
+from lowbit.linear.integer import ACTIVATIONS
+from lowbit.operations import OPERATIONS
+from lowbit.quantization import bfp
+from lowbit.quantization.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
+from lowbit.system.entries import entries, loaded
+
+if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
+    from lowbit.backend.whole_model import DeviceDecoder, DeviceSettings
+    from lowbit.model.weights import LayeredWeights, Progress
+
+ENTRY_POINTS = "lowbit.backends"
+MOST_ALIGNMENT = 4096
+"""Bytes: a page of memory."""
+PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
+"""The operations for which a matrix is prepared."""
+DIRECT = re.compile(r"[\w.]+:[\w.]+")
+
+
+# **What a backend says of itself.**
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can run on this machine; if not, why, and what the user can do about it."""
+
+    usable: bool
+    reason: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a backend claims for one operation.
+
+    Attributes:
+        limits: for each parameter of the operation that it does not handle in full, the values that it does:
+            ``{"bits": (2, 4), "convention": ("minimum",)}``. A parameter that is not named has no limit.
+        arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
+    """
+
+    limits: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    arithmetic: Arithmetic | None = None
+
+    def lacks(self, parameters: Parameters) -> str:
+        """What of this choice of parameters is not declared, in words; empty if all of it is.
+
+        >>> Declaration({"bits": (2, 4)}).lacks({"bits": 3, "convention": "minimum"})
+        'bits 3'
+        """
+        for name, allowed in self.limits.items():
+            if name not in parameters:
+                raise ArgumentError("limit of a declaration", repr(name), spoken(sorted(parameters)) or "none")
+            if parameters[name] not in allowed:
+                return f"{name} {parameters[name]}"
+        return ""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """All that a backend claims.
+
+    Attributes:
+        operations: operation id to what is claimed of it.
+        concurrent: whether several threads may call it at once.
+        details: anything a report should state: version, instruction set, threads.
+        alignment: the addresses of arrays that it is given are multiples of so many bytes, a power of two; 0 means
+            those of the array's own elements, which is what numpy promises.
+        overread: so many bytes past the end of an array it may read, and must not use; the caller then sees to it
+            that they can be read.
+        profiles: the names of the `lowbit.profiles` that it claims to keep.
+    """
+
+    operations: Mapping[str, Declaration]
+    concurrent: bool = False
+    details: Mapping[str, str] | None = None
+    alignment: int = 0
+    overread: int = 0
+    profiles: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.alignment & (self.alignment - 1) or not 0 <= self.alignment <= MOST_ALIGNMENT:
+            raise ArgumentError("alignment", self.alignment, f"0 or a power of two up to {MOST_ALIGNMENT}")
+        check_integer("overread", self.overread, 0, MOST_ALIGNMENT)
+
+
+# **The backend itself.**
+
+
+class Backend(ABC):
+    """The class that a kernel author derives from; see the top of this chapter for the smallest example.
+
+    A backend is also a context manager: leaving it closes it.
+    """
+
+    name: str
+
+    def availability(self) -> Availability:
+        """Whether it can run here; answered quickly, without compiling or touching a device."""
+        return Availability(True)
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities:
+        """What it claims; the same answer every time."""
+
+    def close(self) -> None:  # noqa: B027 - most backends own nothing that must be given back
+        """Give back threads and memory; the backend is not used afterwards. Closing twice is harmless."""
+
+    def warm_up(self, operation: str) -> None:  # noqa: B027 - most backends have nothing to make ready
+        """Make ready what an operation needs before its first call; by default nothing.
+
+        A call does that itself where it was not done. But a compiler, or any other program, may be started only here
+        and in `prepare`: the conformance suite takes programs in a call for a breach of H6.
+
+        Args:
+            operation: one that the backend declares; others are ignored.
+
+        Raises:
+            UnavailableError: something that it needs is missing.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # The operations: check, then hook.
+
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """Run one operation of the specification, with the arguments of its reference function.
+
+        Raises:
+            ArgumentError: there is no such operation, or it is one to be opened, or an argument is wrong.
+            NotDeclaredError: the backend does not declare it, or not for these arguments.
+        """
+        if operation not in OPERATIONS or OPERATIONS[operation].stateful:
+            check_choice("operation", operation, sorted(name for name in OPERATIONS if not OPERATIONS[name].stateful))
+        return self._call(operation, *arguments, **choices)
+
+    def trusted(self, operation: str, *choices: Parameters) -> Callable[..., Any]:
+        """The operation itself, without a check of its arguments at each call.
+
+        For a caller that makes the arguments itself and calls often: a decoder need not have its whole cache looked
+        through for every token. Arguments that `run` would refuse have no defined result.
+
+        Args:
+            operation: as for `run`.
+            choices: the parameters of the calls to come, as the operation names them.
+
+        Raises:
+            NotDeclaredError: the backend does not declare it, or not for these choices.
+        """
+        for parameters in choices or ({},):
+            self._check_declared(operation, parameters)
+        return self._hook(operation)
+
+    def open(self, operation: str, *arguments: Any, **choices: Any) -> Session:
+        """Open a stateful operation; its hook answers with an object that has `step`, and `close` if it needs one.
+
+        >>> from lowbit.moe.offload import Arrangement, Request
+        >>> with load("reference").open("offload.engine", Arrangement(layers=1, experts=4, slots=2)) as engine:
+        ...     print(*(event.kind for event in engine.step(Request(0, (3,)))))
+        load promote
+
+        Raises:
+            ArgumentError: there is no such operation, or it is one to be run, or an argument is wrong.
+            NotDeclaredError: the backend does not declare it, or not for these arguments.
+        """
+        check_choice("operation", operation, sorted(name for name in OPERATIONS if OPERATIONS[name].stateful))
+        check_step = OPERATIONS[operation].check_step
+        assert check_step is not None
+        steps = self._call(operation, *arguments, **choices)
+        return Session(operation, steps, check_step(*arguments, **choices))
+
+    def _call(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        """Check the arguments, then the declaration, then call the hook."""
+        specified = OPERATIONS[operation]
+        specified.check(*arguments, **choices)
+        self._check_declared(operation, specified.parameters(*arguments, **choices))
+        return self._hook(operation)(*arguments, **choices)
+
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        """The method that computes an operation.
+
+        Raises:
+            NotDeclaredError: there is none, whatever was declared.
+        """
+        hook: Callable[..., Any] | None = getattr(self, "_" + operation.replace(".", "_"), None)
+        if hook is None:
+            raise NotDeclaredError(self.name, operation)
+        return hook
+
+    def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        """Make a matrix ready for `linear.qgemv`, `linear.qgemm` and `linear.qgemm_bfp`, as far as they are declared.
+
+        The matrix is copied or laid out anew: afterwards its arrays may be freed or written to.
+
+        Raises:
+            ArgumentError: not a `QuantizedMatrix`.
+            NotDeclaredError: none of them is declared for its bits, groups, convention and scales.
+        """
+        check_matrix(matrix)
+        parameters = matrix_parameters(matrix)
+        claims = {name: self._claimed.operations[name] for name in PRODUCTS if name in self._claimed.operations}
+        halves = {name: _split(claim, parameters) for name, claim in claims.items()}
+        lacking = {name: missing for name, (own, _) in halves.items() if (missing := own.lacks(parameters))}
+        if len(lacking) == len(claims):
+            name = next(iter(claims), PRODUCTS[0])
+            raise NotDeclaredError(self.name, name, lacking.get(name, ""))
+        prepared = self._prepare(matrix)
+        if lacking:
+            prepared._lacking = lacking
+        if self._claimed.alignment or self._claimed.overread:
+            prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
+        if "linear.qgemm_bfp" in halves:
+            later = halves["linear.qgemm_bfp"][1]
+            prepared._format_lacks = cache(lambda format: later.lacks(bfp.format_parameters(format)))
+        return prepared
+
+    @property
+    def runs_models(self) -> bool:
+        """Whether it brings a decoder of its own."""
+        return type(self).decoder is not Backend.decoder
+
+    def decoder(
+        self, weights: "LayeredWeights", settings: "DeviceSettings", progress: "Progress | None" = None
+    ) -> "DeviceDecoder":
+        """A decoder of its own for a whole model (`lowbit.backend.whole_model`), which a backend may bring and most do not.
+
+        Args:
+            weights: the model, one layer at a time.
+            settings: how much of the device it may use, and how.
+            progress: called after each layer.
+
+        Raises:
+            NotDeclaredError: it brings none, or none for a model such as this.
+            ArgumentError: less memory than this model needs at least; the message says how much that is.
+        """
+        raise NotDeclaredError(self.name, "whole models")
+
+    # The hooks. Those of products go through `prepare`; the others are named after their operations.
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        raise NotDeclaredError(self.name, "linear.qgemv")
+
+    def _linear_qgemv(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
+        return self.prepare(matrix).qgemv(x)
+
+    def _linear_qgemm(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
+        return self.prepare(matrix).qgemm(x)
+
+    def _linear_qgemm_bfp(self, x: bfp.Blocks, matrix: QuantizedMatrix) -> Floats:
+        return self.prepare(matrix).qgemm_bfp(x)
+
+    @property
+    def _claimed(self) -> Capabilities:
+        """What it claims, asked once: the answer is the same every time.
+
+        Kept without a lock such as that of `functools.cached_property`: a child that is forked while another thread
+        holds it would wait for ever.
+        """
+        claimed: Capabilities = self.__dict__.get("_claims") or self.__dict__.setdefault("_claims", self.capabilities())
+        return claimed
+
+    def _check_declared(self, operation: str, parameters: Parameters) -> None:
+        declaration = self._claimed.operations.get(operation)
+        if declaration is None:
+            raise NotDeclaredError(self.name, operation)
+        if missing := declaration.lacks(parameters):
+            raise NotDeclaredError(self.name, operation, missing)
+
+
+def _split(declaration: Declaration, parameters: Parameters) -> tuple[Declaration, Declaration]:
+    """Its limits by when they are known: those of the matrix when it is prepared, those of activations at each call."""
+    activations = bfp.format_parameters(ACTIVATIONS)
+    later = {name: allowed for name, allowed in declaration.limits.items() if name in activations}
+    now = {name: allowed for name, allowed in declaration.limits.items() if name not in activations}
+    return Declaration(now), Declaration(later)
+
+
+# **Discovery.**
+
+
+def names() -> list[str]:
+    """The names of all installed backends, sorted; no package can offer a name that is a ``module:Class``."""
+    return sorted({entry.name for entry in entries(ENTRY_POINTS) if not DIRECT.fullmatch(entry.name)})
+
+
+def find(name: str) -> Backend:
+    """The backend of this name, whether or not it can run here.
+
+    A class that no package has registered yet is named as ``module:Class``, as one does while writing it.
+
+    Raises:
+        ArgumentError: no installed package offers it, or there is no such module or class.
+        UnavailableError: its package cannot be imported.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError("backend", repr(name), "a name")
+    found = [entry for entry in entries(ENTRY_POINTS) if entry.name == name]
+    if DIRECT.fullmatch(name):
+        found = [EntryPoint(name, name, ENTRY_POINTS)]
+        _find_in_current_folder(name.partition(":")[0].partition(".")[0])
+        _check_exists(found[0])
+    if not found:
+        nearest = _nearest(name, names())
+        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
+    if len(found) > 1:
+        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
+        raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
+    backend = loaded(found[0], f"backend {name}", lambda made: made())
+    if not isinstance(backend, Backend):
+        reason = f"{found[0].value} is not a lowbit.backend.base.Backend"
+        raise UnavailableError(f"backend {name}", reason, "derive it from that class")
+    return backend
+
+
+def _find_in_current_folder(module: str) -> None:
+    """Let an unregistered backend be imported from where its author stands, after all other places.
+
+    Nothing else is imported from there: a module of the standard library or of an installed package comes first.
+    """
+    if module not in sys.modules and find_spec(module) is None:
+        sys.path.append(os.getcwd())
+
+
+def _check_exists(entry: EntryPoint) -> None:
+    """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
+    module, what = entry.module, f"backend {entry.value}"
+    try:
+        imported = loaded(EntryPoint(entry.name, module, entry.group), what)
+    except UnavailableError as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
+            raise UnavailableError(what, error.reason, "mend the module") from missing
+        if f"{module}.".startswith(f"{missing.name}."):
+            parent = sys.modules.get(missing.name.rpartition(".")[0])
+            siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
+            nearest = _nearest(missing.name.rpartition(".")[2], siblings) or _nearest(module, siblings)
+            allowed = f"a module in this folder or on Python's path{nearest}"
+            raise ArgumentError("module", f"{missing.name!r}, which does not exist", allowed) from None
+        reason = f"{module} imports {missing.name}, which is not installed or misspelt"
+        raise UnavailableError(what, reason, f"install {missing.name}, or mend the import") from missing
+    there: Any = imported
+    for part in entry.attr.split("."):
+        if not hasattr(there, part):
+            nearest = _nearest(part, [each for each in dir(there) if not each.startswith("_")])
+            raise ArgumentError("class", f"{part!r}, which {module} does not have", f"a class of the module{nearest}")
+        there = getattr(there, part)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The known name that is like the given one, for the end of a message; empty if there is none."""
+    found = get_close_matches(name, known, 1)
+    return f"; the nearest name is {found[0]}" if found else ""
+
+
+def load(name: str) -> Backend:
+    """The backend of this name, ready to run.
+
+    >>> load("reference").name
+    'reference'
+    >>> load("abacus")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: backend is 'abacus'; allowed: ...
+
+    Raises:
+        ArgumentError: no installed package offers it.
+        UnavailableError: it cannot run here; the message says why and what to do.
+    """
+    backend = find(name)
+    state = backend.availability()
+    if not state.usable:
+        raise UnavailableError(f"backend {name}", state.reason, state.remedy)
+    return backend

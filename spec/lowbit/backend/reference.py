@@ -1,0 +1,69 @@
+"""The reference backend: the specification itself behind the interface of a backend.
+
+It is slow and exists so that the suite, the demo and the benchmarks can treat the specification like any other
+backend. It declares every operation, and each is the reference function of its chapter.
+
+Source: the chapters.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from lowbit.backend.base import Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.contract.operation import Promise
+from lowbit.contract.rounding import Arithmetic, one_loop
+from lowbit.linear import integer, linear
+from lowbit.linear.integer_bounds import integer_loop
+from lowbit.operations import OPERATIONS
+from lowbit.quantization import packing
+from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
+
+
+class ReferenceLinear(PreparedLinear):
+    """Codes unpacked once; each call is Algorithm 1 in float64, rounded to float32 at the end."""
+
+    def __init__(self, matrix: QuantizedMatrix) -> None:
+        super().__init__("reference", matrix.rows, matrix.columns, matrix.nbytes)
+        own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller may reuse his
+        self._matrix, self._codes = replace(matrix, **own), packing.unpack(matrix.words, matrix.bits)
+
+    def _qgemv(self, x: Floats, out: Floats) -> None:
+        with np.errstate(over="ignore"):
+            out[:] = linear.qgemv_codes(x, self._codes, self._matrix)
+
+    def _qgemm(self, x: Floats, out: Floats) -> None:
+        for row, result in zip(x, out, strict=True):
+            self._qgemv(row, result)
+
+    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+        with np.errstate(over="ignore"):
+            out[:] = integer.scaled(integer.sums_of_codes(x, self._codes, self._matrix.group_size), self._matrix)
+
+
+class ReferenceBackend(Backend):
+    """The specification as a backend."""
+
+    name = "reference"
+
+    def capabilities(self) -> Capabilities:
+        arithmetic = Arithmetic("factored", "float64", one_loop)
+        operations = {
+            name: Declaration(arithmetic=arithmetic if specified.promise is Promise.BOUNDED else None)
+            for name, specified in OPERATIONS.items()
+        }
+        operations["linear.qgemm_bfp"] = Declaration(arithmetic=Arithmetic("integer", "float64", integer_loop(1)))
+        return Capabilities(operations, concurrent=True)
+
+    def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
+        return ReferenceLinear(matrix)
+
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        """The reference function itself; the float64 answer of a bounded operation is rounded to float32."""
+        specified = OPERATIONS[operation]
+        if specified.promise is Promise.BOUNDED:
+            return lambda *arguments, **choices: specified.reference(*arguments, **choices).astype(np.float32)
+        return specified.reference

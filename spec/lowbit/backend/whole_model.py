@@ -1,0 +1,214 @@
+r"""A model on a device: how much memory it may take, and what it says of itself afterwards.
+
+A decoder of the chapter `decoder` hands a backend one matrix after another, and gets every product back. A device with
+a memory of its own is not used well like that: a token should stay there from one layer to the next, and the weights
+that do not fit must be brought in time, which only the one who runs the whole model can do. So a backend may bring a
+decoder of its own (`lowbit.backend.base.Backend.decoder`). It does what the chapter's decoder does, and generation and
+perplexity do not know which of the two they run.
+
+**What is asked of it** is a number of bytes, and everything that the model needs on the device has to fit in them:
+weights that stay, keys and values of the context, activations, buffers in which copies land. What is left becomes slots
+for experts (`lowbit.moe.offload`). More memory makes it faster and changes no bit of an answer.
+
+>>> bytes_of("12GiB"), bytes_of("500MB")
+(12884901888, 500000000)
+>>> spoken_bytes(12884901888)
+'12.0 GiB'
+
+Source: lowbit's own.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, get_args
+
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.model.block import Reals
+from lowbit.model.config import LlamaConfig
+from lowbit.model.replay import Recall
+from lowbit.model.weights import Floats, Progress
+from lowbit.moe.offload import MEMORIES, Memory
+
+Prefetch = Literal["auto", "on", "off"]
+PREFETCHES: tuple[Prefetch, ...] = get_args(Prefetch)
+Keys = Literal["float16", "bfp12", "float32"]
+KEYS: tuple[Keys, ...] = get_args(Keys)
+
+
+# **Sizes** as people write them: with a unit, of which those with an i are powers of 1024 and the others of 1000.
+
+UNITS: dict[str, int] = {"": 1, "B": 1} | {
+    prefix + ending: base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for ending, base in (("B", 1000), ("iB", 1024))
+}
+SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([A-Za-z]*)", re.ASCII)
+ALLOWED = "a size in bytes such as 12GiB, 8GB or 500MB"
+
+
+def bytes_of(text: str, argument: str = "size") -> int:
+    """The bytes that a size in words stands for, a fraction of one left out.
+
+    >>> bytes_of("1.5KiB"), bytes_of("4096")
+    (1536, 4096)
+    >>> bytes_of("12 gigs", "--device-memory")
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: --device-memory is '12 gigs'; allowed: a size in bytes such as 12GiB, 8GB or 500MB
+
+    Raises:
+        ArgumentError: not a number with one of the units of `UNITS`, or nothing at all in bytes.
+    """
+    found = SIZE.fullmatch(text) if isinstance(text, str) else None
+    if found is None or found[2] not in UNITS:
+        raise ArgumentError(argument, repr(text), ALLOWED)
+    whole, _, fraction = found[1].partition(".")  # in integers, since a float has not all the digits of a large size
+    size = int(whole + fraction) * UNITS[found[2]] // int(10 ** len(fraction))
+    if size < 1:
+        raise ArgumentError(argument, repr(text), "at least one byte")
+    return size
+
+
+def spoken_bytes(size: int) -> str:
+    """A size as people read it, in powers of 1024.
+
+    >>> spoken_bytes(1000), spoken_bytes(1536 * 1024)
+    ('1000 bytes', '1.5 MiB')
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if size >= UNITS[unit]:
+            return f"{size / UNITS[unit]:.1f} {unit}"
+    return f"{size} bytes"
+
+
+# **What is asked.**
+
+
+@dataclass(frozen=True)
+class DeviceSettings:
+    """How a model is to be run on a device.
+
+    Attributes:
+        memory: bytes of the device's memory that may be used; None for what is free, less what its driver needs.
+        context: the most tokens of a sequence, whose keys and values have a place from the start; None for the model's
+            own context, which may be long.
+        buffers: b, staging buffers for experts.
+        mode: whether the host keeps a copy of every expert, ``mirror``, or ``swap`` (`lowbit.moe.offload`).
+        prefetch: whether the next layer's experts are guessed and copied ahead: ``on``, ``off``, or ``auto``, which
+            stops when it is measured not to pay.
+        keys: the numbers in which keys and values are kept: ``float16``, ``bfp12`` for keys in Block Floating Point
+            beside values in float16, or ``float32``, for comparison.
+        cold_experts: the name of a backend that runs experts on the host where that is quicker than to copy them; None
+            for none. Its sums round in another order, so then an answer does depend on what was cached.
+
+    Raises:
+        ArgumentError: a number below 1 or a choice that there is not.
+    """
+
+    memory: int | None = None
+    context: int | None = None
+    buffers: int = 4
+    mode: Memory = "mirror"
+    prefetch: Prefetch = "auto"
+    keys: Keys = "float16"
+    cold_experts: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory", "context"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least=1)
+        check_integer("buffers", self.buffers, least=1)
+        check_choice("mode", self.mode, MEMORIES)
+        check_choice("prefetch", self.prefetch, PREFETCHES)
+        check_choice("keys", self.keys, KEYS)
+
+
+# **What it says of itself** when it has run.
+
+
+@dataclass(frozen=True)
+class DeviceAccount:
+    """What a decoder on a device did so far.
+
+    Attributes:
+        device: which.
+        budget: bytes that it may use.
+        peak: bytes that it used at most.
+        layers: sparse layers; 0 where the model is dense, and then what follows is 0 or None.
+        experts: E, experts of a layer.
+        slots: k, experts of a layer that the device keeps.
+        recall: where needed experts were found; None before the first.
+        copied: bytes of experts that were copied to the device.
+        prefetch: ``on`` or ``off``.
+        prefetch_why: why it is so, in words; empty where it was asked for.
+        cold: experts that were run on the host.
+    """
+
+    device: str
+    budget: int
+    peak: int
+    layers: int = 0
+    experts: int = 0
+    slots: int = 0
+    recall: Recall | None = None
+    copied: int = 0
+    prefetch: str = "off"
+    prefetch_why: str = ""
+    cold: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """For a JSON answer."""
+        recall = None if self.recall is None else vars(self.recall) | {"value": self.recall.value}
+        return vars(self) | {"recall": recall}
+
+    def sentence(self) -> str:
+        """For people.
+
+        >>> DeviceAccount("a device", 2**30, 2**29).sentence()
+        'peak device memory 512.0 MiB of 1.0 GiB on a device'
+        """
+        parts = [f"peak device memory {spoken_bytes(self.peak)} of {spoken_bytes(self.budget)} on {self.device}"]
+        if self.layers:
+            parts += [f"{self.slots} of {self.experts} experts of each of {self.layers} layers in slots"]
+            if self.recall is not None:
+                staged = f", {self.recall.staged} more were guessed" if self.recall.staged else ""
+                found = f"{self.recall.resident} of {self.recall.needed} needed experts were in slots{staged}"
+                parts += [f"{found}, recall {self.recall.value:.3f}"]
+            parts += [f"{spoken_bytes(self.copied)} of experts copied"]
+            parts += [f"prefetch {self.prefetch}" + (f": {self.prefetch_why}" if self.prefetch_why else "")]
+            parts += [f"{self.cold} experts run on the host"] if self.cold else []
+        return "; ".join(parts)
+
+
+class DeviceDecoder(Protocol):
+    """A `lowbit.model.decoder.LanguageModel` on a device; leaving it gives the device's memory back.
+
+    It keeps one sequence at a time: `new_state` begins another, and the state before it is not used any more.
+    """
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The model's shape; its context is at most the one that was asked for."""
+
+    def new_state(self) -> Any:
+        """As of any `LanguageModel`."""
+
+    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> Reals:
+        """As of any `LanguageModel`."""
+
+    def logits(self, hidden: Reals) -> Floats:
+        """As of any `LanguageModel`."""
+
+    def account(self) -> DeviceAccount:
+        """What it did so far."""
+
+    def close(self) -> None:
+        """Give everything on the device back; the decoder is not used afterwards. Closing twice is harmless."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,1 @@
+"""Contracts: what an operation promises, how its arguments are checked, and how far rounding may carry a result."""

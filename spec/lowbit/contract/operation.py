@@ -1,0 +1,162 @@
+r"""Contracts: what an operation promises, clause by clause.
+
+A specification that only shows how *it* computes leaves a kernel author guessing which of its habits are law. So
+each chapter ends by declaring its operations: an id that never changes (`linear.qgemv`), the kind of promise, and
+numbered *clauses*, each one sentence that can be broken. The docs show the clauses, the conformance suite tests them
+by number, and a failing report names the clause.
+
+There are three kinds of promise.
+
+**Exact**: equal bits. Packing, layouts and casts are integers and single roundings; there is nothing to tolerate.
+
+**Bounded**: for each element of the result
+
+.. math:: |\hat y - y| \le \mathrm{bound}(\text{inputs},\ \text{declared arithmetic}),
+
+where *y* is the value in real arithmetic. The bound is derived in `rounding` from the way in which a backend declares
+that it computes; it is never tuned to what a kernel happens to return.
+
+**Either**: where a standard leaves a choice, one of the named alternatives, and the same one all through a run.
+
+Beside the clauses of its own every operation keeps the same seven *habits* (`HABITS`): they say what a call may do to
+the process it runs in, and are broken by a kernel whose numbers are right.
+
+**Stateful operations** remember: a cache, an engine. They are opened with some arguments and then take *steps*, each
+with arguments of its own; what a step answers depends on the steps before it and on nothing else. `reference` opens
+one and returns an object with a method `step`, and `check_step` makes the check of its steps.
+
+An operation ends where arithmetic turns discontinuous (a cast, a choice of the largest): beyond that point one
+rounding more or less gives quite another result, so what lies beyond is another operation with inputs of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+
+class Promise(Enum):
+    """The kind of agreement between a backend and the specification."""
+
+    EXACT = "exact"
+    BOUNDED = "bounded"
+    EITHER = "either"
+
+
+EXACT, BOUNDED, EITHER = Promise.EXACT, Promise.BOUNDED, Promise.EITHER
+
+Parameters = Mapping[str, object]
+"""The choices that a call makes (bits, convention, layout …), by name: what a backend may declare only some of."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of the specification.
+
+    Attributes:
+        id: chapter and name, stable for ever: ``packing.pack``.
+        title: a few words for a table.
+        promise: exact, bounded or either.
+        source: where in the papers, and which errata rule on it.
+        reference: the function that computes it; a bounded one answers in float64.
+        check: takes the same arguments, raises `ArgumentError` where they are wrong, reads nothing else.
+        parameters: takes the same arguments and names the choices that they make.
+        clauses: clause id (``packing.pack/C1``) to one sentence.
+        check_step: None, unless the operation is stateful: takes the opening arguments and returns the check of the
+            steps that follow, which is called with the arguments of each before it is taken, raises `ArgumentError`
+            where they are wrong, and may remember what it has let through.
+    """
+
+    id: str
+    title: str
+    promise: Promise
+    source: str
+    reference: Callable[..., Any]
+    check: Callable[..., None]
+    parameters: Callable[..., Parameters]
+    clauses: Mapping[str, str]
+    check_step: Callable[..., Callable[..., None]] | None = None
+
+    @property
+    def stateful(self) -> bool:
+        """Whether it is opened and takes steps (`lowbit.backend.base.Backend.open`) rather than run once."""
+        return self.check_step is not None
+
+
+_operations: dict[str, Operation] = {}
+
+OPERATIONS: Mapping[str, Operation] = MappingProxyType(_operations)
+"""The operations of the chapters imported so far, by id; `lowbit.operations` imports them all."""
+
+
+def operation(
+    id: str,
+    title: str,
+    *,
+    promise: Promise,
+    source: str,
+    reference: Callable[..., Any],
+    check: Callable[..., None],
+    parameters: Callable[..., Parameters],
+    clauses: Mapping[str, str],
+    check_step: Callable[..., Callable[..., None]] | None = None,
+) -> Operation:
+    """Declare an operation; a chapter calls this once for each of its own.
+
+    Args:
+        id: chapter and name with a dot between.
+        title: a few words for a table.
+        promise: `EXACT`, `BOUNDED` or `EITHER`.
+        source: the paper's section, equation or algorithm.
+        reference: see `Operation`.
+        check: see `Operation`.
+        parameters: see `Operation`.
+        clauses: short number (``C1``) to one sentence.
+        check_step: see `Operation`; given for a stateful operation only.
+
+    Returns:
+        The operation, now also in `OPERATIONS`.
+
+    Raises:
+        ValueError: the id is taken; two chapters would give one name to two things.
+    """
+    if id in _operations:
+        raise ValueError(f"operation {id} is declared twice")
+    full = {f"{id}/{number}": sentence for number, sentence in clauses.items()}
+    _operations[id] = Operation(
+        id, title, promise, source, reference, check, parameters, MappingProxyType(full), check_step
+    )
+    return _operations[id]
+
+
+# **Habits** have ids like clauses, ``packing.pack/H4``, with the same text for every operation. The suite watches all
+# of them in every case; H4 and H6 have cases of their own besides.
+
+HABITS: Mapping[str, str] = MappingProxyType(
+    {
+        "H1": "It reads nothing but its arguments, and as many bytes past an array's end as the backend declares.",
+        "H2": "It writes nothing but its result: not its arguments, and nothing beside them.",
+        "H3": "It writes every element of its result.",
+        "H4": "Equal arguments give equal bits: again, after a hundred other calls, wherever the arrays lie and "
+        "whatever lies around them, and from several threads at once if the backend declares that.",
+        "H5": "It comes back in time, and does not end the process.",
+        "H6": "It leaves the process as it found it: environment, folder, locale, floating-point mode, signal "
+        "handlers, standard output, open files, threads, child processes; "
+        "and memory does not grow with the number of calls.",
+        "H7": "It computes the result itself, and asks neither the reference nor another backend.",
+    }
+)
+
+
+def sentence(clause: str) -> str:
+    """What a clause or a habit says.
+
+    >>> sentence("packing.pack/H3")
+    'It writes every element of its result.'
+
+    Raises:
+        KeyError: there is no such operation, clause or habit; import `lowbit.operations` first.
+    """
+    operation, _, number = clause.rpartition("/")
+    return HABITS[number] if number in HABITS else _operations[operation].clauses[clause]

@@ -1,0 +1,186 @@
+r"""Rounding: how far floating-point arithmetic alone can carry a result.
+
+A kernel adds thousands of float32 products in an order of its own, so its result is not equal to the reference's,
+nor should it be. A tolerance picked by hand either lets a wrong kernel pass or fails a right one. The remedy is to
+*derive* how far rounding alone can carry a result, from the inputs and from what the backend declares of its
+arithmetic. Everything farther away is a mistake, not rounding.
+
+**One operation.** In a format with unit roundoff :math:`u` (:math:`2^{-24}` for float32),
+
+.. math:: \mathrm{fl}(a \circ b) = (a \circ b)(1 + \delta) + \eta, \qquad |\delta| \le u,
+
+where :math:`\eta` is zero except in a product that underflows, and then at most half the least subnormal number
+(:math:`2^{-150}`). A fused multiply-add rounds once where two operations round twice.
+
+**A chain of operations.** If a term passes through at most :math:`D` roundings on its way into the result, it
+arrives multiplied by :math:`1 + \theta` with
+
+.. math:: |\theta| \le \gamma_D = \frac{D u}{1 - D u}.
+
+This holds for *any* order of the sum; the order only decides :math:`D`. A loop over :math:`K` products has
+:math:`D = K`; eight partial sums that are combined at the end have :math:`D = K/8 + 3`. A backend declares its
+:math:`D` as a function of the shape, its `roundings`.
+
+**The whole result.** If a result is the sum of terms :math:`t_k` that it really forms, then
+
+.. math:: |\hat y - y| \;\le\; \gamma_D \sum_k |t_k| \;+\; \text{underflow}.
+
+The sum :math:`\sum |t_k|` is the *gauge*. It depends on the *form* of the computation, because different forms sum
+different terms; the chapter `lowbit.linear.bounds` derives it for each form of a product with quantised weights. An
+accumulator that is finer than the float32 result adds the final rounding, :math:`u|y|`. The reference itself, which
+sums in float64, adds its own :math:`\gamma`, some :math:`2^{-29}` of the whole.
+
+**A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused: within a tenth of the gauge
+almost anything would pass. So is one of several times more roundings than a plain loop over the sum has.
+Even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so one dropped product among
+thousands can hide inside it. That is why every random case of the suite stands beside a *lattice* case, whose inputs
+make every partial sum exact and leave no room at all.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §2.2, §3.1, Lemma 3.1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_choice
+from lowbit.errors import ArgumentError
+
+Doubles = npt.NDArray[np.float64]
+
+Form = Literal["dequantised", "factored", "offset", "direct", "integer"]
+Accumulator = Literal["float32", "float64"]
+FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct", "integer")
+
+UNIT_ROUNDOFF: dict[Accumulator, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
+HALF_LEAST_SUBNORMAL = 2.0**-150
+LARGEST_GAMMA = 0.1
+
+Roundings = Callable[[int, int], int]
+"""``roundings(rows, group_size)``: the most roundings that any one term meets on its way into the result.
+
+For an operation without groups both are the length of its sum."""
+
+
+def any_order(rows: int, group_size: int) -> int:
+    """The roundings of a dot product in whatever order a library chooses: one product and ``rows`` additions."""
+    return rows + 1
+
+
+def one_loop(rows: int, group_size: int) -> int:
+    """The roundings of equation 2 as a plain loop.
+
+    A product and at most ``group_size`` additions inside the group (the product of activation and code, or none if
+    fused); the offset's own product; the scale's product; then two additions for each group.
+    """
+    groups = -(-rows // group_size)
+    return min(rows, group_size) + 1 + 2 + 2 * groups
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What a backend declares of the way it computes a bounded operation.
+
+    Attributes:
+        form: which terms it sums: ``dequantised``, ``factored`` or ``offset`` for products with quantised weights,
+            ``integer`` for those whose activations are blocks of integers, ``direct`` for an operation that has but
+            one form.
+        accumulator: the format of its running sums, ``float32`` or ``float64``.
+        roundings: the most roundings on the way of any term, as a function of (rows, group_size).
+
+    Raises:
+        ArgumentError: a form or accumulator that has no derivation here.
+    """
+
+    form: Form
+    accumulator: Accumulator = "float32"
+    roundings: Roundings = any_order
+
+    def __post_init__(self) -> None:
+        check_choice("form", self.form, FORMS)
+        check_choice("accumulator", self.accumulator, tuple(UNIT_ROUNDOFF))
+
+
+def gamma(roundings: int, unit_roundoff: float) -> float:
+    r""":math:`\gamma_D = D u / (1 - D u)`, or infinity where :math:`D u \ge 1`.
+
+    >>> gamma(1, 2.0**-24) > 2.0**-24
+    True
+    >>> gamma(2**24, 2.0**-24)
+    inf
+
+    Source: Higham, Lemma 3.1.
+    """
+    product = roundings * unit_roundoff
+    return product / (1 - product) if product < 1 else float("inf")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A bound with its derivation, so that a failing report can show where it comes from.
+
+    Attributes:
+        limit: float64, N: how far each element of the result may lie from the exact value.
+        gauge: float64, N: the gauge of the declared form.
+        derivation: one line a reader can check.
+    """
+
+    limit: Doubles
+    gauge: Doubles
+    derivation: str
+
+
+def direct_bound(
+    terms: Doubles, length: int, arithmetic: Arithmetic, exact: Doubles, underflows: float | Doubles
+) -> Bound:
+    """The bound of an operation that has but one form: sums of at most `length` terms, each formed as it is written.
+
+    Args:
+        terms: the gauge, the sum of the magnitudes of the terms of each element.
+        length: the most terms of any sum; the declared roundings are taken at it.
+        arithmetic: what the backend declares.
+        exact: float64, the reference's result, of the shape of `terms`.
+        underflows: how many half least subnormals the products and quotients of an element may lose between them.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
+    """
+    depth, u = arithmetic.roundings(length, length), UNIT_ROUNDOFF[arithmetic.accumulator]
+    relative = checked_gamma(arithmetic, length, length)
+    limit = relative * terms
+    derivation = f"γ_{depth}({arithmetic.accumulator}) = {relative:.3g} times the gauge"
+    if u < UNIT_ROUNDOFF["float32"]:
+        limit = limit + UNIT_ROUNDOFF["float32"] * (np.abs(exact) + limit)
+        derivation += " + rounding of the result"
+    limit = limit + HALF_LEAST_SUBNORMAL * (1 + relative) * (underflows + 1)
+    reference = gamma(one_loop(length, length), UNIT_ROUNDOFF["float64"]) * terms
+    return Bound(limit + reference, terms, derivation)
+
+
+def checked_gamma(arithmetic: Arithmetic, rows: int, group_size: int) -> float:
+    """The relative bound of a declaration, refused where it is too wide to mean anything.
+
+    >>> checked_gamma(Arithmetic("factored", "float32", lambda rows, group_size: rows), 4_000_000, 128)
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: declared roundings is 4000000 in float32 (γ = 0.313); allowed: γ of at most 0.1
+
+    Raises:
+        ArgumentError: fewer than one rounding, several times more than any sum of this length needs, or γ above a
+            tenth.
+    """
+    depth = arithmetic.roundings(rows, group_size)
+    most = 4 * (rows + 2 * -(-rows // group_size)) + 64
+    if depth > most:
+        raise ArgumentError(
+            "declared roundings", depth, f"at most {most} for sums of {rows}, four times what one loop needs"
+        )
+    if depth < 1:
+        raise ArgumentError("declared roundings", depth, "at least 1: a product or its rounding to float32")
+    relative = gamma(depth, UNIT_ROUNDOFF[arithmetic.accumulator])
+    if relative > LARGEST_GAMMA:
+        given = f"{depth} in {arithmetic.accumulator} (γ = {relative:.3g})"
+        raise ArgumentError("declared roundings", given, f"γ of at most {LARGEST_GAMMA}")
+    return relative

@@ -1,0 +1,1 @@
+"""Checkpoint directories: ``config.json``, safetensors and ``tokenizer.json``, and their quantised copies."""

@@ -1,0 +1,262 @@
+"""A checkpoint quantised layer by layer, and kept: a model that fits neither in memory nor in one's patience.
+
+Quantising Mixtral 8x7B reads 93 GB. So it is done once: block after block is read, quantised as a `plan` says, and
+written to a file of its own; the next run finds the files and maps them. The matrices of a block are read and quantised
+several at a time, one on each processor (`threads`), but no more than fit in `MOST_BYTES`: four of Mixtral's. So that,
+and one block quantised, is all that is in memory at any time. What is written does not depend on how many they were.
+
+**What is kept under which name.** The folder is named by a digest of all that its content follows from: every tensor of
+the checkpoint (`lowbit.formats.checkpoint.digests`), the configuration, the index, the plan, and `VERSION`, which
+changes when the method does. Another plan, or another checkpoint under the same path, has another folder; names and
+times of files do not count. A tensor that is read later must still have the digest. Nothing in the folder is believed
+that does not carry the same digest and hold together (`quantized_file`); a file that does not is made again. Another
+user could write a file that does and holds other weights, so a folder in which others can write is refused
+(`storage.own_folder`), and in it a file that is another user's, or that others can write to, is made again
+(`storage.opened_own`).
+
+**Interrupted, and twice at once.** A file appears whole under its name or not at all, so an interrupt loses one block.
+Two processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
+replaces a file by its like.
+
+Old folders are never removed: each holds a whole model, and only its user knows whether it is still wanted. They lie in
+``quantized`` in the cache folder of `lowbit.formats.fetch`, and can be deleted at any time.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from lowbit.backend.whole_model import spoken_bytes
+from lowbit.errors import ArgumentError, FormatError, UnavailableError
+from lowbit.formats.checkpoint.digests import with_digests
+from lowbit.formats.checkpoint.names import VECTORS
+from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_matrices, write_quantized
+from lowbit.formats.checkpoint.reader import Checkpoint, assembled
+from lowbit.model.config import LlamaConfig
+from lowbit.model.quantization_plan import HEAD, Plan
+from lowbit.model.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.system.memory import check_memory
+from lowbit.system.scratch import sweep
+from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder, opened_own, own_folder
+from lowbit.system.threads import usable_processors
+from lowbit.text import quoted
+
+KEPT = "the cache of quantised weights"
+VERSION = 1
+FOLDER = "quantized"
+SLACK = 2**9
+"""Bytes of a file's header for each matrix, and more than are needed."""
+MOST_BYTES = 2**32
+"""Memory in which matrices are quantised."""
+COPIES = 4
+"""How many times the float32 weights of a matrix are in memory while it is quantised, by the method that needs most."""
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedCheckpoint:
+    """A checkpoint as a plan has it: a `LayeredWeights` whose blocks are mapped from files, or made when asked for.
+
+    Attributes:
+        source: the checkpoint.
+        plan: how its matrices are quantised.
+        folder: where the files are.
+        digest: the sum that names the folder.
+    """
+
+    source: Checkpoint
+    plan: Plan
+    folder: Path
+    digest: str
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model."""
+        return self.source.config
+
+    @property
+    def embedding(self) -> Floats:
+        """Float32, vocabulary × hidden, as the checkpoint stores it."""
+        return self.source.embedding
+
+    @property
+    def norm(self) -> Floats:
+        """Float32, hidden."""
+        return self.source.norm
+
+    @property
+    def head(self) -> Matrix:
+        """Hidden × vocabulary."""
+        if self.plan.head is None:
+            return self.source.head
+        shape = (self.config.hidden, self.config.vocabulary)
+        return self._read(HEAD, {HEAD: shape})[HEAD]
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block; made first where its file is missing or not sound.
+
+        Raises:
+            ArgumentError: there is no such block; weights that cannot be quantised so.
+            FormatError: the checkpoint has changed.
+            UnavailableError: the file cannot be written.
+        """
+        sizes = vector_sizes(self.config)
+        shapes: dict[str, tuple[int, ...]] = {name: (sizes[name],) for name in VECTORS}
+        found = self._read(self._name(number), shapes | linear_shapes(self.config))
+        vectors = {name: vector for name in VECTORS if isinstance(vector := found.pop(name), np.ndarray)}
+        return assembled(self.config, vectors, found)
+
+    def keep(self, name: str) -> None:
+        """See to it that a part of `parts` has its file; of one that is there only the header is looked at."""
+        with suppress(ArgumentError, FormatError):
+            check_origin(self._own_file(name), self._origin(name))
+            return
+        write_quantized(self._file(name), self._made(name), self._origin(name))
+
+    def parts(self) -> list[str]:
+        """The names of all files: the blocks in order, then the head if it is quantised."""
+        return [self._name(number) for number in range(self.config.layers)] + [HEAD] * (self.plan.head is not None)
+
+    def missing_bytes(self) -> int:
+        """About what the files that are missing will take."""
+        missing = [name for name in self.parts() if not self._file(name).exists()]
+        head = {HEAD: (self.config.hidden, self.config.vocabulary)}
+        return sum(self._file_bytes(head if name == HEAD else linear_shapes(self.config)) for name in missing)
+
+    def _file_bytes(self, shapes: dict[str, tuple[int, int]]) -> int:
+        """About what a file of matrices of these shapes takes, and the vectors of a block beside them."""
+        choices = {name: self.plan.of(name) for name in shapes}
+        matrices = sum(
+            4 * rows * columns if (choice := choices[name]) is None else choice.nbytes(rows, columns)
+            for name, (rows, columns) in shapes.items()
+        )
+        return matrices + 4 * sum(vector_sizes(self.config)[name] for name in VECTORS) + SLACK * (len(shapes) + 2)
+
+    def _name(self, number: int) -> str:
+        return f"layer-{number:05}"
+
+    def _file(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def _own_file(self, name: str) -> Path:
+        """The same, if no other user can change what is in it while it is mapped."""
+        path = self._file(name)
+        try:
+            opened_own(path).close()
+        except OSError as error:
+            allowed = "a plain file of this user, to which no other can write"
+            raise ArgumentError("cache", f"{quoted(str(path))} ({error.strerror})", allowed) from error
+        return path
+
+    def _origin(self, name: str) -> Origin:
+        return Origin(self.digest, name)
+
+    def _made(self, name: str) -> dict[str, Matrix]:
+        """A part from the checkpoint."""
+        if name == HEAD:
+            return {HEAD: self.plan(HEAD, self.source.head)}
+        layer = self.source.layer(int(name.rpartition("-")[2]), self.plan, threads_for(self.config))
+        return {vector: getattr(layer, vector) for vector in VECTORS} | layer.linears()
+
+    def _read(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
+        """A part from its file, made first where that is missing or not sound."""
+        with suppress(ArgumentError, FormatError):
+            return self._checked(name, shapes)
+        make_folder(self.folder)
+        write_quantized(self._file(name), self._made(name), self._origin(name))
+        return self._checked(name, shapes)
+
+    def _checked(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
+        found = read_matrices(self._own_file(name), self._origin(name))
+        given = {
+            part: (matrix.rows, matrix.columns) if isinstance(matrix, QuantizedMatrix) else matrix.shape
+            for part, matrix in found.items()
+        }
+        if given != shapes:
+            part = min(part for part in given.keys() | shapes.keys() if given.get(part) != shapes.get(part))
+            allowed = "of the shape that the model asks for"
+            raise FormatError(self._file(name).name, f"shape of {quoted(part)}", given.get(part, "missing"), allowed)
+        return found
+
+
+def quantized(
+    source: Checkpoint,
+    plan: Plan,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+    checking: Progress | None = None,
+) -> QuantizedCheckpoint:
+    """A checkpoint quantised as a plan says, every part in a file of its own; what is there already is not made again.
+
+    Args:
+        source: from `open_checkpoint`.
+        plan: what becomes of its matrices.
+        folder: where the folder of this model goes; ``quantized`` in the cache folder by default.
+        progress: called after each part.
+        checking: called while the digests of the tensors are computed, with bytes done and bytes in all.
+
+    Raises:
+        ArgumentError: weights that cannot be quantised so.
+        FormatError: a weight that is not finite, or a checkpoint that has changed since it was opened.
+        UnavailableError: no room, or a folder that cannot be written, or one in which another user can write.
+    """
+    plan.check(source.config)
+    check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
+    parent = own_folder(cache_folder() / FOLDER if folder is None else folder, KEPT)
+    with _in_words(parent), tempfile.TemporaryFile(dir=parent):
+        pass  # a folder that cannot be written is refused before anything is read
+    source = replace(source, table=with_digests(source.table, checking))
+    digest = digest_of(source, plan)
+    place = own_folder(parent / digest, KEPT)
+    result = QuantizedCheckpoint(source, plan, place, digest)
+    with _in_words(place):
+        sweep(place)
+        free = shutil.disk_usage(place).free
+    if (needed := result.missing_bytes()) > free:
+        reason = f"{spoken_bytes(needed)} are needed and {place.parent} has {spoken_bytes(free)}"
+        remedy = f"make room or give another folder in {CACHE_VARIABLE}"
+        raise UnavailableError("room for quantised weights", reason, remedy)
+    parts = result.parts()
+    for done, name in enumerate(parts, start=1):
+        result.keep(name)
+        if progress is not None:
+            progress(done, len(parts))
+    return result
+
+
+def threads_for(config: LlamaConfig) -> int:
+    """How many matrices of a model are quantised at a time."""
+    return max(1, min(usable_processors(), MOST_BYTES // (COPIES * 4 * _largest(config))))
+
+
+def _largest(config: LlamaConfig) -> int:
+    """Weights of the largest matrix of a block."""
+    return max(rows * columns for rows, columns in linear_shapes(config).values())
+
+
+@contextmanager
+def _in_words(folder: Path) -> Iterator[None]:
+    """Say what to do about a cache that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
+        raise UnavailableError(KEPT, f"{folder}: {error.strerror}", remedy) from error
+
+
+def digest_of(source: Checkpoint, plan: Plan) -> str:
+    """The digest of all that quantised weights follow from; each tensor of the checkpoint has its own already."""
+    content = {
+        "version": VERSION,
+        "tensors": {name: [place.type, place.shape, place.sha256] for name, place in source.table.items()},
+        "description": source.digest,
+        "plan": asdict(plan),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

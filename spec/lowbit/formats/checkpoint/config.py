@@ -1,0 +1,168 @@
+"""What the ``config.json`` of a checkpoint directory says, as the shape of a decoder.
+
+The kinds of model are ``mixtral``, whose blocks have experts, and ``llama`` and ``mistral``, which are the same decoder
+with a dense feed-forward part. The numbers stand under the names that the ``transformers`` library gave them.
+
+**What is not understood is refused.** Such a file may ask for much that this decoder does not do: a rotary embedding
+that is stretched, biases in attention, another activation, weights that are quantised already. Leaving any of these out
+gives a model that still speaks, only not the one that was trained. `SUPPORTED` lists each with the one value that is
+understood. Fields about training and about the library itself change nothing and are not looked at.
+
+Mixtral's softmax is written before the choice of experts, and the chosen shares are scaled to a sum of 1; that is the
+softmax over the chosen scores, which is how `routing` has it.
+
+Source: the published ``config.json`` of Mixtral 8x7B; Mixtral (arXiv 2401.04088) §2.1.
+"""
+
+from typing import Any
+
+from lowbit.contract.checks import spoken
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.model.config import LlamaConfig, Routing
+from lowbit.system.json_files import Fields, described
+from lowbit.text import quoted
+
+ARCHITECTURES = {"mixtral": "MixtralForCausalLM", "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM"}
+"""The kinds of model, and what each calls the whole decoder with its head."""
+
+WINDOWED = ("mixtral", "mistral")
+FIRST_ROPE_BASE = 10000.0
+"""The base of the first Llama, whose configuration does not say it."""
+
+KEYS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "feed_forward": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocabulary": "vocab_size",
+    "context": "max_position_embeddings",
+    "rope_base": "rope_theta",
+    "rms_epsilon": "rms_norm_eps",
+    "window": "sliding_window",
+    "experts": "num_local_experts",
+    "top_k": "num_experts_per_tok",
+}
+"""What the numbers of `LlamaConfig` and, the last two, of its `Routing` are called in the file."""
+ROUTED = ("experts", "top_k")
+
+SUPPORTED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "partial_rotary_factor": 1.0,
+    "quantization_config": None,
+    "layer_types": None,
+    "is_encoder_decoder": False,
+    "add_cross_attention": False,
+}
+"""Fields that would make it another model, each with the only value that is understood; absent is the same."""
+
+
+def kind_of(fields: Fields) -> str:
+    """The kind of model: a key of `ARCHITECTURES`.
+
+    Raises:
+        FormatError: another kind, or a part of one.
+    """
+    kind = fields.value("model_type", str)
+    if kind not in ARCHITECTURES:
+        allowed = spoken([repr(known) for known in ARCHITECTURES])
+        raise FormatError(fields.file, "model_type", quoted(kind), allowed)
+    named = fields.value("architectures", list, [ARCHITECTURES[kind]])
+    if named != [ARCHITECTURES[kind]]:
+        raise FormatError(fields.file, "architectures", described(named), f"[{ARCHITECTURES[kind]!r}]")
+    return kind
+
+
+def read_config(fields: Fields) -> LlamaConfig:
+    """The shape of the model.
+
+    Raises:
+        FormatError: another kind of model, a number that is missing or out of range, or a feature that is not
+            understood.
+    """
+    kind = kind_of(fields)
+    _refuse_other_features(fields, kind)
+    heads, hidden = fields.value(KEYS["heads"], int), fields.value(KEYS["hidden"], int)
+    try:
+        return LlamaConfig(
+            layers=fields.value(KEYS["layers"], int),
+            hidden=hidden,
+            feed_forward=fields.value(KEYS["feed_forward"], int),
+            heads=heads,
+            kv_heads=fields.value(KEYS["kv_heads"], int, heads if kind == "llama" else None),
+            head_dim=fields.value(KEYS["head_dim"], int, hidden // max(1, heads)),
+            vocabulary=fields.value(KEYS["vocabulary"], int),
+            context=fields.value(KEYS["context"], int),
+            rope_base=_rope_base(fields, kind),
+            rms_epsilon=fields.value(KEYS["rms_epsilon"], float),
+            routing=_routing(fields) if kind == "mixtral" else None,
+            window=fields.optional(KEYS["window"], int) if kind in WINDOWED else None,
+        )
+    except ArgumentError as error:
+        raise FormatError(fields.file, KEYS.get(error.argument, error.argument), error.given, error.allowed) from error
+
+
+def written_config(config: LlamaConfig) -> dict[str, Any]:
+    """The ``config.json`` of a shape, for `read_config` and any other reader; the head is untied.
+
+    >>> config = LlamaConfig(1, 8, 16, 2, 1, 4, 50, 32, 1e6, 1e-5, Routing(4, 2))
+    >>> read_config(Fields("config.json", written_config(config))) == config
+    True
+
+    Raises:
+        ArgumentError: a choice that these kinds of model do not have.
+    """
+    kind = "mistral" if config.routing is None else "mixtral"
+    written: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[kind]],
+        "model_type": kind,
+        **{key: getattr(config, name) for name, key in KEYS.items() if name not in ROUTED},
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+    }
+    if config.routing is not None:
+        written |= {KEYS[name]: getattr(config.routing, name) for name in ROUTED}
+    if read_config(Fields("config.json", written)) != config:
+        raise ArgumentError("config", config, f"the choices of model type '{kind}'")
+    return written
+
+
+def is_tied(fields: Fields) -> bool:
+    """Whether the head is the embedding over again."""
+    return fields.value("tie_word_embeddings", bool, default=False)
+
+
+def _routing(fields: Fields) -> Routing:
+    return Routing(fields.value(KEYS["experts"], int), fields.value(KEYS["top_k"], int))
+
+
+def _refuse_other_features(fields: Fields, kind: str) -> None:
+    for key, only in SUPPORTED.items():
+        given = fields.values.get(key)
+        if given is not None and given != only:
+            allowed = "absent" if only is None else repr(only)
+            raise FormatError(fields.file, key, described(given), allowed)
+    if kind not in WINDOWED and fields.values.get("sliding_window") is not None:
+        raise FormatError(fields.file, "sliding_window", described(fields.values["sliding_window"]), "absent")
+
+
+def _rope_base(fields: Fields, kind: str) -> float:
+    """The base of the rotary frequencies; newer files keep it together with what would stretch it."""
+    stretched = fields.optional("rope_scaling", dict)
+    kept = fields.optional("rope_parameters", dict)
+    for key, given in (("rope_scaling", stretched), ("rope_parameters", kept)):
+        plain = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
+        rest = {name: value for name, value in (given or {}).items() if value is not None and name != "rope_theta"}
+        if any(plain.get(name) != value for name, value in rest.items()):
+            raise FormatError(fields.file, key, described(given), "absent: a rotary embedding that is not stretched")
+    bases = [Fields(fields.file, part).optional("rope_theta", float) for part in (fields.values, kept or {})]
+    given_bases = [base for base in bases if base is not None]
+    if len(set(given_bases)) > 1:
+        raise FormatError(fields.file, "rope_theta", f"{given_bases[0]} and {given_bases[1]}", "one number")
+    if not given_bases and kind != "llama":
+        raise FormatError(fields.file, "rope_theta", "missing", "a number")
+    return given_bases[0] if given_bases else FIRST_ROPE_BASE

@@ -1,0 +1,168 @@
+"""Checkpoint directories: from the files in which models are published to the weights of a decoder.
+
+A published model is a directory: ``config.json`` says its shape, ``model.safetensors`` or its shards hold the weights,
+``tokenizer.json`` the tokenizer. The reader works in steps, each in its own file: `json_files` reads JSON with
+limits, `lowbit.formats.checkpoint.config` makes the shape of a decoder of it, `lowbit.formats.checkpoint.names` says
+what each tensor is called and how large it is, `lowbit.formats.checkpoint.tensors` finds and reads tensors,
+`lowbit.formats.checkpoint.tokenizer` makes the tokenizer, and this file puts them together.
+
+**Opening reads no weights.** A Mixtral 8x7B is 93 GB, so the whole table of tensors is checked first: none missing,
+none too many, each of its shape and in a type that widens exactly. A tensor that is left over would be left out in
+silence, and a model without one of its parts still speaks. Then weights are read one at a time, a block at a time, or
+all of them, as memory allows: a `Checkpoint` is a `LayeredWeights`, and `in_memory` of it a whole model.
+
+Source: the published checkpoint of Mixtral 8x7B; the safetensors format.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lowbit.contract.checks import check_integer
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.checkpoint.config import is_tied, read_config
+from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, VECTORS, layer_names, tensor_shapes
+from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import ATTENTION, Floats, GatedWeights, LayerWeights, Matrix, SparseWeights
+from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
+from lowbit.system.threads import side_by_side
+from lowbit.text import quoted
+
+CONFIG = "config.json"
+
+
+def as_stored(name: str, matrix: Floats) -> Matrix:
+    """The weights as they are."""
+    return matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A checkpoint directory whose table of tensors has been checked; weights are read when they are asked for.
+
+    Attributes:
+        folder: where it is.
+        config: the shape of the model.
+        tied: whether the head is the embedding over again.
+        table: where each tensor lies.
+        digest: sum of ``config.json`` and of the index: the same for the same description of a model.
+    """
+
+    folder: Path
+    config: LlamaConfig
+    tied: bool
+    table: Table
+    digest: str
+
+    @property
+    def file(self) -> str:
+        """Its name, for messages."""
+        return self.folder.name
+
+    @property
+    def embedding(self) -> Floats:
+        """Float32, vocabulary × hidden; read anew each time, as is all that follows."""
+        return read_floats(self.table, EMBEDDING)
+
+    @property
+    def norm(self) -> Floats:
+        """Float32, hidden: gain of the last norm."""
+        return read_floats(self.table, NORM)
+
+    @property
+    def head(self) -> Floats:
+        """Float32, hidden × vocabulary."""
+        return read_floats(self.table, EMBEDDING if self.tied else HEAD, transposed=True)
+
+    def layer(self, number: int, change: Callable[[str, Floats], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
+        """One block.
+
+        Args:
+            number: 0 to the number of layers - 1.
+            change: called with the name and the weights of each linear layer as soon as it is read, routers included;
+                only what it answers with is kept, so a block can be quantised with as many of its matrices in memory
+                as float32 as there are threads.
+            threads: matrices that are read and changed at a time.
+
+        Raises:
+            ArgumentError: there is no such block.
+            FormatError: a weight that is not finite, or a file that has changed since it was opened.
+        """
+        check_integer("layer", number, 0, self.config.layers - 1)
+        names = layer_names(self.config, number)
+        parts: dict[str, Any] = {name: read_floats(self.table, names.pop(name)) for name in VECTORS}
+
+        def linear(name: str) -> Matrix:
+            return change(name, read_floats(self.table, names[name], transposed=True))
+
+        linears = side_by_side(linear, names, threads)
+        return assembled(self.config, parts, dict(zip(names, linears, strict=True)))
+
+
+def assembled(config: LlamaConfig, vectors: dict[str, Floats], linears: dict[str, Matrix]) -> LayerWeights:
+    """A block of its vectors and of its linear layers by the names of `LayerWeights.linears`."""
+
+    def gated(prefix: str) -> GatedWeights:
+        return GatedWeights(*(linears[f"{prefix}.{name}"] for name in ("gate", "up", "down")))
+
+    feed_forward: GatedWeights | SparseWeights
+    if config.routing is None:
+        feed_forward = gated("feed_forward")
+    else:
+        router = linears["feed_forward.router"]
+        if not isinstance(router, np.ndarray):
+            raise ArgumentError("router", "quantised", "float32 weights")
+        experts = tuple(gated(f"feed_forward.experts[{number}]") for number in range(config.routing.experts))
+        feed_forward = SparseWeights(router, experts)
+    parts: dict[str, Any] = vectors | {name: linears[name] for name in ATTENTION}
+    return LayerWeights(**parts, feed_forward=feed_forward)
+
+
+def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
+    """Open a checkpoint directory and check all that it says of itself; no weights are read.
+
+    Raises:
+        ArgumentError: there is no such directory, or it lacks a file.
+        FormatError: a kind of model or a feature that is not understood; a tensor that is missing, left over, or of
+            another shape or type than the configuration asks for; a file that is not sound.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise ArgumentError("model", quoted(str(path)), "a checkpoint directory that exists")
+    described = read_bytes(path / CONFIG, MOST_CONFIG_BYTES)
+    fields = parsed(CONFIG, described)
+    config, tied = read_config(fields), is_tied(fields)
+    table = read_table(path)
+    _check_table(config, tied, table)
+    index = read_bytes(path / INDEX, MOST_INDEX_BYTES) if (path / INDEX).exists() else b""
+    sums = (hashlib.sha256(described).digest(), hashlib.sha256(index).digest())
+    return Checkpoint(path.resolve(), config, tied, table, hashlib.sha256(b"".join(sums)).hexdigest())
+
+
+def _check_table(config: LlamaConfig, tied: bool, table: Table) -> None:
+    """Refuse a table that is not exactly the configuration's, in time that grows with the table and not with claims."""
+    experts = 1 if config.routing is None else config.routing.experts
+    if config.layers * experts > len(table):
+        claimed = f"{config.layers} layers" + ("" if config.routing is None else f" of {experts} experts")
+        raise FormatError(
+            CONFIG, "shape of the model", claimed, f"what {len(table)} tensors can hold; some are missing"
+        )
+    expected = dict(tensor_shapes(config, tied))
+    for name, shape in expected.items():
+        if name not in table:
+            raise FormatError(CONFIG, f"tensor {quoted(name)}", "missing", "there, as this shape of a model asks for")
+        place = table[name]
+        if place.shape != shape:
+            file = place.shard.path.name
+            raise FormatError(file, f"shape of tensor {quoted(name)}", place.shape, " x ".join(map(str, shape)))
+    if len(table) != len(expected):
+        extra = next(name for name in table if name not in expected)
+        raise FormatError(
+            table[extra].shard.path.name, "tensor", quoted(extra), "those of this kind and shape of model"
+        )

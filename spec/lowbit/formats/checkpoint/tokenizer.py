@@ -1,0 +1,225 @@
+"""The tokenizer of a checkpoint directory: ``tokenizer.json``, and which tokens begin and end a sequence.
+
+``tokenizer.json`` is the ``tokenizers`` library's own format, a chain of parts: a *normalizer* rewrites the text, a
+*pre-tokenizer* cuts it into words, the *model* makes tokens of them, a *post-processor* puts special tokens around
+them, and a *decoder* leads back. The library runs whatever chain the file describes, and a file can describe one that
+doubles a text forty times, searches it with a pattern that never ends, or stops the library with an abort. So the chain
+is looked at first, and its parts have to be among those that models of these kinds use, `PARTS`; a pattern has to be
+one of `PATTERNS`. Byte-pair encoding is the only kind of model here, and one that drops merges at random is refused:
+the same text has the same tokens. Padding and truncation are for training in batches and are switched off.
+
+**Which token begins a sequence** the post-processor says, and ``add_bos_token`` in ``tokenizer_config.json`` overrules
+it. **Which tokens end it** is said by the first of ``generation_config.json``, ``config.json`` and
+``tokenizer_config.json`` that says anything; a model with none of them is ended by the caller.
+
+Source: the published tokenizers of Llama, Mistral and Mixtral; the ``tokenizers`` library.
+"""
+
+import json
+from pathlib import Path
+
+import tokenizers
+from tokenizers import decoders
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from lowbit.contract.checks import spoken
+from lowbit.errors import FormatError
+from lowbit.formats.checkpoint.reader import CONFIG, Checkpoint
+from lowbit.formats.gguf.tokenizer import QWEN2_WORDS
+from lowbit.formats.tokenizer import Tokenizer
+from lowbit.system.json_files import Fields, described, parsed, read_bytes, read_fields
+from lowbit.text import quoted
+
+FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+MOST_BYTES = 2**25
+MOST_PARTS = 16
+
+LLAMA3_WORDS = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",  # up to three digits
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+PATTERNS = (LLAMA3_WORDS, LLAMA3_WORDS.replace("{1,3}", ""), QWEN2_WORDS)
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "normalizer": ("NFC", "Prepend", "Replace"),
+    "pre_tokenizer": ("ByteLevel", "Digits", "Metaspace", "Split"),
+    "decoder": ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"),
+    "post_processor": ("ByteLevel", "TemplateProcessing"),
+}
+"""What a chain may consist of; each may also be a sequence of these."""
+SEQUENCES = {
+    "normalizer": "normalizers",
+    "pre_tokenizer": "pretokenizers",
+    "decoder": "decoders",
+    "post_processor": "processors",
+}
+"""In which field of a sequence the library looks for its parts. It passes over fields that it does not know."""
+
+
+def read_tokenizer(source: Checkpoint) -> Tokenizer:
+    """Make the tokenizer of a checkpoint directory.
+
+    Raises:
+        ArgumentError: the directory has no ``tokenizer.json``.
+        FormatError: a part that is not understood, a token outside the model's vocabulary, or files that are not sound.
+    """
+    fields = parsed(FILE, read_bytes(source.folder / FILE, MOST_BYTES))
+    chain = {stage: _parts(fields, stage) for stage in PARTS}
+    _check_model(fields)
+    library = _library(fields, source.config.vocabulary)
+    settings = _fields_if_there(source.folder / SETTINGS)
+    bos = _bos(chain["post_processor"], settings, library)
+    return Tokenizer(bos, _stop(source, settings, library), library)
+
+
+def byte_tokenizer() -> bytes:
+    """A ``tokenizer.json`` of 256 tokens without merges: the token of a byte is the byte."""
+    stand_ins = {byte: chr(byte) for byte in (*range(33, 127), *range(161, 173), *range(174, 256))}
+    others = (byte for byte in range(256) if byte not in stand_ins)
+    stand_ins |= {byte: chr(256 + number) for number, byte in enumerate(others)}  # a printable character for each byte
+    library = tokenizers.Tokenizer(BPE(vocab={text: byte for byte, text in sorted(stand_ins.items())}, merges=[]))
+    library.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    return (json.dumps(json.loads(library.to_str()), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+# **The chain.**
+
+
+def _parts(fields: Fields, stage: str) -> list[Fields]:
+    """The parts of one stage, those inside sequences too, in order; each is checked."""
+    found: list[Fields] = []
+    waiting = [part for part in [fields.optional(stage, dict)] if part is not None]
+    while waiting:
+        part = Fields(f"{fields.file}: {stage}", waiting.pop())
+        if len(found) + len(waiting) >= MOST_PARTS:
+            raise FormatError(fields.file, stage, f"more than {MOST_PARTS} parts", f"at most {MOST_PARTS}")
+        if part.value("type", str) == "Sequence":
+            inner = part.value(SEQUENCES[stage], list)
+            if len(inner) > MOST_PARTS or not all(isinstance(each, dict) for each in inner):
+                raise FormatError(fields.file, stage, described(inner), f"a sequence of at most {MOST_PARTS} parts")
+            waiting += reversed(inner)
+        else:
+            _check_part(part, PARTS[stage])
+            found.append(part)
+    return found
+
+
+def _check_part(part: Fields, known: tuple[str, ...]) -> None:
+    kind = part.value("type", str)
+    if kind not in known:
+        raise FormatError(part.file, "type", quoted(kind), spoken([repr(name) for name in known]))
+    if kind in ("Replace", "Split"):
+        pattern = part.value("pattern", dict)
+        text, expression = pattern.get("String"), pattern.get("Regex")
+        is_known = kind == "Split" and isinstance(expression, str) and expression in PATTERNS
+        if len(pattern) != 1 or (not (isinstance(text, str) and text) and not is_known):
+            raise FormatError(part.file, "pattern", described(pattern), "a plain text, or a known pattern of words")
+        content = part.value("content", str, "")
+        if kind == "Replace" and len(content) > len(text or ""):
+            raise FormatError(part.file, "content", quoted(content), "not longer than what it replaces")
+    lengths = {"prepend": len(part.value("prepend", str, ""))}
+    lengths |= {name: part.value(name, int, 0) for name in ("start", "stop")}
+    for name, length in lengths.items():
+        if not 0 <= length <= 1:
+            raise FormatError(part.file, name, length, "at most one character")
+
+
+def _check_model(fields: Fields) -> None:
+    model = Fields(f"{fields.file}: model", fields.value("model", dict))
+    if (kind := model.value("type", str)) != "BPE":
+        raise FormatError(model.file, "type", quoted(kind), "'BPE'")
+    if dropout := model.optional("dropout", float):
+        raise FormatError(model.file, "dropout", dropout, "0: the same text has the same tokens")
+
+
+def _library(fields: Fields, vocabulary: int) -> tokenizers.Tokenizer:
+    """The library's tokenizer, without what puts tokens around a text or cuts it."""
+    content = dict(fields.values) | {"post_processor": None, "padding": None, "truncation": None}
+    try:
+        library = tokenizers.Tokenizer.from_str(json.dumps(content))
+        ids = library.get_vocab(with_added_tokens=True).values()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises nothing more specific, and its panics are no Exception
+        raise FormatError(fields.file, "content", quoted(str(error)), "a tokenizer that fits together") from error
+    if not ids or max(ids) >= vocabulary or len(set(ids)) != len(ids):
+        given = f"{len(ids)} tokens up to number {max(ids, default=0)}"
+        raise FormatError(fields.file, "vocabulary", given, f"distinct numbers below the model's {vocabulary}")
+    return library
+
+
+# **The ends of a sequence.**
+
+
+def _bos(parts: list[Fields], settings: Fields | None, library: tokenizers.Tokenizer) -> int | None:
+    """The token that is put before every sequence."""
+    templates = [part for part in parts if part.values["type"] == "TemplateProcessing"]
+    begins = _first_of_template(templates[0]) if len(templates) == 1 else None
+    if len(templates) > 1:
+        raise FormatError(FILE, "post_processor", f"{len(templates)} templates", "one")
+    if settings is None:
+        return None if begins is None else _number(begins, "post_processor", FILE, library)
+    if settings.value("add_eos_token", bool, default=False):
+        raise FormatError(settings.file, "add_eos_token", True, "False")
+    if not settings.value("add_bos_token", bool, begins is not None):
+        return None
+    named = begins if begins is not None else _content(settings, "bos_token")
+    if named is None:
+        raise FormatError(settings.file, "bos_token", "missing", "a token, where add_bos_token is True")
+    return _number(named, "bos_token", settings.file, library)
+
+
+def _first_of_template(template: Fields) -> str | None:
+    """The special token that a template puts first, if it puts any; it may put none elsewhere."""
+    single = template.value("single", list)
+    kinds = [next(iter(item), None) if isinstance(item, dict) else None for item in single[:3]]
+    if kinds == ["Sequence"]:
+        return None
+    if kinds != ["SpecialToken", "Sequence"] or not isinstance(single[0]["SpecialToken"], dict):
+        raise FormatError(template.file, "single", described(single), "a text, with at most one token before it")
+    return Fields(template.file, single[0]["SpecialToken"]).value("id", str)
+
+
+def _stop(source: Checkpoint, settings: Fields | None, library: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The tokens that end a sequence, by the first file that says any."""
+    for path in (source.folder / GENERATION, source.folder / CONFIG):
+        fields = _fields_if_there(path)
+        given = None if fields is None else fields.values.get("eos_token_id")
+        if fields is not None and given is not None:
+            numbers = given if isinstance(given, list) else [given]
+            if not all(type(number) is int and 0 <= number < source.config.vocabulary for number in numbers):
+                allowed = f"tokens from 0 to {source.config.vocabulary - 1}"
+                raise FormatError(fields.file, "eos_token_id", described(given), allowed)
+            return tuple(sorted(set(numbers)))
+    named = None if settings is None else _content(settings, "eos_token")
+    return () if named is None else (_number(named, "eos_token", SETTINGS, library),)
+
+
+def _content(settings: Fields, key: str) -> str | None:
+    """A token that is named by its text, or by an object that holds it."""
+    if isinstance(settings.values.get(key), dict):
+        return Fields(settings.file, settings.values[key]).value("content", str)
+    return settings.optional(key, str)
+
+
+def _number(token: str, field: str, file: str, library: tokenizers.Tokenizer) -> int:
+    try:
+        number = library.token_to_id(token)
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell and UTF-8 cannot
+        number = None
+    if number is None:
+        raise FormatError(file, field, quoted(token), "a token of the vocabulary")
+    return number
+
+
+def _fields_if_there(path: Path) -> Fields | None:
+    return read_fields(path) if path.exists() else None

@@ -1,0 +1,72 @@
+r"""What GGUF calls the parts of each kind of decoder, and what it leaves unsaid.
+
+A GGUF file names its *architecture*; its numbers stand under that name and its tensors under names that most
+architectures share. What differs is a value here: the vectors that a block has, whether query and key rows are
+permuted, and what a reader has to know because no file says it. The four matrices of attention and the three of the
+feed-forward part are everywhere the same.
+
+**What Gemma 3 leaves unsaid.** That the gate is a GELU in its tanh form, that the embedding is scaled by
+:math:`\sqrt{\mathrm{hidden}}`, and, in the files at hand, that every sixth layer is full and that local layers turn by
+base 10000. The published gains are meant as :math:`1 + g`; files store that sum, so a gain is a gain here. Scores are
+divided by :math:`\sqrt{d_h}` as everywhere; the larger Gemma 3 for which that is not so also scale their rotary
+embedding, and are refused for it.
+
+Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2`` and ``gemma3``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from lowbit.model.config import Activation
+
+ATTENTION_MATRICES = {"query": "attn_q", "key": "attn_k", "value": "attn_v", "output": "attn_output"}
+FEED_FORWARD_MATRICES = {"gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down"}
+
+NORMS = {"attention_norm": "attn_norm.weight", "feed_forward_norm": "ffn_norm.weight"}
+BIASES = {"query_bias": "attn_q.bias", "key_bias": "attn_k.bias", "value_bias": "attn_v.bias"}
+HEAD_NORMS = {"query_norm": "attn_q_norm.weight", "key_norm": "attn_k_norm.weight"}
+POST_NORMS = {"attention_post_norm": "post_attention_norm.weight", "feed_forward_post_norm": "post_ffw_norm.weight"}
+
+
+class Number(NamedTuple):
+    """Where a number of the configuration stands in the metadata, and what it is if it does not stand there."""
+
+    key: str
+    kind: type[int] | type[float]
+    default: float | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What sets one architecture apart.
+
+    Attributes:
+        vectors: the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`; all of them are there.
+        interleaved: rows of query and key projections are stored with the channels of each rotary pair side by side.
+        numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
+        activation: of the gate.
+        scaled_embedding: whether the embedding is multiplied by the root of the width of the stream.
+    """
+
+    vectors: Mapping[str, str]
+    interleaved: bool = False
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+    activation: Activation = "silu"
+    scaled_embedding: bool = False
+
+
+ARCHITECTURES = {
+    "llama": Architecture(NORMS, interleaved=True),
+    "qwen2": Architecture(NORMS | BIASES),
+    "gemma3": Architecture(
+        NORMS | HEAD_NORMS | POST_NORMS,
+        numbers={
+            "window": Number("attention.sliding_window", int),
+            "full_every": Number("attention.sliding_window_pattern", int, 6),
+            "local_rope_base": Number("rope.freq_base_swa", float, 10000.0),
+        },
+        activation="gelu",
+        scaled_embedding=True,
+    ),
+}

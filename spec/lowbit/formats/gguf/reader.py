@@ -1,0 +1,346 @@
+"""GGUF: from a file to the weights of a decoder.
+
+GGUF is the file format of the ggml project and the most common way in which small quantised models travel. The reader
+works in steps, each in its own file: `lowbit.formats.gguf.header` walks the header and believes nothing,
+`lowbit.formats.gguf.tensors` decodes blocks, `lowbit.formats.gguf.architectures` says what the parts of each kind of
+decoder are called, and this file puts them together. `lowbit.formats.gguf.tokenizer` makes the tokenizer out of the
+same metadata.
+
+**Two things about orientation.** A GGUF matrix is N × K, one row for each output; a `Matrix` is K × N, so it is
+transposed here, at the door. And files of architecture ``llama`` store the rows of the query and key projections with
+the two channels of each rotary pair side by side, whatever the published weights did; half-split channels (see `rope`)
+come back by reading the even ones of a head first and then the odd ones. Rows of the file are columns here, and moving
+whole columns moves codes, scales and zeros together: nothing is decoded and nothing is rounded.
+
+What this file does not understand it refuses: a tensor that it would have to leave out, a scaled rotary embedding or a
+layer of experts would make another model of it, one that still speaks.
+
+Source: the GGUF specification of the ggml project.
+"""
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import spoken
+from lowbit.errors import ArgumentError, FormatError
+from lowbit.formats.gguf.architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
+from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
+from lowbit.formats.gguf.tensors import CODE_BITS, floats, matrix
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import (
+    Floats,
+    GatedWeights,
+    LayerWeights,
+    LlamaWeights,
+    Matrix,
+    Progress,
+    select_columns,
+    to_float,
+)
+from lowbit.system.memory import check_memory
+from lowbit.text import quoted
+
+Kind = TypeVar("Kind", bool, int, float, str, list[str])
+
+DEFAULT_ROPE_BASE = 10000.0
+ROTATED = {"attn_q": "heads", "attn_k": "kv_heads"}
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFFile:
+    """A GGUF file whose header has been checked; tensors are read from it one at a time.
+
+    Attributes:
+        path: where it is.
+        header: its metadata and its table of tensors.
+        stamps: device, inode, size and times of the file whose header it is.
+    """
+
+    path: str
+    header: Header
+    stamps: tuple[int, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """Its name, for messages."""
+        return os.path.basename(self.path)
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model.
+
+        Raises:
+            FormatError: another architecture, a number missing or out of range, or a feature that is not supported.
+        """
+        return _config(self)
+
+    def value(self, key: str, kind: type[Kind], default: Kind | None = None) -> Kind:
+        """A metadata value of the expected kind; for a float an integer will do.
+
+        Raises:
+            FormatError: it is missing and has no default, or it is of another kind.
+        """
+        value = self.header.metadata.get(key, default)
+        if value is None:
+            raise FormatError(self.file, key, "missing", _KIND_NAMES[kind])
+        if kind is float and type(value) is int:
+            return kind(value)
+        if type(value) is not kind:  # a boolean is no integer here
+            raise FormatError(self.file, key, f"a {type(value).__name__}", _KIND_NAMES[kind])
+        return value
+
+    def tensor(self, name: str) -> Matrix:
+        """A matrix as K × N: quantised where the file stores exactly an affine grouping, otherwise float32.
+
+        Query and key projections come with half-split channels.
+
+        Raises:
+            FormatError: no such tensor, not two dimensions, a type that cannot be decoded, or the file has changed.
+        """
+        info = self._info(name)
+        weights = matrix(self._bytes(info), info, self.file)
+        for part, heads in ROTATED.items():
+            if name.endswith(f".{part}.weight") and ARCHITECTURES[check_architecture(self)].interleaved:
+                count, head_dim = getattr(self.config, heads), self.config.head_dim
+                self._check_shape(info, 2, count * head_dim)  # before anything is made of a size that is only claimed
+                return select_columns(weights, half_split_order(count, head_dim))
+        return weights
+
+    def vector(self, name: str) -> Floats:
+        """A tensor of one dimension, as float32.
+
+        Raises:
+            FormatError: as for `tensor`.
+        """
+        info = self._info(name)
+        self._check_shape(info, 1, info.shape[0])
+        return floats(self._bytes(info).reshape(1, -1), info, self.file).reshape(-1)
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self.header.tensors.get(name)
+        if info is None:
+            raise FormatError(self.file, f"tensor {quoted(name)}", "missing", "a file that holds it")
+        return info
+
+    def _check_shape(self, info: TensorInfo, dimensions: int, outputs: int) -> None:
+        if len(info.shape) != dimensions or info.shape[0] != outputs:
+            allowed = f"{dimensions} dimensions, {outputs} rows"
+            raise FormatError(self.file, f"shape of tensor {quoted(info.name)}", info.shape, allowed)
+
+    def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+        """The data of a tensor, read into memory: a file that shrinks meanwhile gives an error and not a fault."""
+        check_memory(f"tensor {quoted(info.name)} of {self.file}", _working_bytes(info))
+        with _opened(self.path) as stream:
+            self._check_unchanged(stream)
+            stream.seek(info.offset)
+            data = np.fromfile(stream, np.uint8, info.nbytes)
+            self._check_unchanged(stream)
+        if len(data) != info.nbytes:
+            raise FormatError(
+                self.file, f"data of tensor {quoted(info.name)}", f"{len(data)} bytes", f"{info.nbytes} bytes"
+            )
+        return data
+
+    def _check_unchanged(self, stream: BinaryIO) -> None:
+        if _stamps(stream) != self.stamps:
+            raise FormatError(self.file, "file", "changed since it was opened", "the file of its header")
+
+
+_KIND_NAMES: dict[type, str] = {
+    int: "an integer",
+    float: "a float",
+    str: "a string",
+    bool: "a boolean",
+    list: "an array of strings",
+}
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Open a GGUF file and check its header.
+
+    Raises:
+        ArgumentError: there is no readable file at `path`.
+        FormatError: it is not GGUF, or its header claims what the file does not hold.
+    """
+    path = os.fspath(path)
+    with _opened(path) as stream:
+        stamps, size = _stamps(stream), os.fstat(stream.fileno()).st_size
+        return GGUFFile(path, walk(stream, size, os.path.basename(path)), stamps)
+
+
+def _stamps(stream: BinaryIO) -> tuple[int, ...]:
+    status = os.fstat(stream.fileno())
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def _opened(path: str) -> BinaryIO:
+    if not os.path.isfile(path):
+        raise ArgumentError("model", quoted(path), "the path of a GGUF file that exists")
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise ArgumentError("model", f"{quoted(path)} ({error.strerror})", "a file that can be read") from error
+
+
+def half_split_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
+    """For each half-split channel of all heads, where the file keeps it: even channels of a head, then odd ones.
+
+    >>> half_split_order(heads=1, head_dim=6)
+    array([0, 2, 4, 1, 3, 5])
+    """
+    channels = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
+    return channels.swapaxes(1, 2).ravel()
+
+
+# **A decoder in GGUF**: its numbers under the name of its architecture, its tensors under ``blk.0`` to ``blk.n``.
+
+
+def check_architecture(source: GGUFFile) -> str:
+    """Refuse a file that holds another kind of model; the first thing to know about it.
+
+    Returns:
+        Its name in `ARCHITECTURES`.
+
+    Raises:
+        FormatError: another architecture.
+    """
+    name = source.value("general.architecture", str)
+    if name not in ARCHITECTURES:
+        allowed = spoken([repr(known) for known in ARCHITECTURES])
+        raise FormatError(source.file, "general.architecture", quoted(name), allowed)
+    return name
+
+
+def _config(source: GGUFFile) -> LlamaConfig:
+    name = check_architecture(source)
+    architecture = ARCHITECTURES[name]
+
+    def integer(key: str, default: int | None = None) -> int:
+        return source.value(f"{name}.{key}", int, default)
+
+    def real(key: str, default: float | None = None) -> float:
+        return source.value(f"{name}.{key}", float, default)
+
+    heads = integer("attention.head_count")
+    hidden = integer("embedding_length")
+    head_dim = integer("attention.key_length", hidden // max(1, heads))
+    _refuse_other_features(source, name, head_dim)
+    embedding = source._info("token_embd.weight")
+    try:
+        return LlamaConfig(
+            layers=integer("block_count"),
+            hidden=hidden,
+            feed_forward=integer("feed_forward_length"),
+            heads=heads,
+            kv_heads=integer("attention.head_count_kv", heads),
+            head_dim=head_dim,
+            vocabulary=embedding.shape[0],
+            context=integer("context_length"),
+            rope_base=real("rope.freq_base", DEFAULT_ROPE_BASE),
+            rms_epsilon=real("attention.layer_norm_rms_epsilon"),
+            activation=architecture.activation,
+            embedding_scale=math.sqrt(max(0, hidden)) if architecture.scaled_embedding else 1.0,
+            **_further_numbers(source, name, architecture),
+        )
+    except ArgumentError as error:
+        raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _further_numbers(source: GGUFFile, name: str, architecture: Architecture) -> dict[str, Any]:
+    return {
+        argument: source.value(f"{name}.{number.key}", number.kind, number.default)
+        for argument, number in architecture.numbers.items()
+    }
+
+
+def _refuse_other_features(source: GGUFFile, name: str, head_dim: int) -> None:
+    """Metadata that would make this another model, each with the only value that is supported."""
+    supported: dict[str, Value] = {
+        "attention.value_length": head_dim,
+        "rope.dimension_count": head_dim,
+        "rope.scaling.type": "none",
+        "expert_count": 0,
+        "attention.causal": True,
+        "attention.scale": 0.0,
+        "attn_logit_softcapping": 0.0,
+        "final_logit_softcapping": 0.0,
+    }
+    for key, value in supported.items():
+        given = source.header.metadata.get(f"{name}.{key}", value)
+        if type(given) is not type(value) or given != value:
+            raise FormatError(source.file, f"{name}.{key}", given, str(value))
+
+
+def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeights:
+    """Read all weights of a decoder: a Llama, or a descendant among `lowbit.formats.gguf.architectures.ARCHITECTURES`.
+
+    Args:
+        source: from `open_gguf`.
+        progress: called after each block.
+
+    Raises:
+        FormatError: another architecture, a tensor missing, of the wrong shape, not decodable, or one that the
+            architecture does not have.
+    """
+    config = source.config
+    name = check_architecture(source)
+    architecture = ARCHITECTURES[name]
+    _refuse_other_tensors(source, config, name)
+    check_memory(f"model {source.file}", _model_bytes(source))
+    table = source.tensor("token_embd.weight")
+    layers = []
+    for number in range(config.layers):
+        layers.append(_layer(source, architecture, f"blk.{number}"))
+        if progress is not None:
+            progress(number + 1, config.layers)
+    try:
+        return LlamaWeights(
+            config=config,
+            embedding=np.ascontiguousarray(to_float(table).T),
+            layers=tuple(layers),
+            norm=source.vector("output_norm.weight"),
+            head=source.tensor("output.weight") if "output.weight" in source.header.tensors else table,
+        )
+    except ArgumentError as error:
+        raise FormatError(source.file, error.argument, error.given, error.allowed) from error
+
+
+def _model_bytes(source: GGUFFile) -> int:
+    """Memory that the weights take, and the tensor that takes most while it is decoded."""
+    tensors = source.header.tensors
+    kept = sum(info.nbytes if info.type in CODE_BITS else 4 * math.prod(info.shape) for info in tensors.values())
+    return kept + max(map(_working_bytes, tensors.values()), default=0)
+
+
+def _working_bytes(info: TensorInfo) -> int:
+    """Memory that a tensor takes while it is decoded: its bytes, and its weights as float32 before and after they are
+    transposed, or as codes."""
+    return info.nbytes + (4 if info.type in CODE_BITS else 8) * math.prod(info.shape)
+
+
+def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWeights:
+    def matrices(names: dict[str, str]) -> dict[str, Matrix]:
+        return {name: source.tensor(f"{prefix}.{stored}.weight") for name, stored in names.items()}
+
+    parts: dict[str, Any] = matrices(ATTENTION_MATRICES)
+    parts |= {name: source.vector(f"{prefix}.{stored}") for name, stored in architecture.vectors.items()}
+    return LayerWeights(**parts, feed_forward=GatedWeights(**matrices(FEED_FORWARD_MATRICES)))
+
+
+def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig, name: str) -> None:
+    """A tensor that is left out would change the model in silence: a bias, rotary factors, an expert."""
+    stored = [f"{part}.weight" for part in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values())]
+    stored += ARCHITECTURES[name].vectors.values()
+    known = {"token_embd.weight", "output_norm.weight", "output.weight"}
+    if config.layers > len(source.header.tensors):
+        allowed = f"at most the {len(source.header.tensors)} tensors of the file"
+        raise FormatError(source.file, f"{name}.block_count", config.layers, allowed)
+    known |= {f"blk.{number}.{part}" for number in range(config.layers) for part in stored}
+    for tensor in source.header.tensors:
+        if tensor not in known:
+            raise FormatError(source.file, "tensor", quoted(tensor), f"the tensors of architecture '{name}'")

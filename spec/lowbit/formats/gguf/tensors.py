@@ -1,0 +1,140 @@
+r"""GGUF tensors: blocks of codes, and which of them are an affine grouping.
+
+A quantised GGUF tensor is N rows of K weights, each row cut into blocks that begin with their scale. Three of the types
+say exactly what `affine` says, with groups of 32 and float16 scales, and are handed on without a rounding:
+
+===== ================================ ============ ======================= =================================
+type  block of 32 weights              value        convention              difference that remains
+===== ================================ ============ ======================= =================================
+Q4_0  float16 d, 16 bytes of nibbles   d·(q − 8)    ``zero_point``, 4 bits  d may be negative, see below
+Q4_1  float16 d, m, 16 bytes           d·q + m      ``minimum``, 4 bits
+Q8_0  float16 d, 32 signed bytes       d·q          ``zero_point``, 8 bits  codes move up by 128
+===== ================================ ============ ======================= =================================
+
+In both 4-bit types byte *j* holds code *j* in its low nibble and code *j* + 16 in its high one.
+
+**Negative and vanishing scales.** `affine` asks for scales above 0. A negative *d* counts the codes from the other
+end: :math:`d(q - z) = (-d)\,((c - q) - (c - z))` with :math:`c = 2^b - 1`, so code and zero-point are reflected and the
+value is the same. Where *d* is 0 the weights are all 0, or all *m*, whatever the codes say: scale 1 and codes equal to
+the zero say the same. What is not kept is the sign of a zero weight. A negative *d* of Q4_1 cannot be reflected,
+because *m* would have to become :math:`m + c\,d`, which float16 may not hold; no known quantiser writes one, and such
+a tensor is offered in float32.
+
+All other types that the ``gguf`` package dequantises come as float32.
+
+Source: the block structures of the ggml project, as the ``gguf`` package decodes them; errata Q1 for the conventions.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from lowbit.errors import FormatError
+from lowbit.formats.gguf.header import TensorInfo
+from lowbit.model.weights import Floats, Matrix
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.packing import Codes, pack
+from lowbit.text import quoted
+
+Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
+
+Octets = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.float16]
+
+GROUP_SIZE = 32
+CODE_BITS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
+CODE_ZERO = {Q4_0: 8, Q8_0: 128}
+
+
+def matrix(data: Octets, info: TensorInfo, file: str) -> Matrix:
+    """A tensor of two dimensions as K × N: affine where it is exactly that, float32 otherwise.
+
+    Args:
+        data: uint8, the bytes of the tensor.
+        info: its place in the header.
+        file: name of the file, for messages.
+
+    Raises:
+        FormatError: not two dimensions, a type that nothing here decodes, or weights that are not finite.
+    """
+    if len(info.shape) != 2:
+        raise FormatError(file, f"dimensions of tensor {quoted(info.name)}", len(info.shape), "2")
+    rows = data.reshape(info.shape[0], -1)
+    affine = affine_grouping(rows, info, file) if info.type in CODE_BITS else None
+    return np.ascontiguousarray(floats(rows, info, file).T) if affine is None else affine
+
+
+def floats(rows: Octets, info: TensorInfo, file: str) -> Floats:
+    """The weights as float32, N × K, decoded by the ``gguf`` package.
+
+    Raises:
+        FormatError: a type that the package does not decode, or weights that are not finite.
+    """
+    try:
+        with np.errstate(all="ignore"):  # what overflows is refused below, by name
+            weights = quants.dequantize(rows, info.type)
+    except NotImplementedError as error:
+        kind = info.type.name
+        raise FormatError(file, f"type of tensor {quoted(info.name)}", kind, "a type that gguf dequantises") from error
+    _check_finite(weights, info, file)
+    return np.ascontiguousarray(weights, np.float32)
+
+
+def affine_grouping(rows: Octets, info: TensorInfo, file: str) -> QuantizedMatrix | None:
+    """The blocks of Q4_0, Q4_1 or Q8_0 as an affine grouping; None for a Q4_1 with a negative scale.
+
+    Args:
+        rows: uint8, N × bytes of a row.
+        info: the tensor's place in the header.
+        file: name of the file, for messages.
+
+    Raises:
+        FormatError: a scale or minimum that is not finite.
+    """
+    bits = CODE_BITS[info.type]
+    blocks = rows.reshape(len(rows), -1, GGML_QUANT_SIZES[info.type][1])  # N × G × bytes of a block
+    scales, rest = _halves(blocks)
+    _check_finite(scales, info, file)
+    if info.type == Q4_1:
+        minima, rest = _halves(rest)
+        _check_finite(minima, info, file)
+        if (scales < 0).any():
+            return None
+        codes = np.where(scales == 0, np.uint8(0), _nibbles(rest))
+        zeros: npt.NDArray[np.float16 | np.uint8] = minima
+    else:
+        zero = CODE_ZERO[info.type]
+        codes = _nibbles(rest) if info.type == Q4_0 else rest ^ np.uint8(128)  # two's complement, moved up by 128
+        codes = np.where(scales == 0, np.uint8(zero), np.where(scales < 0, 2**bits - 1 - codes, codes))
+        zeros = np.where(scales < 0, 2**bits - 1 - zero, zero).astype(np.uint8)
+    scales = np.where(scales == 0, np.float16(1), np.abs(scales))
+    down_columns = np.ascontiguousarray(codes.reshape(len(rows), -1).T)  # K × N
+    return QuantizedMatrix(
+        words=pack(down_columns, bits),
+        scales=np.ascontiguousarray(scales[..., 0].T),
+        zeros=np.ascontiguousarray(zeros[..., 0].T),
+        bits=bits,
+        rows=len(down_columns),
+        group_size=GROUP_SIZE,
+        convention="minimum" if info.type == Q4_1 else "zero_point",
+    )
+
+
+def _halves(blocks: Octets) -> tuple[Halves, Octets]:
+    """The float16 at the front of each block, N × G × 1, and the rest of it."""
+    return np.ascontiguousarray(blocks[..., :2]).view("<f2"), blocks[..., 2:]
+
+
+def _nibbles(packed: Octets) -> Codes:
+    """16 bytes a block to 32 codes: first all low nibbles, then all high ones."""
+    return np.concatenate([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
+
+
+def _check_finite(values: npt.NDArray[np.floating[Any]], info: TensorInfo, file: str) -> None:
+    finite = np.isfinite(values)
+    if not finite.all():
+        bad = values.ravel()[int(np.argmin(finite))]
+        raise FormatError(file, f"a number in tensor {quoted(info.name)}", bad, "finite numbers")

@@ -1,0 +1,185 @@
+"""The tokenizer of a GGUF file: from its own vocabulary, through the ``tokenizers`` library.
+
+A model reads numbers, and which text is which number is as much part of it as its weights. A GGUF file carries the
+vocabulary: the tokens in order, the type of each, and in which order two neighbours are *merged* into a longer token.
+Getting a rule wrong still gives tokens, only not the ones that the model was trained on, so a name that is unknown here
+is an error and not a guess.
+
+**Kind** ``gpt2`` **starts from bytes.** Text is cut into words by a *pre-tokenizer*, which the file carries only by
+name, and the bytes of a word are merged in the order of the file's list. ``gpt-2`` is the pattern of GPT-2; for
+``smollm`` every digit stands alone before that pattern cuts the rest; ``qwen2`` has a pattern of its own, in which a
+digit stands alone, a letter takes along one sign before it, and line ends stay together. The published tokenizer of
+Qwen also composes accents first (NFC), of which the name says nothing and llama.cpp does nothing.
+
+**Kind** ``llama`` **starts from characters.** There are no words: a space becomes ``▁`` and is merged like any other
+character. Instead of a list there is a *score* for each token, and of all neighbours that make a token the pair with
+the best score is merged first; that is the list sorted by score, with every way to cut a token in two. A character that
+is no token becomes its bytes, each of which is one.
+
+Source: the vocabulary handling of llama.cpp, which gives these names their meaning.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from tokenizers import Regex, decoders, normalizers
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
+
+from lowbit.contract.checks import spoken
+from lowbit.errors import FormatError
+from lowbit.formats.gguf.reader import GGUFFile
+from lowbit.formats.tokenizer import Tokenizer
+from lowbit.text import quoted
+
+Vocabulary = dict[str, int]
+"""From a token to its number."""
+
+PerToken = npt.NDArray[np.integer | np.floating]
+"""A number for each token."""
+
+NORMAL, SPECIAL, USER_DEFINED = 1, 3, 4
+LONGEST_TOKEN = 256
+"""Characters of a token that is cut in two in every way; the longest of published vocabularies are far shorter."""
+
+QWEN2_WORDS = "|".join(
+    (
+        r"'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]",  # the endings of English
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",  # letters, with one sign or space before them
+        r"\p{N}",  # one digit
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",  # signs, with a space before and line ends after them
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",  # all of a space but its last character, which goes with the word that follows
+        r"\s+",
+    )
+)
+
+PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
+    "gpt-2": lambda: ByteLevel(add_prefix_space=False),
+    "smollm": lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
+    "qwen2": lambda: Sequence(
+        [Split(Regex(QWEN2_WORDS), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
+    ),
+}
+
+
+def read_tokenizer(source: GGUFFile) -> Tokenizer:
+    """Make the tokenizer of a GGUF file.
+
+    Raises:
+        FormatError: a kind of tokenizer or pre-tokenizer that is not supported, or a vocabulary that does not fit
+            together.
+    """
+    file = source.file
+    kind = _supported(source, "tokenizer.ggml.model", tuple(KINDS))
+    defaults = {"tokenizer.ggml.add_eos_token": False, "tokenizer.ggml.add_space_prefix": kind == "llama"}
+    for key, default in defaults.items():
+        if source.value(key, bool, default):
+            raise FormatError(file, key, True if key in source.header.metadata else "missing", "False")
+    tokens = source.value("tokenizer.ggml.tokens", list)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise FormatError(file, "tokenizer.ggml.tokens", f"{len(tokens)} tokens, some of them equal", "distinct tokens")
+    types = _per_token(source, "token_type", len(tokens), "iu", "integers")
+    try:
+        library = KINDS[kind](source, vocabulary, types)
+        library.add_tokens(_added(tokens, types))
+    except FormatError:
+        raise
+    except Exception as error:  # the library raises nothing more specific
+        reason = str(error).replace("\n", " ")
+        raise FormatError(file, "tokenizer", quoted(reason), "a vocabulary that fits together") from error
+    begins = source.value("tokenizer.ggml.add_bos_token", bool, default=False)
+    bos = _token_id(source, "bos", len(tokens)) if begins else None
+    ends = (_token_id(source, name, len(tokens)) for name in ("eos", "eot", "eom"))
+    return Tokenizer(bos, tuple(sorted({token for token in ends if token is not None})), library)
+
+
+def _supported(source: GGUFFile, key: str, allowed: tuple[str, ...]) -> str:
+    given = source.value(key, str)
+    if given not in allowed:
+        raise FormatError(source.file, key, quoted(given), spoken([repr(name) for name in allowed]))
+    return given
+
+
+def _from_bytes(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
+    """Byte-pair encoding by a list of merges, in the words that a pre-tokenizer cuts."""
+    words = PRE_TOKENIZERS[_supported(source, "tokenizer.ggml.pre", tuple(PRE_TOKENIZERS))]
+    library = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=_merges(source, vocabulary)))
+    library.pre_tokenizer = words()
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def _from_characters(source: GGUFFile, vocabulary: Vocabulary, types: PerToken) -> tokenizers.Tokenizer:
+    """Byte-pair encoding by scores, over the whole text, with bytes where a character is no token."""
+    for byte in range(256):
+        if f"<0x{byte:02X}>" not in vocabulary:
+            raise FormatError(source.file, "tokenizer.ggml.tokens", f"without '<0x{byte:02X}>'", "one for each byte")
+    scores = _per_token(source, "scores", len(vocabulary), "f", "floats")
+    merges = _scored_merges(source, vocabulary, types, scores)
+    library = tokenizers.Tokenizer(BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    library.normalizer = normalizers.Replace(" ", "▁")
+    library.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return library
+
+
+KINDS: dict[str, Callable[[GGUFFile, Vocabulary, PerToken], tokenizers.Tokenizer]] = {
+    "gpt2": _from_bytes,
+    "llama": _from_characters,
+}
+
+
+def _merges(source: GGUFFile, vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The merges as pairs; both parts and the whole are tokens."""
+    key, pairs = "tokenizer.ggml.merges", []
+    for number, merge in enumerate(source.value(key, list)):
+        left, _, right = merge.partition(" ")
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise FormatError(source.file, f"{key}[{number}]", quoted(merge), "two tokens that make a third")
+        pairs.append((left, right))
+    return pairs
+
+
+def _scored_merges(
+    source: GGUFFile, vocabulary: Vocabulary, types: PerToken, scores: PerToken
+) -> list[tuple[str, str]]:
+    """Every cut of every normal token into two others, best score first; of equals, the earlier token and cut."""
+    pieces = {token for token, number in vocabulary.items() if types[number] == NORMAL}
+    if any(len(token) > LONGEST_TOKEN for token in pieces):
+        allowed = f"at most {LONGEST_TOKEN} characters each"
+        raise FormatError(source.file, "tokenizer.ggml.tokens", f"one of {max(map(len, pieces))} characters", allowed)
+    best_first = sorted(pieces, key=lambda token: (-scores[vocabulary[token]], vocabulary[token]))
+    cuts = ((token[:at], token[at:]) for token in best_first for at in range(1, len(token)))
+    return [(left, right) for left, right in cuts if left in pieces and right in pieces]
+
+
+def _per_token(source: GGUFFile, name: str, count: int, kinds: str, called: str) -> PerToken:
+    """An array of the metadata with a number for each token."""
+    key = f"tokenizer.ggml.{name}"
+    numbers = source.header.metadata.get(key)
+    if not (isinstance(numbers, np.ndarray) and numbers.dtype.kind in kinds and len(numbers) == count):
+        raise FormatError(source.file, key, "missing or of another length", f"{count} {called}")
+    return numbers
+
+
+def _added(tokens: list[str], types: PerToken) -> list[tokenizers.AddedToken]:
+    """The tokens that are recognised in text as a whole, before anything else is done to it."""
+    return [
+        tokenizers.AddedToken(token, special=bool(kind == SPECIAL), normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (SPECIAL, USER_DEFINED) and token
+    ]
+
+
+def _token_id(source: GGUFFile, name: str, count: int) -> int | None:
+    """A token that the metadata name by number, None if they do not."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if key not in source.header.metadata:
+        return None
+    token = source.value(key, int)
+    if not 0 <= token < count:
+        raise FormatError(source.file, key, token, f"0 to {count - 1}")
+    return token

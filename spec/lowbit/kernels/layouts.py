@@ -1,0 +1,313 @@
+r"""Layouts: the order in which a matrix of words lies in memory.
+
+The chapter `packing` says which bit of which word a code is; it leaves the words in rows of N. A kernel that computes
+a few registers of columns and walks down all rows would touch a new page of memory at every step. So a kernel's words
+are stored in the order in which it reads them. Such an order is a *layout*: a value that says where each word goes,
+applies itself to a matrix of words, and can be inverted. It moves words and changes none.
+
+**Blocks, one after the other.** Both layouts here cut the matrix into blocks and store one block after the other, each
+row by row. They differ in the shape of the blocks and in their order:
+
+- *column panels*: a block is P columns wide and as high as the matrix; panels from left to right. It is what the
+  authors' published code does, and what kernels that keep a panel's sums in registers want.
+- *Z-curve*: blocks of any height and width, as the cache model of the chapter `blocking` chooses them, in the order of
+  their *Morton codes*, the number made of the bits of block row :math:`r` and block column :math:`c` in turn,
+
+  .. math:: z(r, c) = \sum_i \bigl(2\,r_i + c_i\bigr)\,4^{\,i}, \qquad r = \sum_i r_i 2^i, \quad c = \sum_i c_i 2^i.
+
+  Blocks that are near each other in the matrix are then near each other in memory, at every scale: an aligned square of
+  :math:`2^k \times 2^k` blocks is one run. The paper claims this order (errata Q11).
+
+.. plot:: figures/z_curve.py
+
+**Why they are permutations.** The blocks cut the matrix into parts that do not overlap and leave nothing out. Each is
+given as many places in the stream as it has words, beginning where the last one ended; so these runs do not overlap
+either, and leave nothing out. And row by row is one to one within a block. Hence every word has one place and every
+place one word, whatever the order of the blocks, and nothing is filled up: blocks at the edges are smaller.
+
+Source: QIGen §3 (Mini-GEMV); errata Q6, Q11; G. M. Morton, A computer oriented geodetic data base, 1966.
+"""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import ClassVar
+
+import numpy as np
+
+from lowbit.contract.checks import check_array, check_integer
+from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.errors import ArgumentError
+from lowbit.quantization.packing import Words
+
+
+def morton(row: int, column: int) -> int:
+    """The bits of two numbers in turn, the column's below the row's.
+
+    >>> [morton(row, column) for row in range(2) for column in range(4)]
+    [0, 1, 4, 5, 2, 3, 6, 7]
+
+    Source: errata Q11.
+    """
+    bits = range(max(row, column).bit_length())
+    return sum((row >> i & 1) << 2 * i + 1 | (column >> i & 1) << 2 * i for i in bits)
+
+
+# **A layout as a value.** What both have in common; a layout of one's own gives the shape and the order of its blocks.
+
+
+@dataclass(frozen=True)
+class Layout(ABC):
+    """Where each word of a matrix of `rows` × `columns` words lies in a stream of as many words.
+
+    Attributes:
+        rows: rows of words.
+        columns: N, columns.
+        order: the name of the order, by which a backend declares it.
+    """
+
+    rows: int
+    columns: int
+    order: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def block(self) -> tuple[int, int]:
+        """Rows and columns of a block; those at the lower and right edge may have fewer."""
+
+    @abstractmethod
+    def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
+        """The blocks of a grid of so many, each once, in the order of the stream."""
+
+    def __post_init__(self) -> None:
+        for name, size in vars(self).items():
+            check_integer(name, size, 1)
+
+    @cached_property
+    def starts(self) -> dict[tuple[int, int], int]:
+        """For each block, by its row and column in the grid, where in the stream it begins; in the stream's order."""
+        height, width = self.block
+        starts, place = dict[tuple[int, int], int](), 0
+        for block in self.walk(-(-self.rows // height), -(-self.columns // width)):
+            starts[block] = place
+            rows, columns = self.spans(*block)
+            place += len(rows) * len(columns)
+        return starts
+
+    def spans(self, block_row: int, block_column: int) -> tuple[range, range]:
+        """The rows and the columns of a block."""
+        height, width = self.block
+        top, left = block_row * height, block_column * width
+        return range(top, min(top + height, self.rows)), range(left, min(left + width, self.columns))
+
+    def index(self, row: int, column: int) -> int:
+        """The place in the stream of the word at (row, column).
+
+        Raises:
+            ArgumentError: there is no such row or column.
+        """
+        check_integer("row", row, 0, self.rows - 1)
+        check_integer("column", column, 0, self.columns - 1)
+        block = row // self.block[0], column // self.block[1]
+        rows, columns = self.spans(*block)
+        return self.starts[block] + (row - rows.start) * len(columns) + column - columns.start
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The row and column of the word at a place in the stream: the inverse of `index`.
+
+        Raises:
+            ArgumentError: there is no such place.
+        """
+        check_integer("index", index, 0, self.rows * self.columns - 1)
+        blocks, starts = list(self.starts), list(self.starts.values())
+        number = bisect_right(starts, index) - 1
+        rows, columns = self.spans(*blocks[number])
+        row, column = divmod(index - starts[number], len(columns))
+        return rows.start + row, columns.start + column
+
+    def apply(self, words: Words, out: Words | None = None) -> Words:
+        """The words in the order of the stream; see `apply`."""
+        check_apply(words, self)
+        stream = np.empty(words.size, np.uint32) if out is None else out
+        check_array("out", stream, np.uint32, (words.size,), writeable=True)
+        for block, start in self.starts.items():
+            rows, columns = self.spans(*block)
+            part = words[rows.start : rows.stop, columns.start : columns.stop]
+            stream[start : start + part.size] = part.reshape(-1)
+        return stream
+
+    def invert(self, stream: Words) -> Words:
+        """The words in rows again; see `invert`."""
+        check_invert(stream, self)
+        words = np.empty((self.rows, self.columns), np.uint32)
+        for block, start in self.starts.items():
+            rows, columns = self.spans(*block)
+            part = words[rows.start : rows.stop, columns.start : columns.stop]
+            part[...] = stream[start : start + part.size].reshape(part.shape)
+        return words
+
+
+@dataclass(frozen=True)
+class ColumnPanels(Layout):
+    """Panels of `panel` columns, from left to right.
+
+    >>> ColumnPanels(2, 5, panel=2).apply(np.arange(10, dtype=np.uint32).reshape(2, 5))
+    array([0, 1, 5, 6, 2, 3, 7, 8, 4, 9], dtype=uint32)
+
+    Attributes:
+        panel: P, columns of a panel.
+
+    Raises:
+        ArgumentError: a size below 1.
+
+    Source: errata Q11.
+    """
+
+    panel: int
+    order: ClassVar[str] = "column_panels"
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """All rows, P columns."""
+        return self.rows, self.panel
+
+    def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
+        """From left to right."""
+        yield from product(range(block_rows), range(block_columns))
+
+
+@dataclass(frozen=True)
+class ZCurve(Layout):
+    """Blocks in the order of their Morton codes.
+
+    >>> layout = ZCurve(4, 4, block_rows=1, block_columns=1)
+    >>> np.array([[layout.index(row, column) for column in range(4)] for row in range(4)])
+    array([[ 0,  1,  4,  5],
+           [ 2,  3,  6,  7],
+           [ 8,  9, 12, 13],
+           [10, 11, 14, 15]])
+
+    Attributes:
+        block_rows: rows of words of a block, :math:`b m_b / 32`.
+        block_columns: columns of a block, :math:`t_b`.
+
+    Raises:
+        ArgumentError: a size below 1.
+
+    Source: QIGen §3 (Mini-GEMV); errata Q6, Q11.
+    """
+
+    block_rows: int
+    block_columns: int
+    order: ClassVar[str] = "z_curve"
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """As given."""
+        return self.block_rows, self.block_columns
+
+    def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
+        """By Morton code; where the grid is no square of a power of two, the codes that it lacks are passed over."""
+        yield from sorted(product(range(block_rows), range(block_columns)), key=lambda block: morton(*block))
+
+
+ORDERS = (ColumnPanels.order, ZCurve.order)
+
+
+# **There and back**, as operations that a backend may implement.
+
+
+def apply(words: Words, layout: Layout) -> Words:
+    """Store the words of a matrix in the order of a layout.
+
+    Args:
+        words: uint32, rows × N of the layout.
+        layout: where each word goes.
+
+    Returns:
+        uint32, rows · N: element ``layout.index(row, column)`` is ``words[row, column]``.
+
+    Raises:
+        ArgumentError: no layout, or words of another dtype, shape or contiguity.
+
+    Source: QIGen §3 (Mini-GEMV); errata Q11.
+    """
+    check_apply(words, layout)
+    return layout.apply(words)
+
+
+def invert(stream: Words, layout: Layout) -> Words:
+    """Read a stream back into rows of words; the inverse of `apply`.
+
+    Args:
+        stream: uint32, rows · N of the layout.
+        layout: where each word went.
+
+    Returns:
+        uint32, rows × N.
+
+    Raises:
+        ArgumentError: no layout, or a stream of another dtype, length or contiguity.
+
+    Source: QIGen §3 (Mini-GEMV); errata Q11.
+    """
+    check_invert(stream, layout)
+    return layout.invert(stream)
+
+
+def check_apply(words: Words, layout: Layout) -> None:
+    """The checks of `apply`."""
+    _check_layout(layout)
+    check_array("words", words, np.uint32, (layout.rows, layout.columns))
+
+
+def check_invert(stream: Words, layout: Layout) -> None:
+    """The checks of `invert`."""
+    _check_layout(layout)
+    check_array("stream", stream, np.uint32, (layout.rows * layout.columns,))
+
+
+def _check_layout(layout: object) -> None:
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.kernels.layouts.Layout")
+
+
+def _parameters(array: Words, layout: Layout) -> Parameters:
+    return {"order": layout.order}
+
+
+# **What a backend promises.**
+
+APPLY = operation(
+    "blocking.apply",
+    "Words to the order of a layout",
+    promise=EXACT,
+    source="QIGen §3; errata Q6, Q11",
+    reference=apply,
+    check=check_apply,
+    parameters=_parameters,
+    clauses={
+        "C1": "Element index(row, column) of the stream is the word at (row, column), for every row and column.",
+        "C2": "The stream is uint32 and has as many elements as the matrix has words: none is filled up.",
+        "C3": "What is no layout, and words of another dtype, shape or contiguity, are refused with an ArgumentError.",
+    },
+)
+
+INVERT = operation(
+    "blocking.invert",
+    "The order of a layout to words",
+    promise=EXACT,
+    source="QIGen §3; errata Q6, Q11",
+    reference=invert,
+    check=check_invert,
+    parameters=_parameters,
+    clauses={
+        "C1": "The word at (row, column) is element index(row, column) of the stream, for every row and column.",
+        "C2": "The result is uint32, rows × N, and applying the layout to it gives the stream back.",
+        "C3": "What is no layout, and a stream of another dtype, length or contiguity, are refused with an "
+        "ArgumentError.",
+    },
+)

@@ -1,0 +1,293 @@
+r"""Vector registers: the instructions of QIGen's Table 1 on numpy arrays of L lanes.
+
+A kernel is fast because one instruction works on a whole register of numbers. To say what a kernel *does* without
+saying for which processor, one needs words for such instructions, and a meaning for each word that can be tried.
+This chapter gives both: a register is a numpy array of :math:`L` *lanes*, 32 bits each, and each word is a function of
+registers. Everything built on them (the programs of the chapter `microkernel`, the kernels that a backend generates)
+can then be followed and checked on any machine.
+
+===================== ============================ ==========================================
+Table 1               word here                    meaning
+===================== ============================ ==========================================
+load(address)         `load_int`, `load_float`     L neighbouring elements of memory
+store(address, a)     `store`                      writes L neighbouring elements
+broadcast(a)          `broadcast_int`, `…_float`   every lane is :math:`a`
+fmadd(a, b, c)        `fmadd`                      :math:`a \cdot b + c`
+reduce_add(a)         `reduce_add`                 the sum of the lanes
+srli(a, i)            `srli`                       :math:`\lfloor a / 2^i \rfloor`
+and(a, m)             ``and``                      bitwise and
+cvt_int_float(a)      `cvt_int_float`              the integer as float32
+===================== ============================ ==========================================
+
+The table leaves types out, and here a register holds either unsigned integers (uint32) or float32, never both; so the
+words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
+`add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value;
+and those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
+`vector_elementwise`, for what stands between two linear layers.
+
+Source: QIGen §2, table 1; errata Q5.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.kernels.vector_elementwise import (
+    add_neighbours,
+    add_neighbours_int,
+    as_int,
+    divide,
+    maximum,
+    minimum,
+    subtract_int,
+)
+from lowbit.kernels.vector_integer import (
+    add_pairs,
+    and_or,
+    as_float,
+    cvt_signed_float,
+    dot2,
+    dot4,
+    dot4_pairs,
+    load_byte,
+    load_half,
+    permute,
+)
+
+Ints = npt.NDArray[np.uint32]
+Reals = npt.NDArray[np.float32]
+
+# **Memory.** An address is a view of the L elements that begin there. A register has a copy of its own, so that a later
+# write to memory does not change it.
+
+
+def load_int(address: Ints) -> Ints:
+    """The L words at an address.
+
+    >>> load_int(np.array([7, 8], np.uint32))
+    array([7, 8], dtype=uint32)
+
+    Source: QIGen table 1, load.
+    """
+    return address.view(np.uint32).copy()
+
+
+def load_float(address: Reals) -> Reals:
+    """The L float32 numbers at an address; the 32 bits are taken as they are.
+
+    Source: QIGen table 1, load.
+    """
+    return address.view(np.float32).copy()
+
+
+def store(address: Reals, a: Reals) -> None:
+    """Write the lanes to an address.
+
+    Source: QIGen table 1, store.
+    """
+    address.view(np.float32)[:] = a
+
+
+def broadcast_int(a: int, lanes: int) -> Ints:
+    """Every lane is this integer.
+
+    >>> broadcast_int(15, lanes=4)
+    array([15, 15, 15, 15], dtype=uint32)
+
+    Source: QIGen table 1, broadcast.
+    """
+    return np.full(lanes, a, np.uint32)
+
+
+def broadcast_float(a: float, lanes: int) -> Reals:
+    """Every lane is this number.
+
+    Source: QIGen table 1, broadcast.
+    """
+    return np.full(lanes, a, np.float32)
+
+
+# **Integers.** Lanes are unsigned, so what is shifted in is zero, and what is shifted out is lost.
+
+
+def srli(a: Ints, i: int) -> Ints:
+    """Each lane shifted right by `i` bits.
+
+    >>> srli(np.array([0x87654321], np.uint32), 28)
+    array([8], dtype=uint32)
+
+    Source: QIGen table 1, srli.
+    """
+    return np.asarray(a >> np.uint32(i))
+
+
+def slli(a: Ints, i: int) -> Ints:
+    """Each lane shifted left by `i` bits; beyond Table 1."""
+    return np.asarray(a << np.uint32(i))
+
+
+def bitwise_and(a: Ints, m: Ints) -> Ints:
+    """The bits that both have.
+
+    Source: QIGen table 1, and.
+    """
+    return np.asarray(a & m)
+
+
+def bitwise_or(a: Ints, b: Ints) -> Ints:
+    """The bits that either has; beyond Table 1."""
+    return np.asarray(a | b)
+
+
+def add_int(a: Ints, b: Ints) -> Ints:
+    """The sum of two integers; wraps at 32 bits. Beyond Table 1."""
+    return np.asarray(a + b)
+
+
+def cvt_int_float(a: Ints) -> Reals:
+    """Each lane, below :math:`2^{31}`, as float32; exact for a code wherever it stands, as it has at most 8 bits.
+
+    Source: QIGen table 1, cvt_int_float.
+    """
+    return a.astype(np.float32)
+
+
+# **Floats.** A processor's `fmadd` rounds once, after the sum; where there is no such instruction a product and a sum
+# round twice. Both are right, they differ in the last bit, and an instruction set says which it has.
+
+
+def fmadd(a: Reals, b: Reals, c: Reals) -> Reals:
+    """``a * b + c`` rounded once to float32, which numpy does not offer.
+
+    The product is exact in float64. The sum is not always; rounding it to float64 and then to float32 would round
+    twice. So where the float64 sum is inexact and even, it is moved to its odd neighbour on the side of the exact value
+    (rounding to odd), from where the second rounding is the right one.
+
+    >>> a, c = np.float32([1 + 2**-12]), np.float32([2.0**-60])
+    >>> fmadd(a, a, c) == np.float32(1 + 2**-11 + 2**-23)  # the exact sum lies just above the midpoint
+    array([ True])
+    >>> (a.astype(np.float64) * a + c).astype(np.float32) == np.float32(1 + 2**-11)  # two roundings lose it
+    array([ True])
+
+    Source: QIGen table 1, fmadd; S. Boldo and G. Melquiond, Emulation of FMA and correctly rounded sums, 2008.
+    """
+    product = a.astype(np.float64) * b.astype(np.float64)
+    addend = c.astype(np.float64)
+    total = product + addend
+    part = total - product
+    error = (product - (total - part)) + (addend - part)  # exactly, by Knuth's two-sum; NaN where total is not finite
+    even = total.view(np.int64) & 1 == 0
+    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
+    inexact = np.isfinite(total) & (error != 0) & even
+    return np.where(inexact, odd, total).astype(np.float32)
+
+
+def multiply_then_add(a: Reals, b: Reals, c: Reals) -> Reals:
+    """``a * b + c`` rounded twice: `fmadd` where a processor has no such instruction."""
+    return np.asarray(a * b + c)
+
+
+def add(a: Reals, b: Reals) -> Reals:
+    """``a + b`` rounded to float32; beyond Table 1."""
+    return np.asarray(a + b)
+
+
+def multiply(a: Reals, b: Reals) -> Reals:
+    """``a * b`` rounded to float32; beyond Table 1."""
+    return np.asarray(a * b)
+
+
+def reduce_add(a: Reals) -> Reals:
+    """The sum of the lanes, in every lane, by halves: the upper half is added to the lower until one lane is left.
+
+    No algorithm needs it, since lanes are output columns and are never summed (errata Q5).
+
+    >>> reduce_add(np.array([1, 2, 3, 4], np.float32))
+    array([10., 10., 10., 10.], dtype=float32)
+
+    Source: QIGen table 1, reduce_add; errata Q5.
+    """
+    rest = a
+    while len(rest) > 1:
+        half = (len(rest) + 1) // 2
+        lower, upper = rest[:half].copy(), rest[half:]
+        lower[: len(upper)] += upper
+        rest = lower
+    return np.full(len(a), rest[0], np.float32)
+
+
+# **The vocabulary.** What a program may say, with the kinds of what each word takes and gives. `VOCABULARY` is what
+# generators write in, what an instruction set must offer, and what `lowbit.kernels.interpreter` runs; so one program
+# has one meaning everywhere.
+
+Kind = Literal["int", "float", "none"]
+Operand = Literal["int", "float", "address", "scalar", "count"]
+
+
+@dataclass(frozen=True)
+class Word:
+    """One instruction: what kind of register it gives, what it takes, and what it means.
+
+    Attributes:
+        gives: the kind of its result; ``none`` for a word that gives nothing.
+        takes: for each operand `int` or `float`, a register; `address`, a place in memory; `scalar`, one number that a
+            constant or a place in memory gives; `count`, a constant number of bits.
+        meaning: in a few words.
+        function: the same as a function; ``None`` where no value changes.
+        lane_bytes: bytes that a lane takes in memory, of a word that reads or writes L of them.
+    """
+
+    gives: Kind
+    takes: tuple[Operand, ...]
+    meaning: str
+    function: Callable[..., Any] | None
+    lane_bytes: int = 4
+
+
+VOCABULARY: Mapping[str, Word] = MappingProxyType(
+    {
+        "load_int": Word("int", ("address",), "the words from this address on, one a lane", load_int),
+        "load_float": Word("float", ("address",), "the float32 from this address on, one a lane", load_float),
+        "store": Word("none", ("address", "float"), "writes the register to this address", store),
+        "load_half": Word("float", ("address",), "the float16 from this address on, as float32", load_half, 2),
+        "load_byte": Word("int", ("address",), "the bytes from this address on, one a lane", load_byte, 1),
+        "broadcast_int": Word("int", ("scalar",), "every lane is this integer", broadcast_int),
+        "broadcast_float": Word("float", ("scalar",), "every lane is this float32", broadcast_float),
+        "fmadd": Word("float", ("float", "float", "float"), "a * b + c", fmadd),
+        "add": Word("float", ("float", "float"), "a + b", add),
+        "multiply": Word("float", ("float", "float"), "a * b", multiply),
+        "divide": Word("float", ("float", "float"), "a / b", divide),
+        "maximum": Word("float", ("float", "float"), "a where it is greater, else b", maximum),
+        "minimum": Word("float", ("float", "float"), "a where it is less, else b", minimum),
+        "add_neighbours": Word(
+            "float", ("float", "float"), "sums of neighbouring lanes, of a and then b", add_neighbours
+        ),
+        "permute": Word("float", ("float", "int"), "element b mod L of the table a", permute),
+        "srli": Word("int", ("int", "count"), "a >> i, zeros moved in", srli),
+        "slli": Word("int", ("int", "count"), "a << i, zeros moved in", slli),
+        "and": Word("int", ("int", "int"), "bitwise and", bitwise_and),
+        "or": Word("int", ("int", "int"), "bitwise or", bitwise_or),
+        "and_or": Word("int", ("int", "int", "int"), "a & b | c", and_or),
+        "add_int": Word("int", ("int", "int"), "a + b", add_int),
+        "subtract_int": Word("int", ("int", "int"), "a - b", subtract_int),
+        "add_neighbours_int": Word("int", ("int", "int"), "the same of integers", add_neighbours_int),
+        "dot4": Word("int", ("int", "int", "int"), "a + four products of bytes of b, unsigned, and c, signed", dot4),
+        "dot4_pairs": Word("int", ("int", "int"), "pairs of products of bytes, saturated to 16 bits", dot4_pairs),
+        "add_pairs": Word("int", ("int", "int"), "a + b in halves of 16 bits", add_pairs),
+        "dot2": Word("int", ("int", "int", "int"), "a + two products of 16-bit numbers of b and c", dot2),
+        "as_int": Word("int", ("float",), "the same bits", as_int),
+        "as_float": Word("float", ("int",), "the same bits", as_float),
+        "cvt_int_float": Word("float", ("int",), "the integer, below 2**31, as float32", cvt_int_float),
+        "cvt_signed_float": Word("float", ("int",), "the signed integer as float32", cvt_signed_float),
+        "reduce_add": Word("float", ("float",), "the sum of the lanes, in every lane", reduce_add),
+        "prefetch": Word("none", ("address",), "asks for this address; no effect on any value", None),
+        "prefetch_once": Word("none", ("address",), "the same for what is used once, and need not be kept", None),
+    }
+)
+
+UNUSED = ("reduce_add",)
+"""Words of Table 1 that no kernel needs, so that an instruction set need not offer them."""

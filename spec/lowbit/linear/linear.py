@@ -1,0 +1,274 @@
+r"""Linear layers on quantised weights: the factored dot product.
+
+A linear layer multiplies an activation vector by a weight matrix. When a model generates one token at a time, every
+weight is read once per token and used once, so the time is the time of reading the weights. Multiplying *codes*
+reads few bytes; the question is how to get the right number out of codes without first turning each of them back
+into a weight. The answer is to factor the scale and the zero out of the sum.
+
+**One scale for the whole vector.** With activations :math:`y \in \mathbb{R}^n` and codes :math:`x_q`,
+
+.. math:: \langle y, s\,(x_q - z)\rangle \;=\; s\,\bigl(\langle y, x_q\rangle - z\,\langle y, 1\rangle\bigr).
+   \tag{1}
+
+On the left each code costs a subtraction and a multiplication before it is used; on the right the loop only multiplies
+and adds codes, and :math:`\langle y, 1\rangle`, the sum of the activations, is the same for every column.
+
+**A scale for each group.** With :math:`P` groups, scales :math:`s_i` and zeros :math:`z_i`,
+
+.. math:: \sum_{i=1}^{P} \langle y_i, s_i\,(x_{iq} - z_i)\rangle
+   \;=\; \sum_{i=1}^{P} s_i\,\langle y_i, x_{iq}\rangle \;-\; \sum_{i=1}^{P} s_i\,z_i\,\langle y_i, 1\rangle .
+   \tag{2}
+
+The last sum is printed without :math:`s_i` in the copy at hand, and does not hold so (errata Q3). Under the convention
+``minimum`` the value of a code is :math:`s q + \min`, hence :math:`s_i z_i = -\min_i`, and no division is needed to
+find :math:`z_i`. The chapter writes :math:`o_i = -s_i z_i` for the *offset* of a group in both conventions.
+
+From here on the names are those of a layer: ``x`` are the activations, :math:`W` (K × N) the weights, ``y = x W``.
+
+Source: QIGen §2, equations 1 and 2; §3, Algorithm 1; errata Q1 to Q5.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_array
+from lowbit.contract.operation import BOUNDED, operation
+from lowbit.quantization.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
+from lowbit.quantization.packing import Codes, unpack
+
+Doubles = npt.NDArray[np.float64]
+
+
+# **The identities.** Each equation is two functions, its left and its right side. On inputs whose every partial sum
+# is exactly representable they are equal to the bit, whatever the order of the sum, and that is how they are tested.
+
+
+def equation_1_left(y: Doubles, codes: Doubles, scale: float, zero: float) -> float:
+    r""":math:`\langle y, s\,(x_q - z)\rangle`: every code is turned into a weight first.
+
+    Args:
+        y: float64, n activations.
+        codes: float64, n codes.
+        scale: the one scale :math:`s`.
+        zero: the one zero :math:`z`.
+
+    Source: QIGen §2, equation 1, left side.
+    """
+    return float(np.sum(y * (scale * (codes - zero))))
+
+
+def equation_1_right(y: Doubles, codes: Doubles, scale: float, zero: float) -> float:
+    r""":math:`s\,(\langle y, x_q\rangle - z\,\langle y, 1\rangle)`: scale and zero are applied once, at the end.
+
+    >>> y, codes = np.array([1.0, -2.0, 3.0]), np.array([7.0, 0.0, 15.0])
+    >>> equation_1_left(y, codes, scale=0.5, zero=8.0)
+    18.0
+    >>> equation_1_right(y, codes, scale=0.5, zero=8.0)
+    18.0
+
+    Args:
+        y: float64, n activations.
+        codes: float64, n codes.
+        scale: the one scale :math:`s`.
+        zero: the one zero :math:`z`.
+
+    Source: QIGen §2, equation 1, right side.
+    """
+    return float(scale * (np.sum(y * codes) - zero * np.sum(y)))
+
+
+def equation_2_left(y: list[Doubles], codes: list[Doubles], scales: list[float], zeros: list[float]) -> float:
+    r""":math:`\sum_i \langle y_i, s_i\,(x_{iq} - z_i)\rangle`.
+
+    Args:
+        y: P groups of float64 activations.
+        codes: P groups of float64 codes.
+        scales: P scales.
+        zeros: P zeros.
+
+    Source: QIGen §2, equation 2, left side.
+    """
+    return sum(equation_1_left(*group) for group in zip(y, codes, scales, zeros, strict=True))
+
+
+def equation_2_right(y: list[Doubles], codes: list[Doubles], scales: list[float], zeros: list[float]) -> float:
+    r""":math:`\sum_i s_i \langle y_i, x_{iq}\rangle - \sum_i s_i z_i \langle y_i, 1\rangle`, errata Q3.
+
+    >>> y = [np.array([1.0, -2.0]), np.array([3.0, 1.0])]
+    >>> codes = [np.array([7.0, 0.0]), np.array([15.0, 2.0])]
+    >>> equation_2_left(y, codes, scales=[0.5, 2.0], zeros=[8.0, 4.0])
+    69.5
+    >>> equation_2_right(y, codes, scales=[0.5, 2.0], zeros=[8.0, 4.0])
+    69.5
+
+    Args:
+        y: P groups of float64 activations.
+        codes: P groups of float64 codes.
+        scales: P scales.
+        zeros: P zeros.
+
+    Source: QIGen §2, equation 2, right side; errata Q3.
+    """
+    products = sum(s * float(np.sum(yi * qi)) for yi, qi, s in zip(y, codes, scales, strict=True))
+    corrections = sum(s * z * float(np.sum(yi)) for yi, s, z in zip(y, scales, zeros, strict=True))
+    return products - corrections
+
+
+# **Algorithm 1, the quantised GEMV.** One vector times one matrix. The paper's register of lanes holds neighbouring
+# *output columns*, so nothing is ever summed across lanes (errata Q5). Here a register is as wide as the matrix: all N
+# columns are lanes, and the loop over the rows is the algorithm. It runs in float64, where the product of an
+# activation and a code is exact and the sum errs far below any float32 bound; and it uses no library sum, so that the
+# result is the same to the bit on every machine.
+
+
+def qgemv(x: Floats, matrix: QuantizedMatrix) -> Doubles:
+    """``y = x W`` by equation 2, for one activation vector.
+
+    >>> from lowbit.quantization.affine import quantize
+    >>> weights = np.eye(8, dtype=np.float32) * 15
+    >>> qgemv(np.arange(8, dtype=np.float32), quantize(weights, bits=4, group_size=8))
+    array([  0.,  15.,  30.,  45.,  60.,  75.,  90., 105.])
+
+    Args:
+        x: float32, K.
+        matrix: K × N.
+
+    Returns:
+        float64, N: the value that a backend's float32 result is measured against.
+
+    Raises:
+        ArgumentError: `x` is not K contiguous float32 numbers.
+
+    Source: QIGen §3, Algorithm 1; equation 2; errata Q3, Q5.
+    """
+    check_qgemv(x, matrix)
+    return qgemv_codes(x, unpack(matrix.words, matrix.bits), matrix)
+
+
+def qgemv_codes(x: Floats, codes: Codes, matrix: QuantizedMatrix) -> Doubles:
+    """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
+
+    Args:
+        x: float32, K.
+        codes: uint8, K × N, the codes of `matrix`.
+        matrix: K × N.
+
+    Returns:
+        float64, N.
+    """
+    y = np.zeros(matrix.columns)
+    offsets = group_offsets(matrix)
+    with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x makes a non-finite y (clause C5), silently
+        for group in range(matrix.groups):
+            rows = matrix.group_rows(group)
+            accumulator = np.zeros(matrix.columns)
+            x_sum = 0.0
+            for row in range(rows.start, rows.stop):
+                x_i = float(x[row])  # broadcast
+                accumulator += x_i * codes[row]  # fmadd: one product a lane
+                x_sum += x_i
+            y += matrix.scales[group] * accumulator + offsets[group] * x_sum
+    return y
+
+
+def group_offsets(matrix: QuantizedMatrix) -> Doubles:
+    r"""The offset :math:`o_i = -s_i z_i` of each group: what a code of 0 stands for.
+
+    Args:
+        matrix: K × N with G groups a column.
+
+    Returns:
+        float64, G × N: the minimum itself, or minus scale times zero-point (exact in float64).
+    """
+    zeros = matrix.zeros.astype(np.float64)
+    return zeros if matrix.convention == "minimum" else -matrix.scales.astype(np.float64) * zeros
+
+
+# **The quantised GEMM** is the same for several vectors at once, as in the prefill of a prompt: each row of codes is
+# read once and multiplied into T accumulators. Each row of the result depends on its own row of activations only.
+
+
+def qgemm(x: Floats, matrix: QuantizedMatrix) -> Doubles:
+    """``Y = X W`` by equation 2, the T accumulators side by side.
+
+    Args:
+        x: float32, T × K.
+        matrix: K × N.
+
+    Returns:
+        float64, T × N; row t equals ``qgemv(x[t], matrix)`` to the bit.
+
+    Raises:
+        ArgumentError: `x` is not T × K contiguous float32 numbers.
+
+    Source: QIGen §3.
+    """
+    check_qgemm(x, matrix)
+    codes, offsets = unpack(matrix.words, matrix.bits), group_offsets(matrix)
+    y = np.zeros((len(x), matrix.columns))
+    with np.errstate(invalid="ignore", over="ignore"):
+        for group in range(matrix.groups):
+            rows = matrix.group_rows(group)
+            accumulator, x_sum = np.zeros(y.shape), np.zeros((len(x), 1))
+            for row in range(rows.start, rows.stop):
+                x_i = x[:, row, None].astype(np.float64)
+                accumulator += x_i * codes[row]
+                x_sum += x_i
+            y += matrix.scales[group] * accumulator + offsets[group] * x_sum
+    return y
+
+
+def check_qgemv(x: Floats, matrix: QuantizedMatrix) -> None:
+    """The checks of `qgemv`."""
+    check_matrix(matrix)
+    check_array("x", x, np.float32, (matrix.rows,))
+
+
+def check_qgemm(x: Floats, matrix: QuantizedMatrix) -> None:
+    """The checks of `qgemm`."""
+    check_matrix(matrix)
+    check_array("x", x, np.float32, (None, matrix.rows))
+
+
+# **What a backend promises.** The bound itself is derived in the chapter `bounds`.
+
+QGEMV = operation(
+    "linear.qgemv",
+    "Vector times quantised matrix",
+    promise=BOUNDED,
+    source="QIGen §2 equations 1, 2; §3 Algorithm 1; errata Q3, Q5",
+    reference=qgemv,
+    check=check_qgemv,
+    parameters=lambda x, matrix: matrix_parameters(matrix),
+    clauses={
+        "C1": "Where every partial sum is exactly representable in the declared accumulator, y equals x W exactly.",
+        "C2": "For finite x without overflow, each element of y differs from x W by at most the bound derived from "
+        "the declared arithmetic.",
+        "C3": "The result is float32, N, and depends on nothing but x and the matrix: the same call gives the same "
+        "bits.",
+        "C4": "All-zero x gives zeros; a one-hot x gives the row of weights within the bound.",
+        "C5": "A NaN or an infinity in x makes every element of y NaN or infinite: an error upstream is not hidden.",
+        "C6": "x of another dtype, shape or layout, and an out that is read-only or overlaps x, are refused with an "
+        "ArgumentError before anything is written.",
+    },
+)
+
+QGEMM = operation(
+    "linear.qgemm",
+    "Matrix times quantised matrix",
+    promise=BOUNDED,
+    source="QIGen §2 equations 1, 2; §3",
+    reference=qgemm,
+    check=check_qgemm,
+    parameters=lambda x, matrix: matrix_parameters(matrix),
+    clauses={
+        "C1": "Where every partial sum is exactly representable in the declared accumulator, Y equals X W exactly.",
+        "C2": "For finite X without overflow, each element of Y differs from X W by at most the bound derived from "
+        "the declared arithmetic.",
+        "C3": "The result is float32, T × N; row t depends on nothing but row t of X and the matrix; the same call "
+        "gives the same bits.",
+        "C4": "A NaN or an infinity in row t makes every element of row t of Y NaN or infinite, and no other row.",
+        "C5": "X of another dtype, shape or layout, and an out that is read-only or overlaps X, are refused with an "
+        "ArgumentError before anything is written.",
+    },
+)

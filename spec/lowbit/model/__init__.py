@@ -1,0 +1,1 @@
+"""Models: what a decoder is made of, and the decoder itself."""

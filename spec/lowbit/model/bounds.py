@@ -1,0 +1,103 @@
+r"""Bounds of norm and activation: how far a correct RMSNorm, or a correct gated unit, may lie from the exact one.
+
+Both end in single operations on single numbers; only the norm has a sum, and of that no more than half the error
+arrives.
+
+**RMSNorm**, :math:`y_c = g_c\,x_c / \sqrt v` with :math:`v = \frac1n \sum x_c^2 + \varepsilon`. All terms of
+:math:`v` are positive, so errors of theirs are relative errors of the whole. A square arrives in the sum with the
+:math:`D` roundings that are declared, and after it meets at most :math:`4`: the sum leaves its accumulator, :math:`1/n`
+is rounded and multiplied by, and :math:`\varepsilon` is added, which itself was rounded once. So
+:math:`\hat v = v (1 + \theta)` with
+
+.. math:: |\theta| \;\le\; e = (1 + \gamma_D)(1 + \gamma_4) - 1 + 3\eta / v,
+
+the last term for what squares below :math:`2^{-126}` lose; it is small because :math:`\varepsilon` is at least that. A
+root halves a relative error, and the exact expression of it is just as short as the half:
+
+.. math:: \Bigl|\frac1{\sqrt{\hat v}} - \frac1{\sqrt v}\Bigr| \;\le\;
+   \frac1{\sqrt v}\Bigl(\frac1{\sqrt{1 - e}} - 1\Bigr).
+
+Root and reciprocal are one rounding each where they are those of IEEE 754; as for any quotient here, a library is
+charged :math:`4` for the two. Two products follow:
+
+.. math:: |\hat y_c - y_c| \;\le\; |y_c|\Bigl(\frac{1 + \gamma_6}{\sqrt{1 - e}} - 1\Bigr)
+   + \eta\,(1 + |g_c| + 1/\sqrt v),
+
+where :math:`\eta = 2^{-150}` is what a product may lose to underflow, whichever is the first: that of x and root is
+multiplied by the gain afterwards, that of x and gain by the root.
+
+Where integers make the sum exact, :math:`\gamma_D` is zero, and what is left is about :math:`8u`: a square that was
+dropped among thousands has nowhere to hide.
+
+**A gated unit**, :math:`\mathrm{silu}(a)\,b`. As in the chapter `lowbit.moe.bounds`, silu is an exponential of a
+library, a sum and a quotient, :math:`\gamma_{13}\,|\mathrm{silu}(a)|`, and a quotient whose denominator overflowed. A
+backend may instead take :math:`e^{a}`, of negative a, and let it vanish below the least normal number :math:`2^{-126}`,
+which it is from :math:`a = -87.3` on; that loses at most :math:`87.4 \cdot 2^{-126} < 2^{-119}`. One product is left:
+
+.. math:: |\hat y - y| \;\le\; (1 + u)\bigl(|\mathrm{silu}(a)| + \epsilon\bigr)\,|b| - |y| + 2\eta, \qquad
+   \epsilon = \gamma_{13}\,|\mathrm{silu}(a)| + 2^{-121} + 2^{-119}.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
+"""
+
+import numpy as np
+
+from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
+from lowbit.moe.bounds import QUOTIENT, REFERENCE, Steps, declared, silu_error
+from lowbit.moe.routing import Doubles, Floats, silu
+
+MEAN_ROUNDINGS = 4
+PRODUCTS = 2
+EXPONENTIAL_VANISHED = 2.0**-119
+
+
+def rms_norm_bound(
+    x: Floats, gain: Floats, epsilon: float, arithmetic: Arithmetic, exact: Doubles, *, summed_exactly: bool = False
+) -> Bound:
+    """The bound of `blocks.rms_norm`.
+
+    Args:
+        x: float32, T × n, finite.
+        gain: float32, n, finite.
+        epsilon: as given to the operation.
+        arithmetic: what the backend declares; its roundings are taken at n.
+        exact: float64, T × n: the reference's result.
+        summed_exactly: whether the squares are known to have an exact sum in any order, as those of small integers do.
+
+    Raises:
+        ArgumentError: the declared arithmetic would allow more than a tenth.
+    """
+    wide = x.astype(np.float64)
+    under_root = np.mean(wide * wide, axis=1, keepdims=True) + epsilon
+    limit = np.zeros(exact.shape)
+    for steps in (declared(arithmetic), REFERENCE):
+        sums = steps.sum_gamma(x.shape[1])
+        relative = 1 / np.sqrt(1 - mean_error(steps, 0.0 if summed_exactly else sums, under_root))
+        limit += np.abs(exact) * (relative * (1 + gamma(QUOTIENT + PRODUCTS, steps.unit)) - 1)
+    lost = HALF_LEAST_SUBNORMAL * (1 + np.abs(gain.astype(np.float64)) + 1 / np.sqrt(under_root))
+    depth = arithmetic.roundings(x.shape[1], x.shape[1])
+    summed = "an exact sum" if summed_exactly else f"half of γ_{depth}({arithmetic.accumulator})"
+    return Bound(limit + lost, np.abs(exact), f"{summed}, and a mean, a root, a quotient and two products in float32")
+
+
+def mean_error(steps: Steps, sums: float, under_root: Doubles) -> Doubles:
+    """The relative error of the mean square plus ε, float64: e at the top of this chapter."""
+    return (1 + sums) * (1 + gamma(MEAN_ROUNDINGS, steps.unit)) - 1 + 3 * HALF_LEAST_SUBNORMAL / under_root
+
+
+def swiglu_bound(gate: Floats, up: Floats, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+    """The bound of `blocks.swiglu`, which has no sum, so that of the declared arithmetic nothing matters but that it is
+    float32 or better.
+
+    Args:
+        gate: float32, T × m, finite.
+        up: float32, T × m, finite.
+        arithmetic: what the backend declares.
+        exact: float64, T × m: the reference's result.
+    """
+    a, b = gate.astype(np.float64), np.abs(up.astype(np.float64))
+    size, limit = np.abs(silu(a)), np.zeros(exact.shape)
+    for steps in (declared(arithmetic), REFERENCE):
+        error = silu_error(steps, a, np.zeros_like(a)) + EXPONENTIAL_VANISHED
+        limit += (size * steps.unit + error * (1 + steps.unit)) * b + 2 * HALF_LEAST_SUBNORMAL
+    return Bound(limit, np.abs(exact), "an exponential, a sum, a quotient and a product in float32")

@@ -1,0 +1,124 @@
+"""The shape of a decoder: the numbers and choices that say how it is put together.
+
+They are Llama's, from which the others descend. What a descendant changes is an option with Llama's choice as its
+default, so that one decoder serves them all and none of them has a class of its own:
+
+========= ==========================================================================================================
+Mixtral   experts (`routing`), in some versions a window
+Qwen2     nothing here; its biases are weights
+Gemma 3   a window in five layers of six and a rotary base for them, a GELU in the gates, a scaled embedding
+========= ==========================================================================================================
+
+**Local and full layers.** A layer with a window is *local*: a token sees itself and the few before it, which bounds
+what the layer has to keep. Every `full_every`-th layer is *full* and sees the whole sequence. Two tokens in a window
+are never far apart, so local layers may turn their channels faster than full ones, with a smaller base.
+
+Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Gemma 3 (arXiv 2503.19786) §2.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.moe.routing import SOFTMAXES, Softmax
+
+Activation = Literal["silu", "gelu"]
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How the sparse layers of a model choose among their experts (`lowbit.moe.routing`).
+
+    Attributes:
+        experts: E, the experts of a layer.
+        top_k: how many of them each token runs, 1 to E.
+        softmax: whether the gate's softmax comes ``before`` or ``after`` the choice.
+
+    Raises:
+        ArgumentError: a number that no model can have.
+    """
+
+    experts: int
+    top_k: int
+    softmax: Softmax = "after"
+
+    def __post_init__(self) -> None:
+        check_integer("experts", self.experts, least=1)
+        check_integer("top_k", self.top_k, 1, self.experts)
+        check_choice("softmax", self.softmax, SOFTMAXES)
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """The numbers that say how a decoder is put together: Llama's, and after them the options of its descendants.
+
+    Attributes:
+        layers: how many blocks of attention and feed-forward.
+        hidden: width of the residual stream.
+        feed_forward: width inside the feed-forward part, or inside each expert.
+        heads: H, query heads.
+        kv_heads: G, key-value heads; divides `heads`.
+        head_dim: d_h, channels of a head; even.
+        vocabulary: number of tokens.
+        context: the longest sequence the model was made for.
+        rope_base: base of the rotary frequencies.
+        rms_epsilon: added under the root of the norm.
+        routing: how experts are chosen, in a model whose blocks have them; None for a dense model.
+        window: how many tokens a token sees in a local layer, itself included; None where no layer is local.
+        full_every: of so many layers the last is full; None where every layer is local.
+        local_rope_base: base of the rotary frequencies in local layers; None for the same as in full ones.
+        activation: what the gate of a feed-forward part goes through.
+        embedding_scale: what a token's row of the embedding is multiplied by.
+
+    Raises:
+        ArgumentError: a number that no model can have.
+    """
+
+    layers: int
+    hidden: int
+    feed_forward: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int
+    rope_base: float
+    rms_epsilon: float
+    routing: Routing | None = None
+    window: int | None = None
+    full_every: int | None = None
+    local_rope_base: float | None = None
+    activation: Activation = "silu"
+    embedding_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "hidden", "feed_forward", "heads", "kv_heads", "head_dim", "vocabulary", "context"):
+            check_integer(name, getattr(self, name), least=1)
+        for name in ("window", "full_every"):
+            if getattr(self, name) is not None:
+                check_integer(name, getattr(self, name), least=1)
+        if self.heads % self.kv_heads != 0:
+            raise ArgumentError("heads", self.heads, f"a multiple of the {self.kv_heads} key-value heads")
+        if self.head_dim % 2 != 0:
+            raise ArgumentError("head_dim", self.head_dim, "an even number: channels rotate in pairs")
+        for name in ("rope_base", "rms_epsilon", "local_rope_base", "embedding_scale"):
+            value = getattr(self, name)
+            if value is not None and not (np.isfinite(value) and value > 0):
+                raise ArgumentError(name, value, "a finite number above 0")
+        check_choice("activation", self.activation, ACTIVATIONS)
+
+    def is_local(self, layer: int) -> bool:
+        """Whether this layer, counted from 0, sees the past through the window."""
+        return self.window is not None and (self.full_every is None or (layer + 1) % self.full_every != 0)
+
+    def layer_window(self, layer: int) -> int | None:
+        """How many tokens a token sees in this layer; None for all."""
+        return self.window if self.is_local(layer) else None
+
+    def layer_rope_base(self, layer: int) -> float:
+        """Base of the rotary frequencies of this layer."""
+        return self.local_rope_base if self.local_rope_base is not None and self.is_local(layer) else self.rope_base

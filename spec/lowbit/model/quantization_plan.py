@@ -1,0 +1,181 @@
+r"""Plans: which matrices of a model get how many bits, and by which method.
+
+The parts of a sparse model differ in what they weigh and in what they can bear. Almost all of Mixtral's weights are
+experts, of which each token reads a few, so they are worth the fewest bits; attention is read by every token and is
+small, so it keeps more; the router is tiny, and an error in it sends a token to the wrong experts, so it stays float32.
+That is the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` says it for any
+model.
+
+**Two methods.** ``nearest`` takes the range of each group, as `affine` has it. ``hqq`` moves the zero until the weights
+lie closer to the grid (`hqq_solver`). Both end in the same kind of matrix: scale and minimum in float16, groups along
+K. HQQ's zero is a real number that codes are shifted by, so its minimum is
+
+.. math:: \min = -s\,z,
+
+and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes some
+seventy times as long as the range does, and the float32 weights of the matrix three times over in memory.
+
+Source: MoE offloading §3.3, §4.2; errata H.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.model.config import LlamaConfig
+from lowbit.model.weights import Floats, LlamaWeights, Matrix, Progress, linear_shapes, to_float
+from lowbit.quantization import hqq
+from lowbit.quantization.affine import QuantizedMatrix, group_codes, quantize
+from lowbit.quantization.packing import BITS, check_rows, pack
+
+Method = Literal["nearest", "hqq"]
+METHODS: tuple[Method, ...] = get_args(Method)
+
+ROUTER, HEAD = "feed_forward.router", "head"
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How one matrix is quantised: convention ``minimum``, scales and minima in float16.
+
+    Attributes:
+        bits: 2, 3, 4 or 8.
+        group_size: at least 1.
+        method: ``nearest`` or ``hqq``.
+
+    Raises:
+        ArgumentError: any of these does not hold.
+    """
+
+    bits: int
+    group_size: int
+    method: Method = "nearest"
+
+    def __post_init__(self) -> None:
+        check_choice("bits", self.bits, BITS)
+        check_integer("group_size", self.group_size, least=1)
+        check_choice("method", self.method, METHODS)
+
+    def __call__(self, weights: Floats) -> QuantizedMatrix:
+        """These weights (float32, K × N) so quantised.
+
+        Raises:
+            ArgumentError: weights that cannot be: too few rows for a group, for ``hqq`` rows that groups do not fill,
+                numbers that float16 cannot hold.
+        """
+        if self.method == "hqq":
+            return by_hqq(weights, self.bits, self.group_size)
+        return quantize(weights, bits=self.bits, group_size=self.group_size, scale_dtype="float16")
+
+    def check(self, rows: int) -> None:
+        """Refuse a matrix of so many rows that cannot be quantised so, before it is there.
+
+        Raises:
+            ArgumentError: rows that codes or, for ``hqq``, groups do not fill; a group longer than a column.
+        """
+        check_rows("rows of weights", rows, self.bits)
+        check_integer("group_size", self.group_size, 1, rows)
+        if self.method == "hqq" and rows % self.group_size != 0:
+            raise ArgumentError("group_size", self.group_size, f"a divisor of {rows} for hqq")
+
+    def nbytes(self, rows: int, columns: int) -> int:
+        """What a K × N matrix will weigh.
+
+        >>> weights = np.eye(64, dtype=np.float32)
+        >>> Quantization(4, 24).nbytes(64, 64) == Quantization(4, 24)(weights).nbytes
+        True
+        """
+        return rows * columns * self.bits // 8 + 2 * 2 * columns * -(-rows // self.group_size)
+
+
+def by_hqq(weights: Floats, bits: int, group_size: int) -> QuantizedMatrix:
+    """Weights with the minima that HQQ finds in place of the least of each group.
+
+    >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3
+    >>> found = [Quantization(2, 64, method)(weights) for method in METHODS]
+    >>> [round(float(np.abs(weights - to_float(matrix)).mean()), 3) for matrix in found]
+    [0.198, 0.109]
+
+    Args:
+        weights: float32, K × N, finite.
+        bits: 2, 3, 4 or 8.
+        group_size: a divisor of K.
+
+    Raises:
+        ArgumentError: wrong argument; numbers that float16 cannot hold.
+
+    Source: errata H.
+    """
+    check_integer("group_size", group_size, 1, len(weights))
+    found = hqq.as_minimum(hqq.quantize(weights, bits=bits, group_size=group_size, axis=1, scale_dtype="float16"))
+    with np.errstate(over="ignore"):  # an infinite minimum is refused by the matrix
+        scales, minima = found.scales.astype(np.float16), found.zeros.astype(np.float16)
+    if not np.isfinite(minima).all():
+        raise ArgumentError("minimum of a group of weights", found.zeros.min(), "what float16 can hold")
+    groups = weights.reshape(found.groups, group_size, -1)
+    codes = [group_codes(*group, bits, "minimum") for group in zip(groups, scales, minima, strict=True)]
+    return QuantizedMatrix(pack(np.concatenate(codes), bits), scales, minima, bits, found.rows, group_size, "minimum")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the parts of a model are quantised; None leaves a part as it is stored.
+
+    Attributes:
+        experts: the feed-forward matrices: those of the experts, or of a dense block.
+        attention: the four matrices of attention.
+        head: the matrix that makes logits.
+    """
+
+    experts: Quantization | None
+    attention: Quantization | None
+    head: Quantization | None = None
+
+    def of(self, name: str) -> Quantization | None:
+        """How the matrix of this name is quantised: one of `LayerWeights.linears`, or ``head``.
+
+        >>> plan = Plan(experts=Quantization(2, 16), attention=Quantization(4, 64))
+        >>> [choice and choice.bits for choice in map(plan.of, ("query", "feed_forward.experts[3].up", ROUTER, "head"))]
+        [4, 2, None, None]
+        """
+        if name == ROUTER:
+            return None
+        if name == HEAD:
+            return self.head
+        return self.experts if name.startswith("feed_forward.") else self.attention
+
+    def check(self, config: LlamaConfig) -> None:
+        """Refuse a model some matrix of which cannot be quantised so, before any is read.
+
+        Raises:
+            ArgumentError: see `Quantization.check`.
+        """
+        shapes = linear_shapes(config) | {HEAD: (config.hidden, config.vocabulary)}
+        for name, (rows, _) in shapes.items():
+            if (quantization := self.of(name)) is not None:
+                quantization.check(rows)
+
+    def __call__(self, name: str, matrix: Matrix) -> Matrix:
+        """This matrix as the plan has it; one that is quantised already is dequantised exactly first."""
+        quantization = self.of(name)
+        return matrix if quantization is None else quantization(to_float(matrix))
+
+
+def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None) -> LlamaWeights:
+    """A model in memory as a plan has it.
+
+    Args:
+        weights: the model.
+        plan: what becomes of its matrices.
+        progress: called after each block.
+
+    Raises:
+        ArgumentError: weights that cannot be quantised so.
+    """
+    plan.check(weights.config)
+    changed = weights.changed(plan, progress)
+    head = plan(HEAD, weights.head)
+    return LlamaWeights(changed.config, changed.embedding, changed.layers, changed.norm, head)

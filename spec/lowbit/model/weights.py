@@ -1,0 +1,383 @@
+"""The weights of a decoder: what a file reader makes and what a decoder is built from.
+
+The names are Llama's, from which the others descend. What a descendant adds is a vector that Llama does not have, and
+None where it is absent: Qwen2's biases, Gemma's further norms. What it changes is another kind of value in the same
+place: the feed-forward part of a block is dense in Llama, and in Mixtral it is a router and many experts.
+
+A linear layer's weights come in two kinds, and a `Matrix` is either: codes with scales and zeros, as a low-bit file
+stores them, or plain float32 where the file stores something that `affine` does not describe. Both are K × N, with
+K the features that go in and N those that come out, so that ``y = x W`` reads the same for both.
+
+**Layer by layer.** A model need not fit in memory to be used: `LayeredWeights` is what can hand out one block after
+another, from memory or from disk, and a `LlamaWeights`, which holds all of them, is one too.
+
+`requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` says what each
+costs. Weights that went through 4 bits once and are quantised again have lost twice: a perplexity measured on them
+says *re-quantised*, or it misleads.
+
+Source: lowbit's own.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_array, check_finite, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.model.config import LlamaConfig
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
+
+Floats = npt.NDArray[np.float32]
+Matrix = QuantizedMatrix | Floats
+"""K × N weights: quantised, or float32."""
+
+Change = Callable[[str, Matrix], Matrix]
+"""From the name of a matrix, as in `LayerWeights.linears`, and the matrix to what takes its place."""
+
+Progress = Callable[[int, int], None]
+"""Called with what is done and what there is in all."""
+
+
+def to_float(matrix: Matrix) -> Floats:
+    """The float32 weights, K × N; exact for either kind."""
+    return dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else matrix
+
+
+def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
+    """Column ``index[n]`` of the matrix as column n; codes, scales and zeros move together, so nothing is rounded.
+
+    >>> select_columns(np.array([[10, 20, 30]], np.float32), np.array([2, 0, 1]))
+    array([[30., 10., 20.]], dtype=float32)
+    """
+    if not isinstance(matrix, QuantizedMatrix):
+        return np.ascontiguousarray(matrix[:, index])
+    words, scales, zeros = (
+        np.ascontiguousarray(part[:, index]) for part in (matrix.words, matrix.scales, matrix.zeros)
+    )
+    return replace(matrix, words=words, scales=scales, zeros=zeros)
+
+
+@dataclass(frozen=True, eq=False)
+class GatedWeights:
+    """A gated linear unit: the feed-forward part of a dense block, or one expert.
+
+    Attributes:
+        gate: hidden × feed_forward.
+        up: hidden × feed_forward.
+        down: feed_forward × hidden.
+    """
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+
+    def linears(self) -> dict[str, Matrix]:
+        """Its matrices by name."""
+        return {"gate": self.gate, "up": self.up, "down": self.down}
+
+    def changed(self, change: Change, prefix: str = "") -> Self:
+        """The same with every matrix replaced; names begin with the prefix."""
+        parts: dict[str, Any] = {name: change(prefix + name, matrix) for name, matrix in self.linears().items()}
+        return replace(self, **parts)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseWeights:
+    """The feed-forward part of a sparse block.
+
+    Attributes:
+        router: float32, hidden × E: the gate that scores the experts. It is small and its errors change the choice,
+            so it is never quantised.
+        experts: E of them.
+    """
+
+    router: Floats
+    experts: tuple[GatedWeights, ...]
+
+    def linears(self) -> dict[str, Matrix]:
+        """Its matrices by name, the router first."""
+        named = {
+            f"experts[{number}].{name}": matrix
+            for number, expert in enumerate(self.experts)
+            for name, matrix in expert.linears().items()
+        }
+        return {"router": self.router} | named
+
+    def changed(self, change: Change, prefix: str = "") -> Self:
+        """The same with every matrix of the experts replaced; names begin with the prefix."""
+        experts = enumerate(self.experts)
+        return replace(
+            self, experts=tuple(expert.changed(change, f"{prefix}experts[{number}].") for number, expert in experts)
+        )
+
+
+FeedForwardWeights = GatedWeights | SparseWeights
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """One block: the four matrices of attention, the feed-forward part, and vectors of float32.
+
+    Attributes:
+        attention_norm: hidden: gain before attention.
+        query: hidden × H·d_h, half-split channels.
+        key: hidden × G·d_h, half-split channels.
+        value: hidden × G·d_h.
+        output: H·d_h × hidden.
+        feed_forward_norm: hidden: gain before the feed-forward part.
+        feed_forward: dense, or sparse where the configuration has a routing.
+        query_bias: H·d_h, half-split channels: added to the queries; None for no bias, as for those that follow.
+        key_bias: G·d_h, half-split channels.
+        value_bias: G·d_h.
+        query_norm: d_h: gain of a norm of each query head before it is turned; None for no norm, as below.
+        key_norm: d_h: the same for each key head.
+        attention_post_norm: hidden: gain after attention.
+        feed_forward_post_norm: hidden: gain after the feed-forward part.
+    """
+
+    attention_norm: Floats
+    query: Matrix
+    key: Matrix
+    value: Matrix
+    output: Matrix
+    feed_forward_norm: Floats
+    feed_forward: FeedForwardWeights
+    query_bias: Floats | None = None
+    key_bias: Floats | None = None
+    value_bias: Floats | None = None
+    query_norm: Floats | None = None
+    key_norm: Floats | None = None
+    attention_post_norm: Floats | None = None
+    feed_forward_post_norm: Floats | None = None
+
+    def linears(self) -> dict[str, Matrix]:
+        """Its matrices by the names of `linear_shapes`."""
+        inner = {f"feed_forward.{name}": matrix for name, matrix in self.feed_forward.linears().items()}
+        return {name: getattr(self, name) for name in ATTENTION} | inner
+
+    def changed(self, change: Change) -> Self:
+        """The same with every quantisable matrix replaced: all of `linears` but the router."""
+        attention: dict[str, Any] = {name: change(name, getattr(self, name)) for name in ATTENTION}
+        return replace(self, **attention, feed_forward=self.feed_forward.changed(change, "feed_forward."))
+
+
+class LayeredWeights(Protocol):
+    """A model that hands out its blocks one at a time, and need not hold them in memory.
+
+    What it hands out may be made anew each time; whoever needs a part twice keeps it.
+    """
+
+    @property
+    def config(self) -> LlamaConfig:
+        """Its shape."""
+
+    @property
+    def embedding(self) -> Floats:
+        """Float32, vocabulary × hidden: the row of each token."""
+
+    @property
+    def norm(self) -> Floats:
+        """Float32, hidden: gain of the last norm."""
+
+    @property
+    def head(self) -> Matrix:
+        """Hidden × vocabulary."""
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block, counted from 0."""
+
+
+ATTENTION = ("query", "key", "value", "output")
+NORMS = ("attention_norm", "feed_forward_norm")
+
+
+@dataclass(frozen=True, eq=False)
+class LlamaWeights:
+    """A whole model.
+
+    Attributes:
+        config: its shape.
+        embedding: float32, vocabulary × hidden: the row of each token.
+        layers: the blocks, in order.
+        norm: float32, hidden: gain of the last norm.
+        head: hidden × vocabulary; where the file ties it to the embedding, the same tensor as it is stored.
+
+    Raises:
+        ArgumentError: a part whose shape is not the one that `config` asks for.
+    """
+
+    config: LlamaConfig
+    embedding: Floats
+    layers: tuple[LayerWeights, ...]
+    norm: Floats
+    head: Matrix
+
+    def __post_init__(self) -> None:
+        config = self.config
+        check_array("embedding", self.embedding, np.float32, (config.vocabulary, config.hidden))
+        check_array("norm", self.norm, np.float32, (config.hidden,))
+        _check_matrix("head", self.head, (config.hidden, config.vocabulary))
+        if len(self.layers) != config.layers:
+            raise ArgumentError("number of layers", len(self.layers), str(config.layers))
+        shapes = linear_shapes(config)
+        for number, layer in enumerate(self.layers):
+            linears = layer.linears()
+            if linears.keys() != shapes.keys():
+                name = min(linears.keys() ^ shapes.keys())
+                given = "missing" if name in shapes else "present"
+                kind = "a dense block" if config.routing is None else f"a block of {config.routing.experts} experts"
+                raise ArgumentError(f"layers[{number}].{name}", given, f"the matrices of {kind}")
+            for name, shape in shapes.items():
+                _check_matrix(f"layers[{number}].{name}", linears[name], shape)
+            for name, size in vector_sizes(config).items():
+                vector = getattr(layer, name)
+                if vector is not None or name in NORMS:
+                    check_array(f"layers[{number}].{name}", vector, np.float32, (size,))
+
+    def layer(self, number: int) -> LayerWeights:
+        """One block, counted from 0.
+
+        Raises:
+            ArgumentError: there is no such block.
+        """
+        check_integer("layer", number, 0, len(self.layers) - 1)
+        return self.layers[number]
+
+    def changed(self, change: Change, progress: Progress | None = None) -> Self:
+        """The same with every quantisable matrix of the blocks replaced; `progress` is called after each block."""
+        layers = []
+        for layer in self.layers:
+            layers.append(layer.changed(change))
+            if progress is not None:
+                progress(len(layers), len(self.layers))
+        return replace(self, layers=tuple(layers))
+
+
+def in_memory(weights: LayeredWeights, progress: Progress | None = None) -> LlamaWeights:
+    """All of a model: the same object where it is in memory already.
+
+    Args:
+        weights: the model.
+        progress: called after each block.
+
+    Raises:
+        ArgumentError: parts that do not fit together.
+    """
+    if isinstance(weights, LlamaWeights):
+        return weights
+    layers = []
+    for number in range(weights.config.layers):
+        layers.append(weights.layer(number))
+        if progress is not None:
+            progress(len(layers), weights.config.layers)
+    return LlamaWeights(weights.config, weights.embedding, tuple(layers), weights.norm, weights.head)
+
+
+def vector_sizes(config: LlamaConfig) -> dict[str, int]:
+    """How long the vectors of a block are, by their names in `LayerWeights`; only those of `NORMS` must be there."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    biases = {"query_bias": queries, "key_bias": keys, "value_bias": keys}
+    head_norms = dict.fromkeys(("query_norm", "key_norm"), config.head_dim)
+    return dict.fromkeys((*NORMS, "attention_post_norm", "feed_forward_post_norm"), config.hidden) | head_norms | biases
+
+
+def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
+    """K and N of the matrices of a block, by the names of `LayerWeights.linears`."""
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    attention = {
+        "query": (config.hidden, queries),
+        "key": (config.hidden, keys),
+        "value": (config.hidden, keys),
+        "output": (queries, config.hidden),
+    }
+    gated = {
+        "gate": (config.hidden, config.feed_forward),
+        "up": (config.hidden, config.feed_forward),
+        "down": (config.feed_forward, config.hidden),
+    }
+    if config.routing is None:
+        return attention | {f"feed_forward.{name}": shape for name, shape in gated.items()}
+    experts = {
+        f"feed_forward.experts[{number}].{name}": shape
+        for number in range(config.routing.experts)
+        for name, shape in gated.items()
+    }
+    return attention | {"feed_forward.router": (config.hidden, config.routing.experts)} | experts
+
+
+def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
+    if not isinstance(matrix, QuantizedMatrix):
+        check_array(name, matrix, np.float32, shape)
+        check_finite(name, matrix)
+    elif (matrix.rows, matrix.columns) != shape:
+        raise ArgumentError(f"shape of {name}", (matrix.rows, matrix.columns), f"{shape[0]} x {shape[1]}")
+
+
+# **Quantise a model again**, and count what it weighs.
+
+
+def requantize(
+    weights: LlamaWeights,
+    *,
+    bits: int,
+    group_size: int,
+    convention: Convention = "minimum",
+    scale_dtype: ScaleDtype = "float16",
+    progress: Progress | None = None,
+) -> LlamaWeights:
+    """The same model with every linear layer of its blocks dequantised exactly and quantised anew.
+
+    Embedding, head, norms, biases and routers stay as they are.
+
+    Args:
+        weights: the model.
+        bits: 2, 3, 4 or 8.
+        group_size: 1 to the smallest K of the model.
+        convention: ``minimum`` or ``zero_point``.
+        scale_dtype: ``float16``, which the formats in use store, or ``float32``.
+        progress: called after each block.
+
+    Raises:
+        ArgumentError: see `lowbit.quantization.affine.quantize`.
+    """
+
+    def again(name: str, matrix: Matrix) -> Matrix:
+        return quantize(
+            to_float(matrix), bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype
+        )
+
+    return weights.changed(again, progress)
+
+
+def matrices(weights: LlamaWeights) -> Iterator[tuple[str, Matrix]]:
+    """Every matrix that a decoder multiplies by, with its name: the blocks in order, then the head."""
+    for number, layer in enumerate(weights.layers):
+        for name, matrix in layer.linears().items():
+            yield f"layers[{number}].{name}", matrix
+    yield "head", weights.head
+
+
+@dataclass(frozen=True)
+class WeightBytes:
+    """Bytes of weights: the linear layers of the blocks, every expert included, and the head."""
+
+    blocks: int
+    head: int
+
+    @property
+    def total(self) -> int:
+        """Both together."""
+        return self.blocks + self.head
+
+
+def weight_bytes(weights: LlamaWeights) -> WeightBytes:
+    """What the matrices of a model occupy as they are held: words, scales and zeros, or float32.
+
+    A token of a dense model reads all of them; one of a sparse model reads the experts that it is sent to.
+    """
+    sizes = {name: matrix.nbytes for name, matrix in matrices(weights)}
+    head = sizes.pop("head")
+    return WeightBytes(sum(sizes.values()), head)

@@ -1,0 +1,393 @@
+r"""Routing: a layer of many experts, of which each token runs a few.
+
+A *sparse* layer holds :math:`E` feed-forward networks, its *experts*, where a dense one holds a single one. A small
+linear layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and
+their answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
+:math:`k`: in Mixtral two of eight. It also means that which weights are needed is known only when the token is
+there, and that is the whole difficulty of the chapter `lowbit.moe.offload`.
+
+**Gate.** For an input :math:`x` of the layer and the gate's matrix :math:`W_r` (hidden × E),
+
+.. math:: l = x W_r, \qquad p = \mathrm{softmax}(l).
+
+**Choice.** :math:`\mathcal{T}` are the :math:`k` experts of the greatest scores. Among equal scores the lowest id
+goes first, so the choice is a function of the scores and of nothing else.
+
+**Weights.** There are two orders in the field, and both end in weights that sum to 1:
+
+.. math::
+
+    \text{softmax after the choice:} \qquad & w_e = \frac{e^{l_e}}{\sum_{i \in \mathcal{T}} e^{l_i}} \\
+    \text{softmax before it, renormalised:} \qquad & w_e = \frac{p_e}{\sum_{i \in \mathcal{T}} p_i}
+
+They are the same number, because the denominator of :math:`p` cancels; they differ in rounding, and where two unequal
+logits round to one probability they may differ in the choice.
+
+**Experts** are SwiGLU networks, :math:`E_e(x) = (\mathrm{silu}(x W_{gate,e}) \otimes x W_{up,e})\,W_{down,e}` with
+:math:`\mathrm{silu}(a) = a/(1 + e^{-a})`.
+
+**The layer** is the sum of the experts that were chosen, each computed as if it were alone:
+
+.. math:: y = \sum_{e \in \mathcal{T}} w_e\, E_e(x), \qquad \text{added in ascending order of } e.
+
+The order of the sum is fixed because floating-point addition is not associative and an engine runs experts in the
+order in which they arrive in memory. An engine keeps the answers apart until all are there; then its output cannot
+depend on what was cached or guessed.
+
+A choice is discontinuous, so the chapter is cut there: `gate` is measured by its scores, `top_k` is exact for scores
+that are given, and `sparse` is given its routes.
+
+Source: MoE offloading §2.1 (Shazeer et al., arXiv 1701.06538, §2.1 for the gate; arXiv 2401.04088 §2.1 for softmax
+after the choice); SwiGLU, arXiv 2002.05202 equation 6. Ties and the order of the sum are this project's.
+"""
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.attention import attention
+from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
+from lowbit.contract.operation import BOUNDED, EXACT, operation
+from lowbit.errors import ArgumentError
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+Scores = Literal["logits", "probabilities"]
+SCORES: tuple[Scores, ...] = ("logits", "probabilities")
+Softmax = Literal["before", "after"]
+SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
+
+
+# **Gate and choice.**
+
+
+def product(x: npt.NDArray[np.floating], matrix: Floats) -> Doubles:
+    """``x W`` in float64, one row of the matrix at a time, so that the order of the sum is the same on every host.
+
+    >>> product(np.array([[1.0, 2.0]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
+    array([[13., 16.]])
+
+    Args:
+        x: T × K.
+        matrix: float32, K × N.
+
+    Returns:
+        float64, T × N.
+    """
+    total = np.zeros((len(x), matrix.shape[1]))
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite stays so, silently
+        for row, weights in enumerate(matrix):
+            total += x[:, row : row + 1].astype(np.float64) * weights
+    return total
+
+
+def gate(x: Floats, router: Floats, scores: Scores = "logits") -> Doubles:
+    """The score of every expert for every token.
+
+    >>> router = np.array([[1, 0, 2]], np.float32)
+    >>> gate(np.array([[3.0]], np.float32), router)
+    array([[3., 0., 6.]])
+    >>> gate(np.array([[0.0]], np.float32), router, "probabilities").round(4)
+    array([[0.3333, 0.3333, 0.3333]])
+
+    Args:
+        x: float32, T × hidden.
+        router: float32, hidden × E.
+        scores: ``logits``, or ``probabilities`` after a softmax over all experts.
+
+    Returns:
+        float64, T × E.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; another kind of scores.
+
+    Source: MoE offloading §2.1.
+    """
+    check_gate(x, router, scores)
+    logits = product(x, router)
+    with np.errstate(invalid="ignore"):
+        return logits if scores == "logits" else attention.softmax(logits)
+
+
+def top_k(scores: Floats, k: int) -> Ids:
+    """The k experts of the greatest scores, best first; of equal scores the lowest id first.
+
+    >>> top_k(np.array([[0.5, 2.0, 0.5, 2.0]], np.float32), k=3)
+    array([[1, 3, 0]])
+
+    Args:
+        scores: float32, T × E, finite; +0 and −0 are equal.
+        k: 1 to E.
+
+    Returns:
+        int64, T × k.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; a score that is not finite, which has no rank; k out of range.
+    """
+    check_top_k(scores, k)
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int64)  # stable: equals keep their order
+
+
+def weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> Doubles:
+    """The weights of the chosen experts, which sum to 1 for each token.
+
+    >>> logits, chosen = np.log(np.array([[1, 3, 4]], np.float32)), np.array([[2, 1]])
+    >>> weights(logits, chosen).round(4)
+    array([[0.5714, 0.4286]])
+    >>> weights(np.array([[0.125, 0.375, 0.5]], np.float32), chosen, "before").round(4)
+    array([[0.5714, 0.4286]])
+
+    Args:
+        scores: float32, T × E, finite: logits with the softmax ``after`` the choice; probabilities, none of them
+            negative, with the softmax ``before`` it.
+        chosen: int64, T × k: distinct experts.
+        softmax: ``after`` or ``before``.
+
+    Returns:
+        float64, T × k, in the order of `chosen`.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; ids out of range or twice; probabilities that are negative or
+            that are 0 for all the chosen.
+
+    Source: MoE offloading §2.1.
+    """
+    check_weights(scores, chosen, softmax)
+    own = np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
+    if softmax == "after":
+        return attention.softmax(own)
+    total: Doubles = own.sum(axis=1, keepdims=True)
+    return own / total
+
+
+# **Experts and the layer.** The formula of the layer goes token by token; a layer of weights that has to be brought
+# from afar goes expert by expert, and takes all tokens of an expert while it is there. Both add the same numbers in
+# the same order.
+
+
+def silu(a: Doubles) -> Doubles:
+    """a / (1 + e^−a), close to a for large a and to 0 for very negative a.
+
+    >>> silu(np.array([-1000.0, 0.0, 1000.0]))
+    array([  -0.,    0., 1000.])
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # e^1000 is infinite, and a / infinity is the 0 that is meant
+        return a / (1.0 + np.exp(-a))
+
+
+def expert(x: Floats, gate: Floats, up: Floats, down: Floats) -> Doubles:
+    """One SwiGLU expert.
+
+    >>> one = np.ones((1, 1), np.float32)
+    >>> expert(np.array([[2.0]], np.float32), one, one, one).round(4)  # silu(2) · 2
+    array([[3.5232]])
+
+    Args:
+        x: float32, T × hidden.
+        gate: float32, hidden × feed_forward.
+        up: float32, hidden × feed_forward.
+        down: float32, feed_forward × hidden.
+
+    Returns:
+        float64, T × hidden.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout.
+
+    Source: arXiv 2002.05202, equation 6.
+    """
+    check_expert(x, gate, up, down)
+    with np.errstate(invalid="ignore", over="ignore"):
+        inner = silu(product(x, gate)) * product(x, up)
+    return product(inner, down)
+
+
+def sparse(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Doubles:
+    """The sparse layer: for each token the weighted sum of its experts, in ascending order of their ids.
+
+    Args:
+        x: float32, T × hidden.
+        gate: float32, E × hidden × feed_forward: the experts one after another.
+        up: float32, E × hidden × feed_forward.
+        down: float32, E × feed_forward × hidden.
+        chosen: int64, T × k: distinct experts for each token.
+        weights: float32, T × k, in the order of `chosen`.
+
+    Returns:
+        float64, T × hidden. Experts that no token chose are not read.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; ids out of range or twice.
+
+    Source: MoE offloading §2.1.
+    """
+    check_sparse(x, gate, up, down, chosen, weights)
+    y = np.zeros(x.shape)
+    for e in np.unique(chosen):  # ascending
+        tokens, place = np.nonzero(chosen == e)
+        answers = expert(x[tokens], gate[e], up[e], down[e])
+        with np.errstate(invalid="ignore", over="ignore"):
+            y[tokens] += weights[tokens, place, np.newaxis].astype(np.float64) * answers
+    return y
+
+
+# **Checks.**
+
+
+def check_gate(x: Floats, router: Floats, scores: Scores = "logits") -> None:
+    """The checks of `gate`."""
+    check_choice("scores", scores, SCORES)
+    check_array("router", router, np.float32, (None, None))
+    check_array("x", x, np.float32, (None, router.shape[0]))
+
+
+def check_top_k(scores: Floats, k: int) -> None:
+    """The checks of `top_k`."""
+    check_array("scores", scores, np.float32, (None, None))
+    check_integer("k", k, 1, scores.shape[1])
+    check_finite("scores", scores)
+
+
+def check_weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> None:
+    """The checks of `weights`."""
+    check_choice("softmax", softmax, SOFTMAXES)
+    check_array("scores", scores, np.float32, (None, None))
+    check_finite("scores", scores)
+    check_chosen(chosen, tokens=len(scores), experts=scores.shape[1])
+    if softmax == "before":
+        if (scores < 0).any():
+            raise ArgumentError("scores", f"as low as {scores.min()}", "probabilities of at least 0")
+        if not np.take_along_axis(scores, chosen, axis=1).any(axis=1).all():
+            raise ArgumentError("scores", "0 for all the chosen experts of a token", "a chosen expert above 0")
+
+
+def check_expert(x: Floats, gate: Floats, up: Floats, down: Floats) -> None:
+    """The checks of `expert`."""
+    check_array("gate", gate, np.float32, (None, None))
+    check_array("up", up, np.float32, gate.shape)
+    check_array("down", down, np.float32, gate.shape[::-1])
+    check_array("x", x, np.float32, (None, gate.shape[0]))
+
+
+def check_sparse(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> None:
+    """The checks of `sparse`."""
+    check_array("gate", gate, np.float32, (None, None, None))
+    experts, hidden, inner = gate.shape
+    check_array("up", up, np.float32, gate.shape)
+    check_array("down", down, np.float32, (experts, inner, hidden))
+    check_array("x", x, np.float32, (None, hidden))
+    check_chosen(chosen, tokens=len(x), experts=experts)
+    check_array("weights", weights, np.float32, chosen.shape)
+
+
+def check_chosen(chosen: Ids, tokens: int, experts: int) -> None:
+    """Refuse anything but distinct ids of existing experts, as many for each token."""
+    check_array("chosen", chosen, np.int64, (tokens, None))
+    if chosen.min() < 0 or chosen.max() >= experts:
+        given = chosen.min() if chosen.min() < 0 else chosen.max()
+        raise ArgumentError("an id in chosen", given, f"0 to {experts - 1}")
+    ordered = np.sort(chosen, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise ArgumentError("chosen", "an expert twice for one token", "distinct experts")
+
+
+# **What a backend promises.** The bounds are derived in the chapter `lowbit.moe.bounds`.
+
+GATE = operation(
+    "routing.gate",
+    "Scores of the experts",
+    promise=BOUNDED,
+    source="MoE offloading §2.1",
+    reference=gate,
+    check=check_gate,
+    parameters=lambda x, router, scores="logits": {"scores": scores},
+    clauses={
+        "C1": "Where every partial sum is exactly representable in the declared accumulator, the logits equal x W "
+        "exactly.",
+        "C2": "For finite x without overflow, each logit differs from x W by at most the bound derived from the "
+        "declared arithmetic.",
+        "C3": "Likewise each probability differs from the softmax of x W by at most its derived bound.",
+        "C4": "The result is float32, T × E; row t depends on nothing but row t of x and the router; the same call "
+        "gives the same bits.",
+        "C5": "A NaN or an infinity in row t makes no finite logit in row t, and changes no other row.",
+        "C6": "Wrong dtypes, shapes, layouts or kinds of scores are refused with an ArgumentError.",
+    },
+)
+
+TOP_K = operation(
+    "routing.top_k",
+    "The choice of experts",
+    promise=EXACT,
+    source="MoE offloading §2.1; ties are this project's",
+    reference=top_k,
+    check=check_top_k,
+    parameters=lambda scores, k: {"k": k},
+    clauses={
+        "C1": "Row t holds the k experts of the greatest scores of row t, best first.",
+        "C2": "Of equal scores, +0 and −0 among them, the lowest id goes first and is chosen first.",
+        "C3": "The result is int64, T × k.",
+        "C4": "A score that is not finite, a k out of range, and wrong dtypes, shapes or layouts are refused with an "
+        "ArgumentError.",
+    },
+)
+
+WEIGHTS = operation(
+    "routing.weights",
+    "Weights of the chosen experts",
+    promise=BOUNDED,
+    source="MoE offloading §2.1; arXiv 2401.04088 §2.1",
+    reference=weights,
+    check=check_weights,
+    parameters=lambda scores, chosen, softmax="after": {"softmax": softmax},
+    clauses={
+        "C1": "With the softmax after the choice, each weight differs from the softmax of the chosen logits by at "
+        "most the derived bound.",
+        "C2": "With the softmax before it, each weight differs from its probability divided by the sum of the chosen "
+        "ones by at most the derived bound.",
+        "C3": "Equal scores of one token have equal weights; a single chosen expert has weight 1.",
+        "C4": "Ids that are out of range or stand twice, probabilities that cannot be renormalised, and wrong dtypes, "
+        "shapes or layouts are refused with an ArgumentError.",
+    },
+)
+
+EXPERT = operation(
+    "routing.expert",
+    "One SwiGLU expert",
+    promise=BOUNDED,
+    source="arXiv 2002.05202 equation 6",
+    reference=expert,
+    check=check_expert,
+    parameters=lambda x, gate, up, down: {},
+    clauses={
+        "C1": "Where silu(a) is a or 0 to the bit and every partial sum is exact, the result equals the formula's.",
+        "C2": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
+        "from the declared arithmetic.",
+        "C3": "The result is float32, T × hidden; row t depends on nothing but row t of x and the weights; the same "
+        "call gives the same bits.",
+        "C4": "A NaN or an infinity in row t leaves no finite element in row t, and changes no other row.",
+        "C5": "Wrong dtypes, shapes or layouts are refused with an ArgumentError.",
+    },
+)
+
+SPARSE = operation(
+    "routing.sparse",
+    "The sparse layer, its routes given",
+    promise=BOUNDED,
+    source="MoE offloading §2.1; the order of the sum is this project's",
+    reference=sparse,
+    check=check_sparse,
+    parameters=lambda x, gate, up, down, chosen, weights: {},
+    clauses={
+        "C1": "Where every expert is exact as in routing.expert/C1 and so is the weighted sum, the result equals it.",
+        "C2": "For finite inputs without overflow, each element differs from the weighted sum by at most the bound "
+        "derived from the declared arithmetic.",
+        "C3": "The order in which a token lists its experts does not change a bit: the sum goes by ascending id.",
+        "C4": "Only the experts that a token chose enter its row: NaN in the weights of all others changes nothing.",
+        "C5": "Ids that are out of range or stand twice, and wrong dtypes, shapes or layouts are refused with an "
+        "ArgumentError.",
+    },
+)

@@ -1,0 +1,93 @@
+"""Ordered matrices: quantised weights whose rows stand in another order than the activations.
+
+A quantiser may take the rows of a matrix in an order of its own; GPTQ's *act-order* takes the inputs that matter most
+first. Its groups are then runs of rows in that order, and not in the order of the matrix. Two representations are in
+use. Files keep the rows where they were, with the group of each row beside them (``g_idx``). Here the rows stand in the
+order in which they were taken, with that order beside them: row i of the stored matrix is row ``order[i]`` of W, and
+
+    ``y = x W`` is ``linear.qgemv(x[order], matrix)``.
+
+Why this one: what is stored is an ordinary `QuantizedMatrix`, which every kernel, bound and format knows already, and
+no kernel has to look up a group for each row. The price is to gather the activations once a product, K numbers beside
+the K × N of the weights. And nothing is lost: one becomes the other by sorting. A gather is exact, so no new operation
+is needed.
+
+Source: lowbit's own; ``g_idx`` as GPTQ files store it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_array, check_integer
+from lowbit.errors import ArgumentError
+from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
+
+Order = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedMatrix:
+    """A quantised matrix and the order of its rows.
+
+    >>> from lowbit.quantization.affine import quantize
+    >>> eye = quantize(np.eye(8, dtype=np.float32), bits=4, group_size=4)
+    >>> backwards = OrderedMatrix(eye, np.arange(8)[::-1].copy())
+    >>> backwards.g_idx
+    array([1, 1, 1, 1, 0, 0, 0, 0], dtype=int32)
+    >>> backwards.dequantize()[0].argmax()
+    np.int64(7)
+
+    Attributes:
+        matrix: K × N; its row i is row ``order[i]`` of W.
+        order: int64, K, a permutation of 0 … K − 1.
+
+    Raises:
+        ArgumentError: `order` is no such permutation.
+    """
+
+    matrix: QuantizedMatrix
+    order: Order
+
+    def __post_init__(self) -> None:
+        check_array("order", self.order, np.int64, (self.matrix.rows,))
+        if not np.array_equal(np.sort(self.order), np.arange(self.matrix.rows)):
+            raise ArgumentError("order", "not a permutation", f"each of 0 to {self.matrix.rows - 1} once")
+
+    @property
+    def g_idx(self) -> npt.NDArray[np.int32]:
+        """int32, K: the group of each row of W, as files store it. The order inside a group is lost; it has no use."""
+        group = np.empty(self.matrix.rows, np.int32)
+        group[self.order] = np.arange(self.matrix.rows) // self.matrix.group_size
+        return group
+
+    def dequantize(self) -> Floats:
+        """float32, K × N, rows in the order of W."""
+        weights = np.empty((self.matrix.rows, self.matrix.columns), np.float32)
+        weights[self.order] = dequantize(self.matrix)
+        return weights
+
+
+def order_of(g_idx: npt.NDArray[np.int32], group_size: int) -> Order:
+    """The order in which a file's rows must be taken so that its groups become runs; equal ones keep theirs.
+
+    >>> order_of(np.array([1, 0, 1, 0], np.int32), group_size=2)
+    array([1, 3, 0, 2])
+
+    Args:
+        g_idx: int32, K: the group of each row.
+        group_size: rows of a group.
+
+    Returns:
+        int64, K: for an `OrderedMatrix` whose row i is the file's row ``order[i]``.
+
+    Raises:
+        ArgumentError: wrong dtype or shape; groups that are not full, the last one aside.
+    """
+    check_array("g_idx", g_idx, np.int32, (None,))
+    check_integer("group_size", group_size, 1, len(g_idx))
+    order = np.argsort(g_idx, kind="stable")
+    if not np.array_equal(g_idx[order], np.arange(len(g_idx)) // group_size):
+        raise ArgumentError("g_idx", "uneven", f"each group {group_size} times, the last perhaps fewer")
+    return order

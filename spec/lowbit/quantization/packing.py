@@ -1,0 +1,197 @@
+r"""Packing: how codes of 2, 3, 4 or 8 bits lie in 32-bit words.
+
+A low-bit weight is stored as a small unsigned integer, its *code*. Memory has no 3-bit cells, so the codes of a
+column are laid end to end in a stream of bits, and the stream is cut into 32-bit *words*. Reading fewer bytes is
+the whole point of low-bit inference, and nearly every wrong kernel is wrong first about which bit comes where;
+so the specification begins here, and here everything is exact.
+
+**The layout.** A matrix of codes is :math:`K \times N`. Each *column* is a stream of its own: code :math:`k` of a
+column with :math:`b` bits a code takes the bits
+
+.. math:: b k,\; b k + 1,\; \dots,\; b k + b - 1
+
+of the stream, least significant bit first, and bit :math:`p` of the stream is bit :math:`p \bmod 32` of word
+:math:`\lfloor p / 32 \rfloor`. The words of all columns form a matrix of :math:`bK/32 \times N`, so that one row
+of words holds neighbouring columns side by side: a vector register loads the same few rows of many columns.
+
+===== ============== ============== =======================================
+bits  codes a unit   words a unit   remark
+===== ============== ============== =======================================
+2     16             1
+3     32             3              codes 10 and 21 straddle two words
+4     8              1
+8     4              1
+===== ============== ============== =======================================
+
+A *unit* is the shortest run of codes that fills whole words. A column holds whole units only: a number of rows that
+is not a multiple is refused rather than padded, because padding is a choice that belongs to whoever owns the matrix.
+
+Source: QIGen §3 (data format); errata Q4 (the shape of the word matrix) and Q10 (the 3-bit stream).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.contract.checks import check_array, check_choice
+from lowbit.contract.operation import EXACT, operation
+from lowbit.errors import ArgumentError
+
+WORD_BITS = 32
+BITS = (2, 3, 4, 8)
+CODES_PER_UNIT = {2: 16, 3: 32, 4: 8, 8: 4}
+WORDS_PER_UNIT = {2: 1, 3: 3, 4: 1, 8: 1}
+
+Codes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint32]
+
+# Two loops over the rows are the whole chapter. Each row of codes is handled for all columns at once, because the
+# columns never meet.
+
+
+def pack(codes: Codes, bits: int) -> Words:
+    """Lay the codes of each column end to end in 32-bit words.
+
+    The first eight 4-bit codes of a column fill its first word from the least significant end:
+
+    >>> codes = np.arange(1, 9, dtype=np.uint8).reshape(8, 1)
+    >>> print(hex(pack(codes, bits=4)[0, 0]))
+    0x87654321
+
+    With 3 bits, code 10 takes bits 30, 31 and 32: its lowest two end the first word, its highest begins the second.
+
+    >>> codes = np.zeros((32, 1), np.uint8)
+    >>> codes[10] = 0b101
+    >>> [f"{word:032b}" for word in pack(codes, bits=3)[:2, 0]]
+    ['01000000000000000000000000000000', '00000000000000000000000000000001']
+
+    Args:
+        codes: uint8, K × N, each below ``2**bits``; K a multiple of the codes in a unit.
+        bits: 2, 3, 4 or 8.
+
+    Returns:
+        uint32, ``K * bits // 32`` × N.
+
+    Raises:
+        ArgumentError: wrong bits, dtype, shape or layout; K not whole units; a code of ``2**bits`` or more.
+
+    Source: QIGen §3; errata Q4, Q10.
+    """
+    check_pack(codes, bits)
+    rows, columns = codes.shape
+    words = np.zeros((rows * bits // WORD_BITS, columns), np.uint32)
+    for row in range(rows):
+        word, shift = divmod(row * bits, WORD_BITS)
+        code = codes[row].astype(np.uint32)
+        words[word] |= code << np.uint32(shift)  # bits above 31 fall off the end of the word …
+        if shift + bits > WORD_BITS:  # … and begin the next one
+            words[word + 1] |= code >> np.uint32(WORD_BITS - shift)
+    return words
+
+
+def unpack(words: Words, bits: int) -> Codes:
+    """Read the codes back; the inverse of `pack`, for every value of every word.
+
+    >>> unpack(np.array([[0x87654321]], np.uint32), bits=4)[:, 0]
+    array([1, 2, 3, 4, 5, 6, 7, 8], dtype=uint8)
+
+    Args:
+        words: uint32, ``K * bits // 32`` × N; with 3 bits the number of rows is a multiple of 3.
+        bits: 2, 3, 4 or 8.
+
+    Returns:
+        uint8, K × N.
+
+    Raises:
+        ArgumentError: wrong bits, dtype, shape or layout; rows of words that are not whole units.
+
+    Source: QIGen §3, Algorithm 2 (shift, then mask); errata Q4, Q10.
+    """
+    check_unpack(words, bits)
+    word_rows, columns = words.shape
+    rows = word_rows * WORD_BITS // bits
+    mask = np.uint32(2**bits - 1)
+    codes = np.empty((rows, columns), np.uint8)
+    for row in range(rows):
+        word, shift = divmod(row * bits, WORD_BITS)
+        code = words[word] >> np.uint32(shift)
+        if shift + bits > WORD_BITS:
+            code |= words[word + 1] << np.uint32(WORD_BITS - shift)
+        codes[row] = code & mask
+    return codes
+
+
+# **Checks**: of the arguments of both functions, then two that other chapters share.
+
+
+def check_pack(codes: Codes, bits: int) -> None:
+    """The checks of `pack`."""
+    check_choice("bits", bits, BITS)
+    check_array("codes", codes, np.uint8, (None, None))
+    check_rows("rows of codes", codes.shape[0], bits)
+    check_codes("codes", codes, bits)
+
+
+def check_unpack(words: Words, bits: int) -> None:
+    """The checks of `unpack`; only 3 bits can end inside a unit."""
+    check_choice("bits", bits, BITS)
+    check_array("words", words, np.uint32, (None, None))
+    if words.shape[0] % WORDS_PER_UNIT[bits] != 0:
+        unit = f"the words of {CODES_PER_UNIT[bits]} {bits}-bit codes"
+        raise ArgumentError("rows of words", words.shape[0], f"a multiple of {WORDS_PER_UNIT[bits]} ({unit})")
+
+
+def check_rows(argument: str, rows: int, bits: int) -> None:
+    """Refuse a number of rows that does not fill whole units.
+
+    >>> check_rows("rows of codes", 12, bits=4)
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: rows of codes is 12; allowed: a multiple of 8 (4-bit codes come 8 to 1 word)
+    """
+    unit, words = CODES_PER_UNIT[bits], WORDS_PER_UNIT[bits]
+    if rows < 1 or rows % unit != 0:
+        plural = "word" if words == 1 else "words"
+        raise ArgumentError(argument, rows, f"a multiple of {unit} ({bits}-bit codes come {unit} to {words} {plural})")
+
+
+def check_codes(argument: str, codes: Codes, bits: int) -> None:
+    """Refuse a code that needs more than `bits` bits, and say where the first one is."""
+    too_large = codes >= 2**bits
+    if too_large.any():
+        row, column = (int(i) for i in np.unravel_index(int(np.argmax(too_large)), codes.shape))
+        raise ArgumentError(f"{argument}[{row}, {column}]", codes[row, column], f"0 to {2**bits - 1} with {bits} bits")
+
+
+# **What a backend promises.** The suite checks each clause by its number.
+
+PACK = operation(
+    "packing.pack",
+    "Codes to words",
+    promise=EXACT,
+    source="QIGen §3; errata Q4, Q10",
+    reference=pack,
+    check=check_pack,
+    parameters=lambda codes, bits: {"bits": bits},
+    clauses={
+        "C1": "Code k of a column occupies bits b·k to b·k + b − 1 of the column's stream, least significant first; "
+        "bit p of the stream is bit p mod 32 of word ⌊p/32⌋.",
+        "C2": "The result is uint32, K·b/32 × N, and every bit of it is a bit of some code.",
+        "C3": "Rows that are not whole units, codes that do not fit, and wrong bits, dtypes, shapes or layouts are "
+        "refused with an ArgumentError.",
+    },
+)
+
+UNPACK = operation(
+    "packing.unpack",
+    "Words to codes",
+    promise=EXACT,
+    source="QIGen §3, Algorithm 2; errata Q4, Q10",
+    reference=unpack,
+    check=check_unpack,
+    parameters=lambda words, bits: {"bits": bits},
+    clauses={
+        "C1": "For every value of the words, code k of a column is bits b·k to b·k + b − 1 of the column's stream.",
+        "C2": "The result is uint8, K × N, each code below 2^b.",
+        "C3": "Rows of words that are not whole units, and wrong bits, dtypes, shapes or layouts are refused with an "
+        "ArgumentError.",
+    },
+)
