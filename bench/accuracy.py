@@ -27,7 +27,7 @@ from math import sqrt
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats
+from lowbit.arrays import F32
 
 SPREAD = 0.737
 """The root of E[x² / m²] / E[x²] for normal x of significand m in 1 … 2."""
@@ -54,7 +54,7 @@ class Error:
     max: float
 
 
-def error(result: Floats, exact: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Error:
+def error(result: F32, exact: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Error:
     """The error of a result against what it should be; infinite if it is not finite."""
     if not np.isfinite(result).all():
         return Error(float("inf"), float("inf"))

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.arrays import F32
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import WORD_BITS
 
 SMOLLM2 = ((576, 576), (576, 192), (576, 1536), (1536, 576))  # the linear layers of SmolLM2-135M
@@ -40,7 +41,7 @@ class Problem:
         zeros = (-8 * scales).astype(np.float32)
         return QuantizedMatrix(words, scales, zeros, self.bits, self.rows, self.group_size, "minimum")
 
-    def activations(self) -> Floats:
+    def activations(self) -> F32:
         shape = (self.vectors, self.rows) if self.vectors else (self.rows,)
         return np.random.default_rng(1).normal(size=shape).astype(np.float32)
 

@@ -25,7 +25,7 @@ from peers.base import AbsentError, Contestant, Plan, Weights
 from peers.registry import Entry
 from quiet import Watch
 
-from lowbit.quantization.affine import Floats
+from lowbit.arrays import F32
 
 Say = Callable[..., None]
 SLOW = 0.5  # seconds; thirty pairs of what is slower would take as long as everything else
@@ -185,7 +185,7 @@ def problem(
     }
 
 
-def errors_of(contestant: Contestant, x: Floats, weights: Weights) -> dict[str, Any]:
+def errors_of(contestant: Contestant, x: F32, weights: Weights) -> dict[str, Any]:
     """Errors of the first rows of a product against float64: on the weights held, and on those before quantising."""
     contestant.run()
     result, few = contestant.result()[:SUSPECT], x[:SUSPECT].astype(np.float64)

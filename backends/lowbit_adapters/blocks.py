@@ -27,10 +27,11 @@ from typing import Literal
 
 import numpy as np
 
+from lowbit.arrays import F32, U8
 from lowbit.backend import Backend, Declaration
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.packing import Codes
-from lowbit_adapters.layout import Octets, code_rows, group_rows, padded, words_of_rows
+from lowbit_adapters.layout import code_rows, group_rows, padded, words_of_rows
 
 Kind = Literal["Q4_0", "Q4_1", "Q8_0"]
 
@@ -50,7 +51,7 @@ def kind_of(matrix: QuantizedMatrix) -> Kind:
     return "Q8_0" if matrix.bits == 4 else "Q4_0"
 
 
-def encode(matrix: QuantizedMatrix) -> Octets:
+def encode(matrix: QuantizedMatrix) -> U8:
     """The blocks of a matrix of type `kind_of`: uint8, N × blocks × bytes of a block."""
     kind = kind_of(matrix)
     codes = code_rows(matrix.words, matrix.bits)
@@ -70,7 +71,7 @@ def encode(matrix: QuantizedMatrix) -> Octets:
     return np.ascontiguousarray(np.concatenate([head, codes], axis=-1))
 
 
-def decode_q4_1(blocks: Octets, rows: int) -> QuantizedMatrix:
+def decode_q4_1(blocks: U8, rows: int) -> QuantizedMatrix:
     """A matrix from blocks of Q4_1.
 
     Args:
@@ -99,20 +100,20 @@ class BlockBackend(Backend):
     """A backend that turns blocks to floats and floats to blocks by some library."""
 
     @abstractmethod
-    def _to_floats(self, blocks: Octets, kind: Kind) -> Floats:
+    def _to_floats(self, blocks: U8, kind: Kind) -> F32:
         """float32, N × K, from uint8, N × blocks × bytes of a block; K in whole blocks."""
 
     @abstractmethod
-    def _to_blocks(self, weights: Floats) -> Octets:
+    def _to_blocks(self, weights: F32) -> U8:
         """Blocks of Q4_1, uint8, N × blocks × 20, from float32, N × K; K in whole blocks."""
 
-    def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
+    def _affine_dequantize(self, matrix: QuantizedMatrix) -> F32:
         weights = self._to_floats(encode(matrix), kind_of(matrix))
         return np.ascontiguousarray(weights[:, : matrix.rows].T)
 
     def _affine_quantize(
         self,
-        weights: Floats,
+        weights: F32,
         *,
         bits: int,
         group_size: int,

@@ -17,11 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from lowbit.arrays import F32, U8
 from lowbit.backend import Availability, Capabilities
 from lowbit.errors import UnavailableError
-from lowbit.quantization.affine import Floats
 from lowbit_adapters.blocks import BLOCK, BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
-from lowbit_adapters.layout import Octets
 from lowbit_adapters.libraries import availability, versions
 
 LIBRARIES = {"llama_cpp": "llama-cpp-python"}
@@ -77,12 +76,12 @@ class GgmlBackend(BlockBackend):
         operations = {"affine.dequantize": DEQUANTIZE, "affine.quantize": QUANTIZE}
         return Capabilities(operations, concurrent=True, details=versions(LIBRARIES))
 
-    def _to_floats(self, blocks: Octets, kind: Kind) -> Floats:
+    def _to_floats(self, blocks: U8, kind: Kind) -> F32:
         weights = np.empty((blocks.shape[0], blocks.shape[1] * BLOCK), np.float32)
         getattr(library(), TO_FLOAT[kind])(blocks.ctypes.data, weights.ctypes.data, weights.size)
         return weights
 
-    def _to_blocks(self, weights: Floats) -> Octets:
+    def _to_blocks(self, weights: F32) -> U8:
         rows, length = weights.shape
         blocks = np.empty((rows, length // BLOCK, BLOCK_BYTES["Q4_1"]), np.uint8)
         library().ggml_quantize_chunk(Q4_1, weights.ctypes.data, blocks.ctypes.data, 0, rows, length, None)

@@ -7,10 +7,9 @@ Source: gguf/quants.py in the project's repository.
 
 import numpy as np
 
+from lowbit.arrays import F32, U8
 from lowbit.backend import Availability, Capabilities
-from lowbit.quantization.affine import Floats
 from lowbit_adapters.blocks import BLOCK_BYTES, DEQUANTIZE, QUANTIZE, BlockBackend, Kind
-from lowbit_adapters.layout import Octets
 from lowbit_adapters.libraries import availability, versions
 
 LIBRARIES = {"gguf": "gguf"}
@@ -28,14 +27,14 @@ class GgufBackend(BlockBackend):
         operations = {"affine.dequantize": DEQUANTIZE, "affine.quantize": QUANTIZE}
         return Capabilities(operations, concurrent=True, details=versions(LIBRARIES))
 
-    def _to_floats(self, blocks: Octets, kind: Kind) -> Floats:
+    def _to_floats(self, blocks: U8, kind: Kind) -> F32:
         from gguf import quants
         from gguf.constants import GGMLQuantizationType
 
         rows = blocks.reshape(len(blocks), -1)
         return np.asarray(quants.dequantize(rows, GGMLQuantizationType[kind]), np.float32)
 
-    def _to_blocks(self, weights: Floats) -> Octets:
+    def _to_blocks(self, weights: F32) -> U8:
         from gguf import quants
         from gguf.constants import GGMLQuantizationType
 

@@ -5,15 +5,11 @@ same stream of bits, least significant first, cut at other places. So everything
 N × K, an output a row, and `pack_bits` cuts it anew.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, U8, Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, Words
-
-Octets = npt.NDArray[np.uint8]
 
 
 def code_rows(words: Words, bits: int) -> Codes:
@@ -34,7 +30,7 @@ def code_rows(words: Words, bits: int) -> Codes:
     return np.packbits(stream.reshape(len(octets), -1, bits), axis=-1, bitorder="little")[..., 0]
 
 
-def pack_bits(codes: Codes, bits: int) -> Octets:
+def pack_bits(codes: Codes, bits: int) -> U8:
     """The codes of the last axis end to end in bytes, the first at the least significant end; the last byte is filled
     up with zeros.
 
@@ -57,19 +53,19 @@ def words_of_rows(codes: Codes, bits: int) -> Words:
     return np.ascontiguousarray(pack_bits(codes, bits).view("<u4").T.astype(np.uint32))
 
 
-def padded(rows: npt.NDArray[Any], multiple: int, value: int) -> npt.NDArray[Any]:
+def padded(rows: Array, multiple: int, value: int) -> Array:
     """Rows filled up at their ends to a multiple of some length; the same rows, not a copy, if they have it."""
     if rows.shape[1] % multiple == 0:
         return rows
     return np.pad(rows, ((0, 0), (0, -rows.shape[1] % multiple)), constant_values=value)
 
 
-def group_rows(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def group_rows(numbers: Array) -> Array:
     """Scales or zeros, G × N, as N × G."""
     return np.ascontiguousarray(numbers.T)
 
 
-def offsets_of_code(matrix: QuantizedMatrix, code: int) -> npt.NDArray[np.float32]:
+def offsets_of_code(matrix: QuantizedMatrix, code: int) -> F32:
     """What a code stands for in each group, N × G: float64 arithmetic, rounded to float32 once."""
     scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
     values = zeros + scales * code if matrix.convention == "minimum" else scales * (code - zeros)

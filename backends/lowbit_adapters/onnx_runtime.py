@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, U8, Array
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic, any_order
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix
-from lowbit_adapters.layout import Octets, code_rows, group_rows, pack_bits, padded
+from lowbit.quantization.affine import Convention, QuantizedMatrix
+from lowbit_adapters.layout import code_rows, group_rows, pack_bits, padded
 from lowbit_adapters.libraries import availability, versions
 
 LIBRARIES = {"onnx": "onnx", "onnxruntime": "onnxruntime"}
@@ -32,18 +32,18 @@ BLOCKS = tuple(2**power for power in range(4, 17))
 OPSET, IR_VERSION = 17, 8  # old enough for any ONNX Runtime that has the operator
 
 
-def blocks_of(matrix: QuantizedMatrix) -> Octets:
+def blocks_of(matrix: QuantizedMatrix) -> U8:
     """The operator's B: uint8, N × blocks × bytes of a block; the last block is filled up with zeros."""
     codes = padded(code_rows(matrix.words, matrix.bits), matrix.group_size, 0)
     return pack_bits(codes.reshape(matrix.columns, matrix.groups, matrix.group_size), matrix.bits)
 
 
-def packed_zeros(matrix: QuantizedMatrix) -> Octets:
+def packed_zeros(matrix: QuantizedMatrix) -> U8:
     """Zero-points as the operator packs them: uint8, N × ⌈blocks · bits / 8⌉."""
     return pack_bits(group_rows(matrix.zeros), matrix.bits)
 
 
-def float_zeros(matrix: QuantizedMatrix) -> Floats:
+def float_zeros(matrix: QuantizedMatrix) -> F32:
     """The z' of ``scale * (q - z')`` under ``minimum``: float32, N × blocks, one rounding of −min / scale."""
     zeros = -matrix.zeros.astype(np.float64) / matrix.scales.astype(np.float64)
     return group_rows(zeros.astype(np.float32))
@@ -54,7 +54,7 @@ def float_zero_roundings(rows: int, group_size: int) -> int:
     return any_order(rows, group_size) + 3
 
 
-def model_of(constants: Mapping[str, npt.NDArray[Any]], sizes: Mapping[str, int], products: int = 1) -> bytes:
+def model_of(constants: Mapping[str, Array], sizes: Mapping[str, int], products: int = 1) -> bytes:
     """A model of so many products of one input A, each with constants of its own: the outputs Y0, Y1, ….
 
     Args:
@@ -88,7 +88,7 @@ def sizes_of(matrix: QuantizedMatrix, accuracy_level: int = 0) -> dict[str, int]
     return sizes | {"accuracy_level": accuracy_level}
 
 
-def session_of(matrix: QuantizedMatrix, zeros: npt.NDArray[Any]) -> Any:
+def session_of(matrix: QuantizedMatrix, zeros: Array) -> Any:
     """A session on one thread with a model of one node, whose input is A and whose output is Y0."""
     import onnxruntime
 
@@ -102,17 +102,17 @@ def session_of(matrix: QuantizedMatrix, zeros: npt.NDArray[Any]) -> Any:
 class OnnxRuntimeLinear(PreparedLinear):
     """A session; a call binds x and the result where they lie."""
 
-    def __init__(self, backend: str, matrix: QuantizedMatrix, zeros: npt.NDArray[Any]) -> None:
+    def __init__(self, backend: str, matrix: QuantizedMatrix, zeros: Array) -> None:
         super().__init__(backend, matrix.rows, matrix.columns, matrix.nbytes)
         self._session = session_of(matrix, zeros)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         self._multiply(x[None], out[None])
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         self._multiply(x, out)
 
-    def _multiply(self, x: Floats, out: Floats) -> None:
+    def _multiply(self, x: F32, out: F32) -> None:
         binding = self._session.io_binding()
         binding.bind_input("A", "cpu", 0, np.float32, x.shape, x.ctypes.data)
         binding.bind_output("Y0", "cpu", 0, np.float32, out.shape, out.ctypes.data)
@@ -139,7 +139,7 @@ class OnnxRuntimeBackend(Backend):
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return OnnxRuntimeLinear(self.name, matrix, self._zeros(matrix))
 
-    def _zeros(self, matrix: QuantizedMatrix) -> npt.NDArray[Any]:
+    def _zeros(self, matrix: QuantizedMatrix) -> Array:
         return packed_zeros(matrix)
 
 
@@ -151,5 +151,5 @@ class OnnxRuntimeMinimumBackend(OnnxRuntimeBackend):
     convention = "minimum"
     arithmetic = Arithmetic("factored", "float32", float_zero_roundings)
 
-    def _zeros(self, matrix: QuantizedMatrix) -> npt.NDArray[Any]:
+    def _zeros(self, matrix: QuantizedMatrix) -> Array:
         return float_zeros(matrix)

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic, any_order
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_adapters.layout import code_rows, group_rows, offsets_of_code, padded
 from lowbit_adapters.libraries import availability, versions
 
@@ -42,14 +43,14 @@ def codes_of(matrix: QuantizedMatrix) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.pad(codes, ((0, -len(codes) % OUTPUTS), (0, 0)), constant_values=CENTER).astype(np.int32)
 
 
-def scales_and_zeros(matrix: QuantizedMatrix) -> Floats:
+def scales_and_zeros(matrix: QuantizedMatrix) -> F32:
     """float32, G × N × 2, N filled up with zeros."""
     scales = group_rows(matrix.scales.astype(np.float32))
     both = np.stack([scales.T, offsets_of_code(matrix, CENTER).T], axis=-1)
     return np.pad(both, ((0, 0), (0, -matrix.columns % OUTPUTS), (0, 0)))
 
 
-def tensor_over(array: Floats) -> Any:
+def tensor_over(array: F32) -> Any:
     """A tensor on the memory of an array, be it read-only: the product only reads it."""
     import torch
 
@@ -69,10 +70,10 @@ class TorchLinear(PreparedLinear):
         self._scales = torch.from_numpy(scales_and_zeros(matrix))
         super().__init__("torch", matrix.rows, matrix.columns, self._codes.nbytes + self._scales.nbytes)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         self._qgemm(x[None], out[None])
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         whole = padded(x, self._group_size, 0)
         result = self._multiply(tensor_over(whole), self._codes, self._group_size, self._scales)
         np.copyto(out, result.numpy()[:, : self.columns])

@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
 from lowbit.backend.prepared import PreparedLinear
 from lowbit.contract.checks import check_choice, check_integer
@@ -12,7 +13,7 @@ from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import UnavailableError
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.quantization import bfp
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.layout.layout import PanelLayout
@@ -62,28 +63,28 @@ class CppyyLinear(PreparedLinear):
         self._multiply, self._cast, self._blocks = compiled.multiply, compiled.multiply_cast, compiled.multiply_blocks
         self._vector = self._route("vector").handle
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         if status := self._multiply(self._handle, self._vector, x, out, 1):
             self._failed(status, "vector", x, out, 1)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         purpose: Purpose = "rows" if len(x) <= FEW_ROWS else "many rows"
         if status := self._multiply(self._handle, self._route(purpose).handle, x, out, len(x)):
             self._failed(status, purpose, x, out, len(x))
 
-    def _qgemm_bfp(self, x: bfp.Blocks, out: Floats) -> None:
+    def _qgemm_bfp(self, x: bfp.Blocks, out: F32) -> None:
         route = self._integer_route(x.rows)
         if status := self._blocks(self._handle, route, x.mantissas.view(np.uint8), x.exponents, out, x.rows):
             raise_failure(status)
 
-    def _qgemm_cast(self, x: Floats, out: Floats) -> None:
+    def _qgemm_cast(self, x: F32, out: F32) -> None:
         if status := self._cast(self._handle, self._integer_route(len(x)), x, out, len(x)):
             raise_failure(status)
 
     def _integer_route(self, rows: int) -> int:
         return self._route("integer vector" if rows == 1 else "integer rows").handle
 
-    def _failed(self, status: int, purpose: Purpose, x: Floats, out: Floats, rows: int) -> None:
+    def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
         """Take the kernel without powers of two where an activation is too small for them; else raise."""
         if status == TINY:
             exact = self._route(purpose, exact=True).handle

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention.rope import Rotation
 from lowbit.backend import Availability, Backend, Capabilities, Declaration
 from lowbit.backend.prepared import PreparedLinear
@@ -21,7 +22,7 @@ from lowbit.backend.whole_model import DeviceSettings
 from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Arrangement, Request, Trace
 from lowbit.moe.routing import Scores
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, TURNS
 from lowbit_cuda.calls import Calls
 from lowbit_cuda.cuda.availability import availability
@@ -94,10 +95,10 @@ class PortBackend(Backend):
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return DeviceLinear(self.name, self._calls, matrix)
 
-    def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
+    def _affine_dequantize(self, matrix: QuantizedMatrix) -> F32:
         return dequantized(self._calls, matrix)
 
-    def _routing_gate(self, x: Floats, router: Floats, scores: Scores = "logits") -> Floats:
+    def _routing_gate(self, x: F32, router: F32, scores: Scores = "logits") -> F32:
         rows = up(len(router), 8)  # zeros, which change no sum
         wide = np.pad(x, ((0, 0), (0, rows - len(router))))
         columns = np.ascontiguousarray(np.pad(router, ((0, rows - len(router)), (0, 0))).T)
@@ -106,18 +107,18 @@ class PortBackend(Backend):
         self._calls(dense, {"y": y, "x": wide, "weights": columns}, tokens=len(x), rows=rows, columns=y.shape[1])
         return y
 
-    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+    def _blocks_rms_norm(self, x: F32, gain: F32, epsilon: float) -> F32:
         y = np.empty_like(x)
         sized = {"tokens": len(x), "columns": x.shape[1], "epsilon": float(epsilon)}
         self._calls(kernel("rms_norm"), {"y": y, "x": x, "gain": gain}, **sized)
         return y
 
-    def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
+    def _blocks_swiglu(self, gate: F32, up: F32) -> F32:
         y = np.empty_like(gate)
         self._calls(kernel("swiglu"), {"y": y, "gate": gate, "up": up}, count=gate.size)
         return y
 
-    def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
+    def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
         """Pairs are brought to where half-split has them, and back."""
         sign, pair = turn.layout.sign, turn.layout.pair
         order = np.lexsort((pair, sign))  # the first channels of all pairs, then their partners
@@ -133,7 +134,7 @@ class PortBackend(Backend):
         y[..., order] = turned
         return y
 
-    def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+    def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
         tokens, heads, head_dim = queries.shape
         kv_heads, length, _ = keys.shape
         y = np.empty_like(queries)

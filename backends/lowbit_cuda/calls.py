@@ -6,15 +6,12 @@ how a model runs (`lowbit_cuda.model`); it is how a kernel is shown to be right.
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.port import DevicePort, Kernel, Memory, Number, Span
-
-Array = npt.NDArray[Any]
 
 
 class Room:

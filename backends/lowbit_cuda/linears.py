@@ -8,9 +8,10 @@ import weakref
 
 import numpy as np
 
+from lowbit.arrays import F32, Array
 from lowbit.backend.prepared import PreparedLinear
-from lowbit.quantization.affine import Floats, QuantizedMatrix
-from lowbit_cuda.calls import Array, Calls
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_cuda.calls import Calls
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.matrices import product
@@ -29,13 +30,13 @@ class DeviceLinear(PreparedLinear):
         calls.lane.upload(self._blob, self._layout.apply(matrix))
         super().__init__(backend, matrix.rows, matrix.columns, self._layout.nbytes)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         self._multiply(x, out, 1)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         self._multiply(x, out, len(x))
 
-    def _multiply(self, x: Floats, out: Floats, tokens: int) -> None:
+    def _multiply(self, x: F32, out: F32, tokens: int) -> None:
         layout = self._layout
         given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._blob)}
         self._calls(product(layout, tokens), given, tokens=tokens, **layout.numbers)
@@ -47,7 +48,7 @@ def _give_back(calls: "weakref.ref[Calls]", memory: Memory) -> None:
         found.give_back(memory)
 
 
-def dequantized(calls: Calls, matrix: QuantizedMatrix) -> Floats:
+def dequantized(calls: Calls, matrix: QuantizedMatrix) -> F32:
     """The weights of a matrix, float32, K × N."""
     layout = MatrixLayout.of(matrix)
     weights = np.empty((matrix.rows, matrix.columns), np.float32)

@@ -48,6 +48,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, LowbitError
 
@@ -355,10 +356,10 @@ class DevicePort(Protocol):
     def free(self, memory: Memory) -> None:
         """Give memory back, after waiting for what was given to streams with it; twice is harmless."""
 
-    def write(self, span: Span, data: npt.NDArray[Any]) -> None:
+    def write(self, span: Span, data: Array) -> None:
         """The host writes pinned memory, now: as many bytes as the C-contiguous array has."""
 
-    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
         """The host reads pinned memory, now: an array of its own."""
 
     # What streams do.

@@ -39,12 +39,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
 from lowbit.backend.wire import Tree, as_json, from_json
 from lowbit.contract.checks import check_array
 from lowbit.contract.operation import OPERATIONS
 from lowbit.errors import ArgumentError, FormatError, NotDeclaredError, UnavailableError, on_one_line
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.json_files import described, parsed
 from lowbit.text import cleaned
 from lowbit_foreign.arguments import named, named_step
@@ -156,7 +157,7 @@ class CommandBackend(Backend):
         handle = self._handle("prepare", "release", operation, {"matrix": matrix})
         return ForeignLinear(self.name, matrix, declared, self._multiply, {}, handle)
 
-    def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: Floats) -> None:
+    def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: F32) -> None:
         assert handle is None or isinstance(handle, _Handle)
         result = self.ask_value("run", operation, arguments, handle)
         try:

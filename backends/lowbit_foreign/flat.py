@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit.backend.wire import MOST_DEPTH, NOT_FINITE, Tree, decode, encode
 from lowbit.errors import ArgumentError
 from lowbit.text import quoted
 from lowbit_foreign.abi import DTYPE_NUMBERS, DTYPES, NO_DTYPE, Kind
-from lowbit_foreign.memory import Array, OutOfBoundsError, Room, address
+from lowbit_foreign.memory import OutOfBoundsError, Room, address
 
 MOST_ITEMS = 2**20
 """Of a list, and bytes of a text."""

@@ -12,17 +12,18 @@ from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
+from lowbit.arrays import F32, Array
 from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
 from lowbit.contract.operation import OPERATIONS
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.text import cleaned
 from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
 from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.declared import Declared, read_text
 from lowbit_foreign.flat import MOST_DIMENSIONS, Entry, Results, flatten
 from lowbit_foreign.linear import ForeignLinear, copied, first_product
-from lowbit_foreign.memory import Array, Room, address, is_aligned, realigned
+from lowbit_foreign.memory import Room, address, is_aligned, realigned
 
 CALL, MAKE, END = (c_int32, c_void_p), (c_int32, c_void_p, c_void_p), (None, c_void_p)
 FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -111,7 +112,7 @@ class LibraryBackend(Backend):
             raise RuntimeError(f"{self.name} says that a product reads {nbytes} bytes")
         return ForeignLinear(self.name, matrix, declared, self._multiply, {}, handle, nbytes)
 
-    def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: Floats) -> None:
+    def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: F32) -> None:
         assert handle is None or isinstance(handle, _Handle)
         self.compute("lowbit_run", operation, arguments, handle, out)
 

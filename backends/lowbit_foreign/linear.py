@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Declaration, PreparedLinear
 from lowbit.errors import NotDeclaredError
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 
-Multiply = Callable[[str, object, dict[str, Any], Floats], None]
+Multiply = Callable[[str, object, dict[str, Any], F32], None]
 """``multiply(operation, handle, arguments, out)``."""
 
 
@@ -41,16 +42,16 @@ class ForeignLinear(PreparedLinear):
         super().__init__(backend, matrix.rows, matrix.columns, matrix.nbytes if nbytes is None else nbytes)
         self._declared, self._multiply, self._arguments, self._handle = declared, multiply, arguments, handle
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         self._product("linear.qgemv", x, out)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         self._product("linear.qgemm", x, out)
 
-    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+    def _qgemm_bfp(self, x: Blocks, out: F32) -> None:
         self._product("linear.qgemm_bfp", x, out)
 
-    def _product(self, operation: str, x: Floats | Blocks, out: Floats) -> None:
+    def _product(self, operation: str, x: F32 | Blocks, out: F32) -> None:
         if operation not in self._declared:
             raise NotDeclaredError(self.backend, operation)
         self._multiply(operation, self._handle, {"x": x} | self._arguments, out)

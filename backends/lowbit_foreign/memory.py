@@ -3,9 +3,8 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from lowbit.arrays import Array
 
 MARGIN = 512
 """Bytes on either side of a result. It also makes every result large enough to come fresh from the allocator."""

@@ -9,10 +9,11 @@ from importlib.metadata import version
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.linear.integer_bounds import integer_loop
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import Codes, Words
 from lowbit_numpy.activations import ActivationOperations
@@ -37,15 +38,15 @@ class NumpyLinear(PreparedLinear):
         self._weights, self._integers = dequantize_groups(matrix), IntegerMatrix(matrix)
         super().__init__("numpy", matrix.rows, matrix.columns, self._weights.nbytes)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         with np.errstate(invalid="ignore", over="ignore"):
             np.matmul(x, self._weights, out=out)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         with np.errstate(invalid="ignore", over="ignore"):
             np.matmul(x, self._weights, out=out)
 
-    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+    def _qgemm_bfp(self, x: Blocks, out: F32) -> None:
         with np.errstate(over="ignore"):
             out[...] = self._integers.multiplied(x)
 
@@ -90,7 +91,7 @@ class NumpyBackend(
 
     def _affine_quantize(
         self,
-        weights: Floats,
+        weights: F32,
         *,
         bits: int,
         group_size: int,
@@ -99,7 +100,7 @@ class NumpyBackend(
     ) -> QuantizedMatrix:
         return quantize_groups(weights, bits, group_size, convention, scale_dtype)
 
-    def _affine_dequantize(self, matrix: QuantizedMatrix) -> Floats:
+    def _affine_dequantize(self, matrix: QuantizedMatrix) -> F32:
         return dequantize_groups(matrix)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:

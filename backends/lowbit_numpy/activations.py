@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
-from lowbit.quantization.affine import Floats
 
 DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 
@@ -16,14 +16,14 @@ class ActivationOperations:
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), DIRECT)
 
-    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+    def _blocks_rms_norm(self, x: F32, gain: F32, epsilon: float) -> F32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             root = np.sqrt(np.square(x).mean(axis=1) + np.float32(epsilon))
             root[np.isinf(root) & np.isfinite(x).all(axis=1)] = np.nan  # an overflow would give a row of zeros
-            result: Floats = x / root[:, None] * gain
+            result: F32 = x / root[:, None] * gain
         return result
 
-    def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
+    def _blocks_swiglu(self, gate: F32, up: F32) -> F32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            result: Floats = gate / (1 + np.exp(-gate)) * up
+            result: F32 = gate / (1 + np.exp(-gate)) * up
         return result

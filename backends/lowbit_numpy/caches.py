@@ -5,11 +5,12 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.attention.ksort import Order, Reals
+from lowbit.arrays import F32, F64
+from lowbit.attention.ksort import Order
 from lowbit.attention.rope import Layout, Rotation
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
-from lowbit.quantization.bfp import Blocks, Floats, Format
+from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 
 BOUNDED = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
@@ -28,7 +29,7 @@ class CacheOperations:
     def _kvcache_bfp(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> "Cache":
         return Cache(self, kv_heads, head_dim, key_format, value_format)
 
-    def _bfp_cast(self, x: Floats, format: Format) -> Blocks:
+    def _bfp_cast(self, x: F32, format: Format) -> Blocks:
         """All blocks at once: rows are filled up with zeros to whole blocks, which changes no block's largest."""
         rows, columns = x.shape
         count = format.blocks(columns)
@@ -42,7 +43,7 @@ class CacheOperations:
         mantissas = np.clip(scaled, -format.top, format.top).astype(format.dtype).reshape(rows, -1)
         return Blocks(np.ascontiguousarray(mantissas[:, :columns]), exponents.astype(np.int16), format)
 
-    def _bfp_decode(self, blocks: Blocks) -> Floats:
+    def _bfp_decode(self, blocks: Blocks) -> F32:
         exponents = np.repeat(blocks.exponents.astype(np.int32), blocks.format.block, axis=1)[:, : blocks.columns]
         with np.errstate(over="ignore", under="ignore"):
             return np.ldexp(blocks.mantissas.astype(np.float64), exponents).astype(np.float32)
@@ -54,18 +55,18 @@ class CacheOperations:
         exponents = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
         return BlockSums(np.add.reduceat(products, ends, axis=2), exponents)
 
-    def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
+    def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
         cos, sin = turn.cos.astype(np.float32)[:, None], turn.sin.astype(np.float32)[:, None]
-        result: Floats = x * cos + x[..., turn.layout.partner] * sin
+        result: F32 = x * cos + x[..., turn.layout.partner] * sin
         return result
 
-    def _attention_softmax(self, scores: Floats) -> Floats:
+    def _attention_softmax(self, scores: F32) -> F32:
         with np.errstate(under="ignore"):
-            powers: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        total: Floats = powers.sum(axis=-1, keepdims=True)
+            powers: F32 = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        total: F32 = powers.sum(axis=-1, keepdims=True)
         return powers / total
 
-    def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+    def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
         """Keys and values repeated for every query head, and one mask for all."""
         tokens, heads, head_dim = queries.shape
         group, length = heads // keys.shape[0], keys.shape[1]
@@ -76,7 +77,7 @@ class CacheOperations:
         shares = self._attention_softmax(np.where(hidden, np.float32(-np.inf), scores))
         return np.ascontiguousarray((shares @ wide_values).swapaxes(0, 1))
 
-    def _ksort_permutation(self, sizes: Reals) -> Order:
+    def _ksort_permutation(self, sizes: F64) -> Order:
         return np.lexsort((np.arange(sizes.size), sizes)).astype(np.int64)
 
     def _ksort_relabel(self, layout: Layout, order: Order) -> Layout:
@@ -93,7 +94,7 @@ class Cache:
         self._mantissas = [np.zeros((1, kv_heads, head_dim), format.dtype) for format in formats]
         self._exponents = [np.zeros((1, kv_heads, format.blocks(head_dim)), np.int16) for format in formats]
 
-    def step(self, *tokens: Floats) -> tuple[Floats, ...]:
+    def step(self, *tokens: F32) -> tuple[F32, ...]:
         """Cast T tokens, keys and values, and decode all that there are."""
         start, self._length = self._length, self._length + len(tokens[0])
         self._grow()
@@ -110,7 +111,7 @@ class Cache:
                     more = np.zeros((max(len(array), self._length - len(array)), *array.shape[1:]), array.dtype)
                     arrays[kind] = np.concatenate([array, more])
 
-    def _decoded(self, kind: int) -> Floats:
+    def _decoded(self, kind: int) -> F32:
         """float32, G × S × d_h."""
         mantissas, exponents = (
             np.ascontiguousarray(arrays[kind][: self._length].swapaxes(0, 1)).reshape(self._heads * self._length, -1)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import I64
 from lowbit.backend import Declaration
 from lowbit.moe.offload import Arrangement, Event, Kind, Request, Trace
 
-Table = npt.NDArray[np.int64]
+Table = I64
 NOBODY = -1
 
 

@@ -3,16 +3,16 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype, Scales
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, Scales
 from lowbit.quantization.packing import Codes
 from lowbit_numpy.codes import pack_bits, unpack_bits
 
 
 def quantize_groups(
-    weights: Floats, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
+    weights: F32, bits: int, group_size: int, convention: Convention, scale_dtype: ScaleDtype
 ) -> QuantizedMatrix:
     """Float32 K × N to codes, scales and zeros, as `lowbit.quantization.affine.quantize` says."""
     blocks = [_quantize_block(block, bits, convention, np.dtype(scale_dtype)) for block in _blocks(weights, group_size)]
@@ -21,7 +21,7 @@ def quantize_groups(
     return QuantizedMatrix(words, scales, zeros, bits, weights.shape[0], group_size, convention)
 
 
-def dequantize_groups(matrix: QuantizedMatrix) -> Floats:
+def dequantize_groups(matrix: QuantizedMatrix) -> F32:
     """Codes, scales and zeros to float32 K × N, as `lowbit.quantization.affine.dequantize` says."""
     codes = unpack_bits(matrix.words, matrix.bits)
     scales, zeros = matrix.scales.astype(np.float32), matrix.zeros.astype(np.float32)
@@ -39,7 +39,7 @@ def dequantize_groups(matrix: QuantizedMatrix) -> Floats:
     return weights
 
 
-def _blocks(matrix: npt.NDArray[Any], group_size: int) -> list[npt.NDArray[Any]]:
+def _blocks(matrix: Array, group_size: int) -> list[Array]:
     """Views of K × N as G × g × N: all whole groups together, and the short last group on its own."""
     rows, columns = matrix.shape
     whole = rows - rows % group_size
@@ -47,9 +47,7 @@ def _blocks(matrix: npt.NDArray[Any], group_size: int) -> list[npt.NDArray[Any]]
     return [*blocks, matrix[None, whole:]] if whole < rows else blocks
 
 
-def _quantize_block(
-    block: Floats, bits: int, convention: Convention, dtype: np.dtype[Any]
-) -> tuple[Codes, Scales, npt.NDArray[Any]]:
+def _quantize_block(block: F32, bits: int, convention: Convention, dtype: np.dtype[Any]) -> tuple[Codes, Scales, Array]:
     """Codes (rows × N), scales and zeros (groups × N) of a G × g × N block."""
     levels = np.float32(2**bits - 1)
     low, high = block.min(axis=1), block.max(axis=1)

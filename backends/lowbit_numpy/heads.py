@@ -4,9 +4,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention.pooling import Method
 from lowbit.backend import Declaration
-from lowbit.quantization.affine import Floats
 
 DECLARED = {"pooling.pool": Declaration()}
 
@@ -16,7 +16,7 @@ class PoolingOperations:
 
     declared: ClassVar[dict[str, Declaration]] = DECLARED
 
-    def _pooling_pool(self, weights: Floats, heads: int, groups: int, method: Method = "mean") -> Floats:
+    def _pooling_pool(self, weights: F32, heads: int, groups: int, method: Method = "mean") -> F32:
         members = heads // groups
         split = weights.reshape(len(weights), groups, members, -1)
         if method == "first":

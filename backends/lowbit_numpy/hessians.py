@@ -4,11 +4,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Floats
-from lowbit.quantization.gptq import Reals
 
 # A target is a weight and at most K − 1 products, added in any order; a quotient and a difference go into each product.
 DECLARED = {
@@ -23,10 +22,10 @@ class GptqOperations:
 
     declared: ClassVar[dict[str, Declaration]] = DECLARED
 
-    def _gptq_hessian(self, x: Floats) -> Floats:
+    def _gptq_hessian(self, x: F32) -> F32:
         return x.T @ x
 
-    def _gptq_factor(self, hessian: Reals) -> Floats:
+    def _gptq_factor(self, hessian: F32 | F64) -> F32:
         backwards: Any = hessian[::-1, ::-1].astype(np.float64)  # turned round, an upper factor is LAPACK's lower one
         try:
             lower = np.linalg.cholesky(backwards)
@@ -34,7 +33,7 @@ class GptqOperations:
             raise ArgumentError("hessian", "not positive definite", "a positive definite matrix (damp)") from None
         return np.ascontiguousarray(lower[::-1, ::-1], np.float32)
 
-    def _gptq_targets(self, weights: Floats, factor: Floats, values: Floats) -> Floats:
+    def _gptq_targets(self, weights: F32, factor: F32, values: F32) -> F32:
         ratios = np.triu(factor / factor.diagonal(), 1)
-        result: Floats = weights + ratios.T @ (weights - values)
+        result: F32 = weights + ratios.T @ (weights - values)
         return result

@@ -4,14 +4,12 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F64
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import Codes
 from lowbit_numpy.codes import unpack_bits
-
-Reals = npt.NDArray[np.float64]
 
 
 class IntegerMatrix:
@@ -27,7 +25,7 @@ class IntegerMatrix:
     def _codes(self) -> Codes:
         return unpack_bits(self._words, self._bits)
 
-    def multiplied(self, x: Blocks) -> Reals:
+    def multiplied(self, x: Blocks) -> F64:
         """``X W``, float64, T × N: group after group, and in a group each run of rows that share an exponent."""
         y = np.zeros((x.rows, self._codes.shape[1]))
         for group, (scale, offset) in enumerate(zip(self._scales, self._offsets, strict=True)):
@@ -37,7 +35,7 @@ class IntegerMatrix:
             y += totals[:, None] * offset
         return y
 
-    def _group(self, x: Blocks, start: int, stop: int) -> tuple[Reals, Reals]:
+    def _group(self, x: Blocks, start: int, stop: int) -> tuple[F64, F64]:
         """What a group of rows sums to before its scale and its offset, T × N and T."""
         block = x.format.block
         inside = range(start - start % block + block, stop, block)  # where a new block begins

@@ -3,13 +3,13 @@
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import I64
 from lowbit.backend import Declaration
 from lowbit.kernels.layouts import ORDERS, Layout, ZCurve
 from lowbit.quantization.packing import Words
 
-Indices = npt.NDArray[np.int64]
+Indices = I64
 
 
 class LayoutOperations:

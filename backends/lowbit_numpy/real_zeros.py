@@ -1,13 +1,12 @@
 """HQQ with an index: the group of every weight is looked up once, and the rest is elementwise."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers
 from lowbit.quantization.packing import Codes
@@ -27,12 +26,12 @@ class HqqOperations:
 
     declared: ClassVar[dict[str, Declaration]] = DECLARED
 
-    def _hqq_codes(self, weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
+    def _hqq_codes(self, weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
         with np.errstate(over="ignore"):
             real = np.rint(weights / scales + zeros)
         return np.asarray(np.clip(real, 0, 2**bits - 1), np.uint8)
 
-    def _hqq_step(self, weights: Floats, codes: Codes, scales: Floats, zeros: Floats, p: float, beta: float) -> Floats:
+    def _hqq_step(self, weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: float) -> F32:
         q = codes.astype(np.float32)
         errors = weights - scales * (q - zeros)
         sizes = np.abs(errors)
@@ -40,15 +39,15 @@ class HqqOperations:
             kept = np.copysign(np.maximum(sizes - sizes ** np.float32(p - 1) / np.float32(beta), 0), errors)
         return np.asarray(np.mean(q - (weights - kept) / scales, axis=0, dtype=np.float32))
 
-    def _hqq_dequantize(self, matrix: HqqMatrix) -> Floats:
+    def _hqq_dequantize(self, matrix: HqqMatrix) -> F32:
         return dequantize_real_zeros(matrix)
 
-    def _hqq_qgemv(self, x: Floats, matrix: HqqMatrix) -> Floats:
+    def _hqq_qgemv(self, x: F32, matrix: HqqMatrix) -> F32:
         with np.errstate(invalid="ignore", over="ignore"):
             return x @ dequantize_real_zeros(matrix)
 
 
-def dequantize_real_zeros(matrix: HqqMatrix) -> Floats:
+def dequantize_real_zeros(matrix: HqqMatrix) -> F32:
     """float32, K × N: every weight by the scale and the zero of its group."""
     number = np.arange(matrix.rows * matrix.columns).reshape(matrix.columns, matrix.rows).T  # of N × K, laid out flat
     group = number // matrix.group_size if matrix.axis == 1 else number % matrix.groups
@@ -56,7 +55,7 @@ def dequantize_real_zeros(matrix: HqqMatrix) -> Floats:
     return np.asarray(_plain(matrix.scales)[group] * (codes - _plain(matrix.zeros)[group]))
 
 
-def _plain(numbers: Numbers) -> npt.NDArray[Any]:
+def _plain(numbers: Numbers) -> Array:
     """float32 numbers, whichever way they are stored."""
     if not isinstance(numbers, EightBit):
         return numbers.astype(np.float32)

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.backend import PreparedLinear, load
 from lowbit.backend.prepared import placed
 from lowbit.contract.checks import check_choice
@@ -180,7 +181,7 @@ class Engine:
         self.shelf[place] = found = (state, prepared)
         return found
 
-    def placed(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def placed(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
         """An array at an address that is a multiple of `alignment`, with `overread` bytes after it that are ours."""
         return placed(shape, dtype, self.alignment, self.overread)
 

@@ -15,15 +15,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.formats.fetch import fetch, read_text
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
-from lowbit.linear.linear import Doubles
 from lowbit.model.decoder import Decoder
 from lowbit.model.perplexity import perplexity
 from lowbit.model.weights import LlamaWeights, Matrix, matrices, to_float
 from lowbit.quantization import affine, hqq
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.gptq import layer_error, quantize
 
 SAME_INPUT = {"key": "query", "value": "query", "up": "gate"}
@@ -36,16 +35,16 @@ def source_of(name: str) -> str:
     return f"{layer}.{SAME_INPUT.get(part, part)}"
 
 
-def hessians(weights: LlamaWeights, tokens: list[int], window: int) -> dict[str, Doubles]:
+def hessians(weights: LlamaWeights, tokens: list[int], window: int) -> dict[str, F64]:
     """X^T X of what every linear layer of the blocks reads, over the windows of a text."""
     names = {id(matrix): name for name, matrix in matrices(weights)}
-    sums: dict[str, Doubles] = {}
+    sums: dict[str, F64] = {}
 
-    def watched(matrix: Matrix) -> Callable[[Floats], Floats]:
+    def watched(matrix: Matrix) -> Callable[[F32], F32]:
         plain, name = to_float(matrix), names[id(matrix)]
         watch = name != "head" and source_of(name) == name
 
-        def linear(x: Floats) -> Floats:
+        def linear(x: F32) -> F32:
             if watch:
                 wide = x.astype(np.float64)
                 sums[name] = sums.get(name, 0.0) + wide.T @ wide
@@ -59,10 +58,10 @@ def hessians(weights: LlamaWeights, tokens: list[int], window: int) -> dict[str,
     return sums
 
 
-Method = Callable[[Floats, Doubles, int, int], Floats]
+Method = Callable[[F32, F64, int, int], F32]
 
 
-def nearest(w: Floats, square: Doubles, bits: int, group_size: int) -> Floats:
+def nearest(w: F32, square: F64, bits: int, group_size: int) -> F32:
     """Rounded to the nearest, integer zero-points."""
     return affine.dequantize(affine.quantize(w, bits=bits, group_size=group_size, convention="zero_point"))
 
@@ -79,8 +78,8 @@ METHODS: Mapping[str, Method] = {
 
 def compare_layers(
     weights: LlamaWeights,
-    squares: Mapping[str, Doubles],
-    measured_on: Mapping[str, Doubles],
+    squares: Mapping[str, F64],
+    measured_on: Mapping[str, F64],
     layers: list[int],
     bits: int,
     where: str,
@@ -103,7 +102,7 @@ def compare_layers(
 
 
 def compare_perplexity(
-    weights: LlamaWeights, squares: Mapping[str, Doubles], tokens: list[int], bits: int, window: int
+    weights: LlamaWeights, squares: Mapping[str, F64], tokens: list[int], bits: int, window: int
 ) -> None:
     """Perplexity of the model with every linear layer of its blocks re-quantised by each method."""
 

@@ -15,17 +15,18 @@ import json
 import numpy as np
 
 from lowbit import backend as registry
-from lowbit.attention.ksort import Reals, channel_sizes, hadamard, magnitudes, permutation
+from lowbit.arrays import F32, F64
+from lowbit.attention.ksort import channel_sizes, hadamard, magnitudes, permutation
 from lowbit.attention.rope import Layout, Rotation, half_split, rotate, rotation
 from lowbit.backend.linears import build
 from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, fetch, read_text
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
 from lowbit.model.weights import LlamaWeights, to_float
-from lowbit.quantization.bfp import Floats, bfp12, cast, decode
+from lowbit.quantization.bfp import bfp12, cast, decode
 
 
-def keys_of(weights: LlamaWeights, tokens: list[int]) -> list[Reals]:
+def keys_of(weights: LlamaWeights, tokens: list[int]) -> list[F64]:
     """The rotated keys of each layer, float64, G × S × d_h."""
     decoder, _ = build(weights, registry.load("numpy"))
     state = decoder.new_state(capacity=len(tokens))
@@ -33,19 +34,19 @@ def keys_of(weights: LlamaWeights, tokens: list[int]) -> list[Reals]:
     return [cache.keys.copy() for cache in state]
 
 
-def turned_back(keys: Reals, layout: Layout, base: float) -> Reals:
+def turned_back(keys: F64, layout: Layout, base: float) -> F64:
     """The keys of one head before their rotation: turned by the opposite angles."""
     turn = rotation(layout, base, 0, len(keys))
     return rotate(keys[:, np.newaxis], Rotation(layout, turn.cos, -turn.sin))[:, 0]
 
 
-def squared_error(keys: Reals, block: int) -> float:
+def squared_error(keys: F64, block: int) -> float:
     """Of the second half of the tokens, cast to BFP12 and back."""
-    second: Floats = np.ascontiguousarray(keys[len(keys) // 2 :], np.float32)
+    second: F32 = np.ascontiguousarray(keys[len(keys) // 2 :], np.float32)
     return float(np.sum((decode(cast(second, bfp12(block))).astype(np.float64) - second) ** 2))
 
 
-def ratios(weights: LlamaWeights, keys: list[Reals], block: int) -> dict[str, list[float]]:
+def ratios(weights: LlamaWeights, keys: list[F64], block: int) -> dict[str, list[float]]:
     """For each way, the error of every head divided by that of its keys as they stand in the same cache."""
     config, found = weights.config, dict[str, list[float]]()
     layout = half_split(config.head_dim)

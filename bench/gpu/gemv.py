@@ -15,10 +15,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gpu.machine import smi
 from gpu.parts import Answer, Setting
+from lowbit.arrays import F32, F64, U8, Array
 from lowbit_cuda.kernels.layouts import PANEL, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.port import DevicePort, Memory, Span, Stream
@@ -140,7 +140,7 @@ def in_turn(device: DevicePort, stream: Stream, works: Mapping[str, Callable[[],
 
 # **Bytes.**
 
-Parts = tuple[npt.NDArray[Any], ...]
+Parts = tuple[Array, ...]
 """Words (uint32), scales and zeros (float16) of a matrix, as its blob has them."""
 
 
@@ -157,7 +157,7 @@ def pieces(nbytes: int) -> Iterator[slice]:
         yield slice(start, min(start + UPLOAD, nbytes))
 
 
-def upload(device: DevicePort, stream: Stream, there: Span, data: npt.NDArray[Any]) -> None:
+def upload(device: DevicePort, stream: Stream, there: Span, data: Array) -> None:
     """Bring an array to the device."""
     host = device.pin(min(UPLOAD, data.nbytes), "upload")
     flat = data.view(np.uint8)
@@ -169,12 +169,12 @@ def upload(device: DevicePort, stream: Stream, there: Span, data: npt.NDArray[An
     device.free(host)
 
 
-def fetch(device: DevicePort, stream: Stream, there: Span) -> npt.NDArray[np.float32]:
+def fetch(device: DevicePort, stream: Stream, there: Span) -> F32:
     """The float32 that lie on the device."""
     host = device.pin(there.nbytes, "answer")
     device.copy(host.span(), there, stream)
     device.synchronize(device.record(stream))
-    answer: npt.NDArray[np.float32] = device.read(host.span(), np.float32, (there.nbytes // 4,))
+    answer: F32 = device.read(host.span(), np.float32, (there.nbytes // 4,))
     device.free(host)
     return answer
 
@@ -185,7 +185,7 @@ def panel(layout: MatrixLayout, parts: Parts, number: int) -> Parts:
     return tuple(part[number * size : (number + 1) * size] for part, size in zip(parts, sizes, strict=True))
 
 
-def worst_error(layout: MatrixLayout, parts: Parts, x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> float:
+def worst_error(layout: MatrixLayout, parts: Parts, x: F32, y: F32) -> float:
     """The largest difference in the first and last panel, of the sum of the magnitudes."""
     worst = 0.0
     for number in (0, layout.columns // PANEL - 1):
@@ -198,7 +198,7 @@ def worst_error(layout: MatrixLayout, parts: Parts, x: npt.NDArray[np.float32], 
     return worst if np.isfinite(worst) else float("1e308")
 
 
-def dense(layout: MatrixLayout, blob: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+def dense(layout: MatrixLayout, blob: U8) -> F64:
     """The weights of a blob: float64, K × N."""
     from lowbit.quantization.affine import dequantize
 

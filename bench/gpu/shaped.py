@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from gpu.gemv import random_parts
+from lowbit.arrays import U8
 from lowbit.formats.checkpoint.random import SHAPES
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import GatedWeights, LayerWeights, SparseWeights
@@ -44,7 +44,7 @@ def expert_layout(config: LlamaConfig, bits: int) -> ExpertLayout:
     return ExpertLayout(first, first, MatrixLayout(bits, config.feed_forward, config.hidden, GROUP))
 
 
-def blob(layout: MatrixLayout, random: np.random.Generator) -> npt.NDArray[np.uint8]:
+def blob(layout: MatrixLayout, random: np.random.Generator) -> U8:
     """The bytes of some matrix."""
     return np.concatenate([part.view(np.uint8) for part in random_parts(layout, random)])
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from mixtral.loading import load_model
 
 from gpu.parts import Answer, Setting
+from lowbit.arrays import F32
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.model.weights import LlamaWeights, to_float
 from lowbit.moe.offload import Event, Memory, Request, trace
@@ -35,7 +35,7 @@ class Told:
     """What one run came to."""
 
     tokens: list[int] = field(default_factory=list)
-    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    logits: list[F32] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     specified: bool = False

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.model.decoder import Decoder
 from lowbit.model.replay import Norm, guess
 from lowbit.model.weights import LlamaWeights, SparseWeights
-from lowbit.moe.routing import Doubles, Floats, Ids
+from lowbit.moe.routing import Ids
 from mixtral.loading import MODEL, load_model
 from mixtral.recordings import AHEAD, FILE, GUESSED, Recordings, Small
 from mixtral.texts import TEXTS, split
@@ -37,7 +38,7 @@ class Recorder:
 
     def __init__(self, model: LlamaWeights) -> None:
         self.model, self.decoder = model, Decoder(model, observe=self._observe)
-        self.inputs: list[list[Doubles]] = [[] for _ in model.layers]
+        self.inputs: list[list[F64]] = [[] for _ in model.layers]
         self.chosen: list[list[Ids]] = [[] for _ in model.layers]
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -46,7 +47,7 @@ class Recorder:
         for token in tokens:
             self.decoder.hidden([token], state)
 
-    def gate_inputs(self, layer: int) -> Floats:
+    def gate_inputs(self, layer: int) -> F32:
         """What the gate was given, float32 as it sees it: T × hidden."""
         return np.concatenate(self.inputs[layer]).astype(np.float32)
 
@@ -64,7 +65,7 @@ class Recorder:
             result.append(guess(self.gate_inputs(layer), part.router, GUESSED, norm if renormed else None))
         return np.stack(result).astype(np.uint8)
 
-    def _observe(self, layer: int, x: Doubles, experts: Ids) -> None:
+    def _observe(self, layer: int, x: F64, experts: Ids) -> None:
         self.inputs[layer].append(x.copy())
         self.chosen[layer].append(experts.copy())
 

@@ -26,8 +26,8 @@ from tokenize import TokenError
 from typing import Any, BinaryIO, Self
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U8, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.moe.offload import Request
 from lowbit.system.json_files import parsed
@@ -42,7 +42,7 @@ NAMES = ("header", "tokens", "chosen", *(f"{name}_{ahead}" for name in ("guess",
 MOST_BYTES = 1 << 26
 """Of one array."""
 
-Small = npt.NDArray[np.uint8]
+Small = U8
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Recordings:
         return cls(dict(header.values), arrays["tokens"], arrays["chosen"], guesses, renormed)
 
 
-def _arrays(file: str, stream: BinaryIO) -> dict[str, npt.NDArray[Any]]:
+def _arrays(file: str, stream: BinaryIO) -> dict[str, Array]:
     """All arrays of the archive."""
     try:
         with zipfile.ZipFile(stream) as archive:
@@ -109,7 +109,7 @@ def _arrays(file: str, stream: BinaryIO) -> dict[str, npt.NDArray[Any]]:
         raise FormatError(file, "archive", quoted(str(error)), "a sound zip file of arrays") from None
 
 
-def _array(file: str, archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
+def _array(file: str, archive: zipfile.ZipFile, name: str) -> Array:
     """One array of the archive, whose header has to ask for just the bytes that follow it."""
     try:
         member = archive.getinfo(f"{name}.npy")
@@ -135,7 +135,7 @@ def _array(file: str, archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
     return np.frombuffer(content, dtype, offset=data.tell()).reshape(shape)
 
 
-def _check_shapes(file: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
+def _check_shapes(file: str, arrays: dict[str, Array]) -> None:
     """Refuse arrays that do not belong together."""
     passages, length = (*arrays["tokens"].shape, 0, 0)[:2]
     layers = (*arrays["chosen"].shape, 0, 0)[1]
@@ -149,7 +149,7 @@ def _check_shapes(file: str, arrays: dict[str, npt.NDArray[Any]]) -> None:
             raise FormatError(file, f"shape of array {name}", arrays[name].shape, allowed)
 
 
-def requests(chosen: npt.NDArray[Any], guesses: npt.NDArray[Any], count: int) -> list[Request]:
+def requests(chosen: Array, guesses: Array, count: int) -> list[Request]:
     """The requests of T passes: `chosen` is layers × T × 2, `guesses` (layers − 1) × T × at least `count`."""
     last = len(chosen) - 1
     return [

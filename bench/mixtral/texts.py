@@ -1,15 +1,14 @@
 """The texts of the small Mixtral: bytes, nine tenths to train on and one to keep."""
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U8
 from lowbit.formats.fetch import fetch, read_text
 
 TEXTS = ("alice29", "lcet10")
-Bytes = npt.NDArray[np.uint8]
 
 
-def split(name: str) -> tuple[Bytes, Bytes]:
+def split(name: str) -> tuple[U8, U8]:
     """A text's bytes in UTF-8: what the model was trained on, and the last tenth, which it was not."""
     whole = np.frombuffer(read_text(fetch(name)).encode(), np.uint8)
     kept = whole.size - whole.size // 10

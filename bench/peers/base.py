@@ -9,7 +9,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype, quantize
+from lowbit.arrays import F32, F64, Array
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, quantize
 
 TILE = 512
 """Columns that are quantised; the others repeat them. Speed does not depend on values, and errors of 512 are enough."""
@@ -17,7 +18,6 @@ DEVIATION = 0.02
 """Of the weights, which are normally distributed, as those of real layers roughly are."""
 
 Item = TypeVar("Item")
-Doubles = npt.NDArray[np.float64]
 
 
 class AbsentError(Exception):
@@ -33,7 +33,7 @@ class Weights:
     group_size: int
 
     @cached_property
-    def tile(self) -> Floats:
+    def tile(self) -> F32:
         """float32, K × min(N, TILE): the columns that all others repeat."""
         rng = np.random.default_rng([self.rows, self.columns])
         tile = rng.standard_normal((self.rows, min(self.columns, TILE)), np.float32)
@@ -44,7 +44,7 @@ class Weights:
         """Which column of the tile each of the N columns repeats."""
         return np.arange(self.columns, dtype=np.intp) % min(self.columns, TILE)
 
-    def spread(self, tiled: npt.NDArray[Any], axis: int) -> npt.NDArray[Any]:
+    def spread(self, tiled: Array, axis: int) -> Array:
         """What was made for the columns of the tile, repeated for all N along an axis; contiguous."""
         return np.ascontiguousarray(np.take(tiled, self.source, axis))
 
@@ -59,7 +59,7 @@ class Weights:
         words, scales, zeros = (self.spread(array, 1) for array in (tile.words, tile.scales, tile.zeros))
         return replace(tile, words=words, scales=scales, zeros=zeros)
 
-    def activations(self, vectors: int) -> Floats:
+    def activations(self, vectors: int) -> F32:
         """float32, vectors × K, normally distributed."""
         return np.random.default_rng(vectors).standard_normal((vectors, self.rows), np.float32)
 
@@ -138,7 +138,7 @@ class Contestant(ABC):
         return self
 
     @abstractmethod
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         """Get ready to multiply these rows of activations, float32, T × K."""
 
     @abstractmethod
@@ -149,11 +149,11 @@ class Contestant(ABC):
         """Let the library's threads sleep, so that they take no core from what is measured next."""
 
     @abstractmethod
-    def result(self) -> Floats:
+    def result(self) -> F32:
         """What the last product of the last run came to, float32, T × N."""
 
     @abstractmethod
-    def held(self) -> Floats | Doubles:
+    def held(self) -> F32 | F64:
         """The weights of the tile as the library holds them, K × TILE."""
 
     def close(self) -> None:  # noqa: B027 - most contestants are given back with their memory

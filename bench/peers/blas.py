@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats
+from lowbit.arrays import F32
 from peers.base import Contestant, Plan, Rotation, Weights
 
 
@@ -18,17 +18,17 @@ class BlasContestant(Contestant):
         self._rotation = Rotation([first, *(first.copy() for _ in range(self.products * self.bursts - 1))])
         self._weights = weights
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         self._x, self._out = x, np.empty((len(x), self._weights.columns), np.float32)
 
     def run(self) -> None:
         for _ in range(self.products):
             np.matmul(self._x, self._rotation.next(), out=self._out)
 
-    def result(self) -> Floats:
+    def result(self) -> F32:
         return self._out.copy()
 
-    def held(self) -> Floats:
+    def held(self) -> F32:
         return self._weights.tile
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats
+from lowbit.arrays import F32
 from lowbit_adapters.ggml import library, library_file
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 
-F32 = 0
+GGML_F32 = 0
 TYPES = {"q4_0": 2, "q8_0": 8, "q2_K": 10, "q3_K": 11, "q4_K": 12}
 """Numbers in ggml.h, part of the file format."""
 BLOCK = {"q4_0": 32, "q8_0": 32, "q2_K": 256, "q3_K": 256, "q4_K": 256}
@@ -140,7 +140,7 @@ class Engine:
     def _supports(self, where: int, kind: int) -> bool:
         """Whether the product of a matrix in such a buffer can be computed, as llama.cpp asks when it loads a model."""
         context, inputs = Context(4), Context(4)
-        weights, x = context.matrix(kind, 256, 64), inputs.matrix(F32, 256, 1)
+        weights, x = context.matrix(kind, 256, 64), inputs.matrix(GGML_F32, 256, 1)
         context.allocate(where)
         product = self.base.ggml_mul_mat(inputs.handle, weights, x)
         supported = bool(self.base.ggml_backend_dev_supports_op(self.device, product))
@@ -185,11 +185,11 @@ class GgmlContestant(Contestant):
         for other in others:
             ctypes.memmove(self._base.ggml_get_data(other), self._base.ggml_get_data(first), whole.nbytes)
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         self._free_graphs()
         self._inputs, self._products = Context(2), Context(len(self._tensors))
-        given = self._inputs.matrix(F32, x.shape[1], len(x))
-        out = self._inputs.matrix(F32, self._weights.columns, len(x))
+        given = self._inputs.matrix(GGML_F32, x.shape[1], len(x))
+        out = self._inputs.matrix(GGML_F32, self._weights.columns, len(x))
         buffer = self._inputs.allocate(self._engine.plain)
         self._base.ggml_backend_tensor_set(given, np.ascontiguousarray(x).ctypes.data, 0, x.nbytes)
         outputs = [self._base.ggml_mul_mat(self._products.handle, weights, given) for weights in self._tensors]
@@ -214,12 +214,12 @@ class GgmlContestant(Contestant):
     def rest(self) -> None:
         self._engine.rest()
 
-    def result(self) -> Floats:
+    def result(self) -> F32:
         out = np.empty(self._shape, np.float32)
         self._base.ggml_backend_tensor_get(self._out, out.ctypes.data, 0, out.nbytes)
         return out
 
-    def held(self) -> Floats:
+    def held(self) -> F32:
         decode = getattr(self._base, f"dequantize_row_{self._kind}")
         decode.argtypes, decode.restype = (pointer, pointer, int64), None
         rows = np.empty((len(self._blocks), self._weights.rows), np.float32)

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, dequantize
+from lowbit.arrays import F32
+from lowbit.quantization.affine import dequantize
 from lowbit_adapters import onnx_runtime as adapter
 from lowbit_adapters.layout import group_rows
 from peers.base import Contestant, Plan, Rotation, Weights
@@ -48,7 +49,7 @@ class OnnxRuntimeContestant(Contestant):
             onnxruntime.InferenceSession(model, given, providers=["CPUExecutionProvider"]) for _ in range(self.bursts)
         ]
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         self._x, self._out = x, np.empty((len(x), self._weights.columns), np.float32)
         self._rotation = Rotation([(session, self._bound(session)) for session in self._sessions])
 
@@ -63,10 +64,10 @@ class OnnxRuntimeContestant(Contestant):
         session, binding = self._rotation.next()
         session.run_with_iobinding(binding)
 
-    def result(self) -> Floats:
+    def result(self) -> F32:
         return self._out.copy()
 
-    def held(self) -> Floats:
+    def held(self) -> F32:
         return dequantize(self._tile)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
+from lowbit.arrays import F32
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
 from lowbit.quantization.packing import Codes
 from lowbit_adapters.layout import code_rows, group_rows, pack_bits
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
@@ -81,7 +82,7 @@ class OpenVinoContestant(Contestant):
             kinds = sorted({op.get_rt_info()["layerType"].astype(str) for op in model.get_ops()})
             raise AbsentError(f"the CPU plugin makes no layer of compressed weights of it: {', '.join(kinds)}")
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         import openvino as ov
 
         for request in self._requests:
@@ -93,11 +94,11 @@ class OpenVinoContestant(Contestant):
         self._last = self._rotation.next()
         self._last.infer()
 
-    def result(self) -> Floats:
+    def result(self) -> F32:
         last = self._last.get_output_tensor(self.products - 1).data.astype(np.float32)
         return np.roll(last, 1 - self.products, axis=1)
 
-    def held(self) -> Floats:
+    def held(self) -> F32:
         return dequantize(self._tile)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Backend, PreparedLinear
 from lowbit.errors import LowbitError, UnavailableError
-from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
 from lowbit_cppyy.backend import CppyyBackend
 from lowbit_cppyy.codegen.isa import TABLES
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
@@ -77,7 +78,7 @@ class OurContestant(Contestant):
     def store(self) -> object:
         return self._store
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         try:
             self._use(x[:KINDS])
             for _ in range(self.bursts):  # every matrix gets its kernels when it first sees so many rows
@@ -86,7 +87,7 @@ class OurContestant(Contestant):
             raise AbsentError(str(error)) from error
         self._use(x)
 
-    def _use(self, x: Floats) -> None:
+    def _use(self, x: F32) -> None:
         self._x, self._out = x, np.empty((len(x), self._columns), np.float32)
 
     def run(self) -> None:
@@ -100,10 +101,10 @@ class OurContestant(Contestant):
             else:
                 linear.qgemm(x, out)
 
-    def result(self) -> Floats:
+    def result(self) -> F32:
         return copy.copy(self._out)
 
-    def held(self) -> Floats:
+    def held(self) -> F32:
         return dequantize(self._tile)
 
 

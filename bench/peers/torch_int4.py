@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats
+from lowbit.arrays import F32, F64
 from lowbit_adapters import torch_int4 as adapter
 from lowbit_adapters.layout import padded
-from peers.base import AbsentError, Contestant, Doubles, Plan, Rotation, Weights
+from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 
 
 class TorchContestant(Contestant):
@@ -31,7 +31,7 @@ class TorchContestant(Contestant):
         copies = range(self.products * self.bursts)
         self._rotation = Rotation([(packed.clone(), scales.clone()) for _ in copies])
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         import torch
 
         whole = np.ascontiguousarray(padded(x, self._tile.group_size, 0))
@@ -42,18 +42,18 @@ class TorchContestant(Contestant):
             codes, scales = self._rotation.next()
             self._out = self._multiply(self._x, codes, self._tile.group_size, scales)
 
-    def result(self) -> Floats:
-        found: Floats = self._out.float().numpy()[:, : self._weights.columns]
+    def result(self) -> F32:
+        found: F32 = self._out.float().numpy()[:, : self._weights.columns]
         return found
 
-    def held(self) -> Doubles:
+    def held(self) -> F64:
         import torch
 
         columns, size = self._tile.columns, self._tile.group_size
         both = torch.from_numpy(self._scales[:, :columns]).to(self._type).double().numpy()
         scales, zeros = (np.repeat(both[..., n], size, axis=0)[: self._tile.rows] for n in (0, 1))
         codes = adapter.codes_of(self._tile)[:columns, : self._tile.rows].T
-        held: Doubles = scales * (codes - adapter.CENTER) + zeros
+        held: F64 = scales * (codes - adapter.CENTER) + zeros
         return held
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import I64, U8, U32, Array
 from lowbit.kernels.layouts import ZCurve
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
@@ -40,9 +41,9 @@ from lowbit_cppyy.recipe.places import Field, fields, place, unplace
 LINE = ALIGNMENT // 4  # elements
 BLOCK_ROWS = 1024  # of a block of column panels: 64 rows of x then take 256 KiB, a part of the second cache
 
-Words = npt.NDArray[np.uint32]
+Words = U32
 Scales = npt.NDArray[np.floating[Any]]
-Starts = npt.NDArray[np.int64]
+Starts = I64
 
 
 def row_elements(columns: int, dtype: npt.DTypeLike) -> int:
@@ -220,7 +221,7 @@ class PanelLayout:
                 cell[:] = run
         return stream
 
-    def invert(self, stream: Words) -> tuple[Words, Scales, npt.NDArray[Any]]:
+    def invert(self, stream: Words) -> tuple[Words, Scales, Array]:
         """Words as the specification packs them, scales and zeros, read back from a stream.
 
         Returns:
@@ -255,7 +256,7 @@ class PanelLayout:
             at = self.starts[panel, block]
             yield stream[at : at + stop - start], panels[panel, start:stop]
 
-    def _write(self, part: Words, values: npt.NDArray[Any]) -> None:
+    def _write(self, part: Words, values: Array) -> None:
         """Rows of N numbers, cut into panels; what is left of a row is zeros."""
         rows = len(values)
         filled = np.zeros((rows, self.panels * self.panel), values.dtype)
@@ -264,7 +265,7 @@ class PanelLayout:
         to[:, :, : self.panel] = filled.reshape(rows, self.panels, self.panel).swapaxes(0, 1)
         to[:, :, self.panel :] = 0
 
-    def _read(self, part: Words, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    def _read(self, part: Words, dtype: np.dtype[Any]) -> Array:
         """The inverse of `_write`."""
         rows = part.shape[1] // self.panel if dtype == np.uint32 else 1
         numbers = np.ascontiguousarray(part).view(dtype).reshape(self.panels, rows, -1)[:, :, : self.panel]
@@ -304,7 +305,7 @@ class PanelLayout:
 # Codes of whole units and back, all units at once; the specification's own packing goes row by row.
 
 
-def _codes_of(words: Words, bits: int) -> npt.NDArray[np.uint8]:
+def _codes_of(words: Words, bits: int) -> U8:
     units = words.reshape(-1, WORDS_PER_UNIT[bits], words.shape[1])
     codes = np.empty((len(units), CODES_PER_UNIT[bits], words.shape[1]), np.uint8)
     for code in range(CODES_PER_UNIT[bits]):
@@ -316,9 +317,9 @@ def _codes_of(words: Words, bits: int) -> npt.NDArray[np.uint8]:
     return codes.reshape(-1, words.shape[1])
 
 
-def _words_of(codes: npt.NDArray[np.uint8], bits: int) -> Words:
+def _words_of(codes: U8, bits: int) -> Words:
     units = codes.reshape(-1, CODES_PER_UNIT[bits], codes.shape[1])
-    words: npt.NDArray[Any] = np.zeros((len(units), WORDS_PER_UNIT[bits], codes.shape[1]), np.uint32)
+    words: Array = np.zeros((len(units), WORDS_PER_UNIT[bits], codes.shape[1]), np.uint32)
     for code in range(CODES_PER_UNIT[bits]):
         word, shift = divmod(code * bits, WORD_BITS)
         value = units[:, code].astype(np.uint32)

@@ -15,19 +15,20 @@ import os
 import threading
 
 import numpy as np
-import numpy.typing as npt
+
+from lowbit.arrays import U8, U32
 
 ALIGNMENT = 64  # bytes: a line of the cache, and the widest vector register
 HUGE_PAGE = 2**21  # bytes
 SLAB = 4 * HUGE_PAGE
 
-Words = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
+Words = U32
+
 
 _lock = threading.RLock()
 if hasattr(os, "register_at_fork"):  # so that no child finds it held by a thread that it does not have
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
-_slab: Bytes = np.empty(0, np.uint8)
+_slab: U8 = np.empty(0, np.uint8)
 """What is left of the slab that is being filled."""
 
 
@@ -47,7 +48,7 @@ def aligned(elements: int) -> Words:
     return room[: 4 * elements].view(np.uint32)
 
 
-def _huge(size: int) -> Bytes:
+def _huge(size: int) -> U8:
     """Memory of its own that begins on a huge page."""
     room = np.empty(size + HUGE_PAGE, np.uint8)
     start = -room.ctypes.data % HUGE_PAGE

@@ -10,11 +10,10 @@ C++.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, I32, I64, Array
 from lowbit.linear.integer import segments
 from lowbit_cppyy.codegen.microkernel import TABLE, x_elements
 from lowbit_cppyy.layout.layout import PanelLayout
@@ -65,13 +64,13 @@ class Stream:
         return TABLE if self.recipe.method == "table" else 0
 
     @cached_property
-    def factors(self) -> npt.NDArray[np.float32]:
+    def factors(self) -> F32:
         """For each code of a unit what its activation is multiplied by."""
         powers = [folded(self.recipe, code) for code in range(self.recipe.unit_codes)]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
 
     @cached_property
-    def terms(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    def terms(self) -> tuple[I32, F32]:
         """For each four bits of a unit's words, lowest first: the codes that they belong to, and what they count."""
         codes = np.zeros((self.recipe.unit_words, 32), np.int32)
         weights = np.zeros((self.recipe.unit_words, 32), np.float32)
@@ -106,7 +105,7 @@ class Stream:
         return [self.layout.group_units(group) for group in range(self.layout.groups)]
 
     @property
-    def turns(self) -> npt.NDArray[np.int32]:
+    def turns(self) -> I32:
         """Turns of the inner loop of each group or segment."""
         return np.array(self.units, np.int32) // self.recipe.turn
 
@@ -134,7 +133,7 @@ class Stream:
         starts = np.concatenate(([0], np.cumsum(lengths)))
         return [int(starts[first]) + self.head * block for block, first in enumerate(self.firsts)]
 
-    def lists(self) -> list[npt.NDArray[Any]]:
+    def lists(self) -> list[Array]:
         """The lists of a route, in the order of ``create_route``."""
         codes, weights = self.terms
         runs = [[s.first, s.length, s.place] for s in self.segments] if self.recipe.integer else [[0, 0, 0]]
@@ -145,7 +144,7 @@ class Stream:
         lists = [self.factors, codes, weights, starts, segment_list, self.turns, back, ends]
         return [np.ascontiguousarray(values) for values in lists]
 
-    def numbers(self, columns: int) -> npt.NDArray[np.int64]:
+    def numbers(self, columns: int) -> I64:
         """The numbers of a route, in the order of ``create_route``, for a kernel of so many columns."""
         recipe = self.recipe
         powers = int((self.factors != 1).any())

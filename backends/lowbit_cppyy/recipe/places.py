@@ -25,11 +25,11 @@ Here is that rule as data, and the two functions that move words between it and 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U32
 from lowbit.quantization.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
 
-Words = npt.NDArray[np.uint32]
+Words = U32
 
 
 @dataclass(frozen=True)

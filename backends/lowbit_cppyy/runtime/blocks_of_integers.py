@@ -19,9 +19,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Declaration
 from lowbit.kernels.program import Address, Advance, Instruction, Loop, Program, Step
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -148,14 +148,14 @@ class BlockOperations:
     def _blocks(self) -> BlockKernels:
         return BlockKernels(self._table_of_this, self._threads_of_this())
 
-    def _bfp_cast(self, x: Floats, format: Format) -> Blocks:
+    def _bfp_cast(self, x: F32, format: Format) -> Blocks:
         mantissas = np.empty(x.shape, format.dtype)
         exponents = np.empty((len(x), format.blocks(x.shape[1])), np.int16)
         sizes = *x.shape, format.block, format.mantissa, format.reach, mantissas.itemsize
         done(self._blocks.cast(self._blocks.pool, x, *sizes, mantissas, exponents), None)
         return Blocks(mantissas, exponents, format)
 
-    def _bfp_decode(self, blocks: Blocks) -> Floats:
+    def _bfp_decode(self, blocks: Blocks) -> F32:
         out, mantissas = np.empty(blocks.mantissas.shape, np.float32), blocks.mantissas
         sizes = *out.shape, blocks.format.block, mantissas.itemsize
         return done(self._blocks.decode(self._blocks.pool, mantissas, blocks.exponents, *sizes, out), out)
@@ -174,7 +174,7 @@ class BlockOperations:
         done(self._blocks.dot(self._blocks.pool, *both, columns, block, sums, exponents), None)
         return BlockSums(sums, exponents)
 
-    def _bfp_total(self, blocks: BlockSums) -> Floats:
+    def _bfp_total(self, blocks: BlockSums) -> F32:
         out = np.empty(blocks.sums.shape[:2], np.float32)
         count, parts = out.size, blocks.sums.shape[2]
         return done(self._blocks.total(self._blocks.pool, blocks.sums, blocks.exponents, count, parts, out), out)

@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, U8, U32
 from lowbit.errors import UnavailableError
 from lowbit.system.memory import check_address_space
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -38,10 +39,9 @@ from lowbit_cppyy.layout.streams import Stream
 from lowbit_cppyy.runtime.empty_folder import NoFolderOfOwnError, run_in_empty_folder
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 
-Floats = npt.NDArray[np.float32]
-Multiply = Callable[[int, int, Floats, Floats, int], int]
+Multiply = Callable[[int, int, F32, F32, int], int]
 """``multiply(linear, route, x, out, rows of x)`` gives 0, `TINY` or one of the codes in `FAILURES`."""
-MultiplyBlocks = Callable[[int, int, npt.NDArray[np.uint8], npt.NDArray[np.int16], Floats, int], int]
+MultiplyBlocks = Callable[[int, int, U8, npt.NDArray[np.int16], F32, int], int]
 """``multiply_blocks(linear, route, mantissas, exponents, out, rows of x)``."""
 
 Result = TypeVar("Result")
@@ -284,7 +284,7 @@ def _stop_pools() -> None:
 class Linear:
     """A matrix as C++ sees it; keeps alive what it points to."""
 
-    def __init__(self, layout: PanelLayout, stream: npt.NDArray[np.uint32], pool: Pool) -> None:
+    def __init__(self, layout: PanelLayout, stream: U32, pool: Pool) -> None:
         bridge = runtime().bridge
         shape = [layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes]
         shape += [int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks]

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention.rope import Rotation
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Floats
 from lowbit_cppyy.codegen.heads import mixed, scores, tile_channels
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.pieces import TURN, piece
@@ -110,19 +110,19 @@ class DecodeOperations(BlockOperations):
             chapter, _, name = operation.partition(".")
             getattr(self._blocks if chapter == "bfp" else self._decode, name)
 
-    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+    def _blocks_rms_norm(self, x: F32, gain: F32, epsilon: float) -> F32:
         out = np.empty_like(x)
         return done(self._decode.rms_norm(x, gain, float(epsilon), *x.shape, out), out)
 
-    def _blocks_swiglu(self, gate: Floats, up: Floats) -> Floats:
+    def _blocks_swiglu(self, gate: F32, up: F32) -> F32:
         out = np.empty_like(gate)
         return done(self._decode.swiglu(gate, up, gate.size, out), out)
 
-    def _attention_softmax(self, scores: Floats) -> Floats:
+    def _attention_softmax(self, scores: F32) -> F32:
         out = np.empty_like(scores)
         return done(self._decode.softmax(scores, *scores.shape, out), out)
 
-    def _rope_rotate(self, x: Floats, turn: Rotation) -> Floats:
+    def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
         out = np.empty_like(x)
         cosines, sines = np.ascontiguousarray(turn.cos, np.float64), np.ascontiguousarray(turn.sin, np.float64)
         partners = np.ascontiguousarray(turn.layout.partner, np.int64)
@@ -130,7 +130,7 @@ class DecodeOperations(BlockOperations):
             raise ArgumentError("turn", f"sines {sines.shape} and {partners.size} partners", f"{cosines.shape}, both")
         return done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
 
-    def _attention_attend(self, queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Floats:
+    def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
         """Heads of keys and of values may lie any distance apart, as those of a cache with room for more tokens do.
 
         cppyy takes no array with gaps, so it is given the first head, and the distance to the next.

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -164,8 +163,8 @@ def some_matrix(layout: PanelLayout) -> QuantizedMatrix:
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, (layout.rows * layout.bits // 32, layout.columns), np.uint32)
     shape = layout.groups, layout.columns
-    scales: npt.NDArray[Any] = rng.uniform(0.001, 0.002, shape).astype(layout.scales)
-    zeros: npt.NDArray[Any] = -8 * scales
+    scales: Array = rng.uniform(0.001, 0.002, shape).astype(layout.scales)
+    zeros: Array = -8 * scales
     if layout.convention == "zero_point":
         zeros = rng.integers(0, 2**layout.bits, shape, np.uint8)
     return QuantizedMatrix(words, scales, zeros, layout.bits, layout.rows, layout.group_size, layout.convention)

@@ -38,6 +38,7 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.cuda import compiler, context
@@ -169,19 +170,19 @@ class CudaDevice:
                 raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
             self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
-    def write(self, span: Span, data: npt.NDArray[Any]) -> None:
+    def write(self, span: Span, data: Array) -> None:
         """The host writes pinned memory."""
         self._check()
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
             raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
         self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
-    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
         """The host reads pinned memory."""
         self._check()
         for size in shape:
             check_integer("shape", size, 0)
-        answer: npt.NDArray[Any] = np.empty(tuple(shape), dtype)
+        answer: Array = np.empty(tuple(shape), dtype)
         answer.reshape(-1).view(np.uint8)[:] = self._heap.bytes_of(span, answer.nbytes)
         return answer
 

@@ -21,8 +21,8 @@ from threading import RLock
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U8
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.cuda import host
@@ -76,7 +76,7 @@ class Block:
     pointer: int
     charged: int
     users: set[Any] = field(default_factory=set)
-    view: npt.NDArray[np.uint8] | None = None
+    view: U8 | None = None
 
 
 class Heap:
@@ -189,7 +189,7 @@ class Heap:
             return block
         raise DeviceError(f"{'use after free' if block is None else 'memory of another device'}: {memory.what}")
 
-    def bytes_of(self, span: Span, nbytes: int) -> npt.NDArray[np.uint8]:
+    def bytes_of(self, span: Span, nbytes: int) -> U8:
         """The first bytes of a span of pinned memory, in place."""
         if not isinstance(span, Span):
             raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")

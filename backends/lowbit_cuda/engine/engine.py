@@ -37,10 +37,9 @@ Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import numpy.typing as npt
-
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement, Event, Request, Trace, check_request
@@ -130,7 +129,7 @@ class Engine:
 
     # What a model asks.
 
-    def fill(self, layer: int, expert: int, data: npt.NDArray[Any]) -> None:
+    def fill(self, layer: int, expert: int, data: Array) -> None:
         """Give the engine an expert, once; all of them before the first `run`, in any order.
 
         Under swap those that begin on the device are copied there through pinned memory, which is given back when the

@@ -4,11 +4,9 @@ Under mirror each goes to its place on the host. Under swap the host has no plac
 they go there through one piece of pinned memory as large as one expert, which is given back when the last is through.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement
@@ -41,7 +39,7 @@ class Filling:
         """Whether every expert is there."""
         return len(self.filled) == self._arrangement.layers * self._arrangement.experts
 
-    def fill(self, layer: int, expert: int, data: npt.NDArray[Any]) -> None:
+    def fill(self, layer: int, expert: int, data: Array) -> None:
         """See `Engine.fill`."""
         check_integer("layer", layer, 0, self._arrangement.layers - 1)
         check_integer("expert", expert, 0, self._arrangement.experts - 1)
@@ -62,7 +60,7 @@ class Filling:
         if self.complete:
             self.close()
 
-    def _pass_through(self, expert: Expert, block: Home, data: npt.NDArray[Any]) -> None:
+    def _pass_through(self, expert: Expert, block: Home, data: Array) -> None:
         if self._busy:  # an earlier one was interrupted
             self._port.finish()
         if self._passage is None:

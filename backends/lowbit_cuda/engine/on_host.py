@@ -11,14 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from lowbit.arrays import U8
 from lowbit_cuda.engine.blobs import Home
 from lowbit_cuda.engine.cost import Job, Rates, choose
 from lowbit_cuda.port import DevicePort, Event
 
-ComputeOnHost = Callable[[int, npt.NDArray[np.uint8]], Any]
+ComputeOnHost = Callable[[int, U8], Any]
 """Computes one expert on the host, from its number and its blob, and keeps the answer for the caller."""
 
 

@@ -24,14 +24,13 @@ Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.kernels.layou
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, U8, Array
 from lowbit.contract.checks import check_array, check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORD_BITS, check_rows
 from lowbit_cuda.port import Number, Span
 
@@ -43,8 +42,6 @@ PART = 16
 
 MOST = 2**31 - 1
 """Kernels count in int32."""
-
-Array = npt.NDArray[Any]
 
 
 def up(count: int, multiple: int) -> int:
@@ -155,7 +152,7 @@ class MatrixLayout:
     def _scale_bytes(self) -> int:
         return self.scales * np.dtype(self.scale_dtype).itemsize
 
-    def apply(self, matrix: QuantizedMatrix) -> npt.NDArray[np.uint8]:
+    def apply(self, matrix: QuantizedMatrix) -> U8:
         """The blob of a matrix: uint8, `nbytes`.
 
         Raises:
@@ -170,7 +167,7 @@ class MatrixLayout:
             blob[offset : offset + stored.size] = stored
         return blob
 
-    def restore(self, blob: npt.NDArray[np.uint8]) -> QuantizedMatrix:
+    def restore(self, blob: U8) -> QuantizedMatrix:
         """The matrix of a blob, the inverse of `apply`.
 
         Raises:
@@ -254,7 +251,7 @@ class DenseLayout:
         """Bytes of the blob."""
         return self.rows * self.columns * np.dtype(self.dtype).itemsize
 
-    def apply(self, weights: Floats) -> npt.NDArray[np.uint8]:
+    def apply(self, weights: F32) -> U8:
         """The blob of weights, float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
 
         Raises:
@@ -267,7 +264,7 @@ class DenseLayout:
             raise ArgumentError("weights", "not finite, or become so", f"what {self.dtype} can hold")
         return stored.view(np.uint8).ravel()
 
-    def restore(self, blob: npt.NDArray[np.uint8]) -> Floats:
+    def restore(self, blob: U8) -> F32:
         """The weights of a blob: float32, K × N."""
         check_array("blob", blob, np.uint8, (self.nbytes,))
         return np.ascontiguousarray(blob.view(self.dtype).reshape(self.columns, self.rows).T.astype(np.float32))

@@ -12,19 +12,14 @@ Source: the chapters `lowbit.linear.linear`, `lowbit.model.block`, `lowbit.atten
 `lowbit.attention.attention`, `lowbit.quantization.bfp_storage`.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, U8, U32, Array
 from lowbit.quantization.bfp import bfp12, cast
 from lowbit.quantization.bfp_storage import store
 from lowbit_cuda.kernels.layouts import from_panels, up
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Words = npt.NDArray[np.uint32]
+Words = U32
 
 BFP_BLOCK = 32
 """Channels of a block of the BFP12 cache."""
@@ -33,7 +28,7 @@ BFP_BLOCK = 32
 # **Quantised matrices.**
 
 
-def codes_of(words: Words, bits: int) -> npt.NDArray[np.uint8]:
+def codes_of(words: Words, bits: int) -> U8:
     """`lowbit.quantization.packing.unpack`, without a loop over rows: uint32, K·b/32 × N, to uint8, K × N.
 
     >>> codes_of(np.array([[0x87654321]], np.uint32), bits=4)[:, 0]
@@ -58,7 +53,7 @@ def _matrix(words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[
     return codes, from_panels(scales, groups, columns), from_panels(zeros, groups, columns)
 
 
-def _product(x: Floats, words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[str, int]) -> Floats:
+def _product(x: F32, words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[str, int]) -> F32:
     """T × N: equation 2 of `lowbit.linear.linear`, a token at a time."""
     rows, group = numbers["rows"], numbers["group_size"]
     codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
@@ -74,7 +69,7 @@ def _product(x: Floats, words: Words, scales: Array, zeros: Array, bits: int, nu
     return y
 
 
-def gemm(bits: int, y: Floats, x: Floats, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
+def gemm(bits: int, y: F32, x: F32, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
     """Y (T × N) = X (T × K) · W."""
     rows = x.reshape(numbers["tokens"], numbers["rows"])
     y[:] = _product(rows, words, scales, zeros, bits, numbers).ravel()
@@ -82,8 +77,8 @@ def gemm(bits: int, y: Floats, x: Floats, words: Words, scales: Array, zeros: Ar
 
 def expert_in(
     bits: int,
-    y: Floats,
-    x: Floats,
+    y: F32,
+    x: F32,
     gate_words: Words,
     gate_scales: Array,
     gate_zeros: Array,
@@ -98,7 +93,7 @@ def expert_in(
     swiglu(y, gate.ravel(), _product(rows, up_words, up_scales, up_zeros, bits, numbers).ravel(), y.size)
 
 
-def dequantize(bits: int, y: Floats, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
+def dequantize(bits: int, y: F32, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
     """Y (K × N) = the weights, to the bit those of `lowbit.quantization.affine.dequantize`."""
     codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
     of_row = np.arange(numbers["rows"]) // numbers["group_size"]
@@ -106,7 +101,7 @@ def dequantize(bits: int, y: Floats, words: Words, scales: Array, zeros: Array, 
     y[:] = (s * (q - z) if numbers["zero_point"] else s * q + z).ravel()
 
 
-def dense(y: Floats, x: Floats, weights: Array, tokens: int, rows: int, columns: int) -> None:
+def dense(y: F32, x: F32, weights: Array, tokens: int, rows: int, columns: int) -> None:
     """Y (T × N) = X (T × K) · W, its weights column by column."""
     matrix = weights.reshape(columns, rows).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -117,7 +112,7 @@ def dense(y: Floats, x: Floats, weights: Array, tokens: int, rows: int, columns:
 # **Between products.**
 
 
-def rms_norm(y: Floats, x: Floats, gain: Floats, tokens: int, columns: int, epsilon: float) -> None:
+def rms_norm(y: F32, x: F32, gain: F32, tokens: int, columns: int, epsilon: float) -> None:
     """`lowbit.model.block.rms_norm` of each token; ε is float32 in the kernel."""
     wide = x.reshape(tokens, columns).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -125,20 +120,20 @@ def rms_norm(y: Floats, x: Floats, gain: Floats, tokens: int, columns: int, epsi
         y[:] = (gain.astype(np.float64) * (wide / np.sqrt(mean_square + float(np.float32(epsilon))))).ravel()
 
 
-def swiglu(y: Floats, gate: Floats, up: Floats, count: int) -> None:
+def swiglu(y: F32, gate: F32, up: F32, count: int) -> None:
     """Y = silu(gate) ⊗ up."""
     with np.errstate(invalid="ignore", over="ignore"):
         wide = gate.astype(np.float64)
         y[:] = wide / (1.0 + np.exp(-wide)) * up
 
 
-def add(y: Floats, x: Floats, count: int) -> None:
+def add(y: F32, x: F32, count: int) -> None:
     """Y = Y + X."""
     with np.errstate(invalid="ignore", over="ignore"):
         y += x
 
 
-def combine(y: Floats, answers: Floats, weights: Floats, tokens: int, experts: int, columns: int) -> None:
+def combine(y: F32, answers: F32, weights: F32, tokens: int, experts: int, columns: int) -> None:
     """Y (T × N) = Y + the weighted sum of k answers a token (T × k × N), added in the order in which they lie."""
     parts, shares = answers.reshape(tokens, experts, columns), weights.reshape(tokens, experts, 1)
     total = np.zeros((tokens, columns))
@@ -151,14 +146,14 @@ def combine(y: Floats, answers: Floats, weights: Floats, tokens: int, experts: i
 # **Rows** to and from where they are wanted. A number that is no row's reads zeros, and writes nothing.
 
 
-def gather(y: Floats, x: Array, index: Array, count: int, rows: int, columns: int) -> None:
+def gather(y: F32, x: Array, index: Array, count: int, rows: int, columns: int) -> None:
     """Row i of Y is row index[i] of X, in float32."""
     there = (index >= 0) & (index < rows)
     taken = x.reshape(rows, columns)[np.where(there, index, 0)].astype(np.float32)
     y[:] = np.where(there[:, np.newaxis], taken, np.float32(0)).ravel()
 
 
-def scatter(y: Floats, x: Floats, index: Array, count: int, rows: int, columns: int) -> None:
+def scatter(y: F32, x: F32, index: Array, count: int, rows: int, columns: int) -> None:
     """Row index[i] of Y is row i of X."""
     there = (index >= 0) & (index < rows)
     y.reshape(rows, columns)[index[there]] = x.reshape(count, columns)[there]
@@ -168,7 +163,7 @@ def scatter(y: Floats, x: Floats, index: Array, count: int, rows: int, columns: 
 # cache are left alone by `rope` and `append`, and have zeros from `attend`.
 
 
-def rope(x: Floats, table: Floats, position: Array, tokens: int, heads: int, head_dim: int, context: int) -> None:
+def rope(x: F32, table: F32, position: Array, tokens: int, heads: int, head_dim: int, context: int) -> None:
     """X (T × heads × d_h) turned in place, half-split; the table has d_h/2 cosines, then d_h/2 sines a position."""
     first, half = int(position[0]), head_dim // 2
     count = _inside(first, tokens, context)
@@ -179,7 +174,7 @@ def rope(x: Floats, table: Floats, position: Array, tokens: int, heads: int, hea
         parts[:, :, 0], parts[:, :, 1] = a * cos - b * sin, b * cos + a * sin
 
 
-def append(cache: Array, x: Floats, position: Array, tokens: int, kv_heads: int, head_dim: int, capacity: int) -> None:
+def append(cache: Array, x: F32, position: Array, tokens: int, kv_heads: int, head_dim: int, capacity: int) -> None:
     """X (T × G × d_h) into the cache (G × C × d_h), from `position` on."""
     first = int(position[0])
     count = _inside(first, tokens, capacity)
@@ -191,7 +186,7 @@ def append(cache: Array, x: Floats, position: Array, tokens: int, kv_heads: int,
 def append_bfp12(
     cache: Array,
     exponents: Array,
-    x: Floats,
+    x: F32,
     position: Array,
     tokens: int,
     kv_heads: int,
@@ -209,7 +204,7 @@ def append_bfp12(
         target.reshape(kv_heads, capacity, -1)[:, first : first + count] = part.reshape(kv_heads, count, -1)
 
 
-def attend(y: Floats, queries: Floats, keys: Array, values: Array, position: Array, **numbers: int) -> None:
+def attend(y: F32, queries: F32, keys: Array, values: Array, position: Array, **numbers: int) -> None:
     """`lowbit.attention.attention.attend` of T tokens over all that came up to each; a window of 0 is none."""
     kv_heads, head_dim, capacity = numbers["kv_heads"], numbers["head_dim"], numbers["capacity"]
     first, window = int(position[0]), numbers["window"] or None
@@ -223,17 +218,17 @@ def attend(y: Floats, queries: Floats, keys: Array, values: Array, position: Arr
             y.reshape(q.shape)[t] = _attended(q[t], k[:, seen].astype(np.float64), v[:, seen].astype(np.float64))
 
 
-def _attended(query: Doubles, keys: Doubles, values: Doubles) -> Doubles:
+def _attended(query: F64, keys: F64, values: F64) -> F64:
     """One token (heads × d_h) over the keys and values that it sees (G × S × d_h); neighbouring heads share them."""
     grouped = query.reshape(len(keys), -1, query.shape[1])
     scores = grouped @ keys.swapaxes(1, 2) / np.sqrt(query.shape[1])
     powers = np.exp(scores - scores.max(axis=2, keepdims=True))
-    result: Doubles = (powers / powers.sum(axis=2, keepdims=True)) @ values
+    result: F64 = (powers / powers.sum(axis=2, keepdims=True)) @ values
     return result.reshape(query.shape)
 
 
 def attend_bfp12(
-    y: Floats, queries: Floats, keys: Array, exponents: Array, values: Array, position: Array, **numbers: int
+    y: F32, queries: F32, keys: Array, exponents: Array, values: Array, position: Array, **numbers: int
 ) -> None:
     """The same over keys in BFP12."""
     end = numbers["capacity"] if position[0] < 0 else min(int(position[0]) + numbers["tokens"], numbers["capacity"])

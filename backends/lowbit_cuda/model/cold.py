@@ -15,10 +15,10 @@ from functools import partial
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Backend
 from lowbit.backend.linears import backend_linear
 from lowbit.model.block import FORMULAS, Gated
-from lowbit.moe.routing import Floats
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.model.matrices import Blob, ExpertLayout
@@ -42,7 +42,7 @@ class ColdExperts:
         self.layout, self._linear = layout, backend_linear(backend)
         self._ready: dict[tuple[int, int], Gated] = {}
 
-    def answer(self, expert: tuple[int, int], blob: Blob, x: Floats) -> Floats:
+    def answer(self, expert: tuple[int, int], blob: Blob, x: F32) -> F32:
         """What an expert, by layer and number, answers to tokens (float32, T × hidden)."""
         if expert not in self._ready:
             self._ready[expert] = self.made(blob)
@@ -53,7 +53,7 @@ class ColdExperts:
         return Gated("silu", self.layout.restore(blob.copy()), self._linear, FORMULAS)
 
     @staticmethod
-    def once(expert: Gated, x: Floats) -> Floats:
+    def once(expert: Gated, x: F32) -> F32:
         """Run one that is ready."""
         return expert(x.astype(np.float64)).astype(np.float32)
 

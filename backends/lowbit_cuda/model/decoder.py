@@ -26,15 +26,14 @@ from types import TracebackType
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.backend.whole_model import DeviceAccount, DeviceSettings
 from lowbit.errors import ArgumentError
-from lowbit.model.block import Reals
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import token_ids
 from lowbit.model.replay import Recall
-from lowbit.model.weights import Floats, LayeredWeights, Progress
+from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Event
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.model.block import norm
@@ -123,7 +122,7 @@ class Decoder:
         self._state = State()
         return self._state
 
-    def hidden(self, tokens: Sequence[int], state: State, progress: Progress | None = None) -> Reals:
+    def hidden(self, tokens: Sequence[int], state: State, progress: Progress | None = None) -> F64:
         """Read tokens after those that `state` holds: float64, T × hidden, after the last norm.
 
         Args:
@@ -143,7 +142,7 @@ class Decoder:
         with self._port.batch():
             return self._read(ids, state, progress)
 
-    def _read(self, ids: npt.NDArray[np.int64], state: State, progress: Progress | None) -> Reals:
+    def _read(self, ids: I64, state: State, progress: Progress | None) -> F64:
         self._calm_down()
         self._calm = state.sound = False
         chunk, parts, done = self._model.work.sizes.chunk, [], 0
@@ -159,7 +158,7 @@ class Decoder:
         self._calm = state.sound = True
         return np.concatenate(parts).astype(np.float64)
 
-    def logits(self, hidden: Reals) -> Floats:
+    def logits(self, hidden: F64) -> F32:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
 
         Raises:
@@ -178,7 +177,7 @@ class Decoder:
 
     # A chunk goes through.
 
-    def _layer(self, stage: int, ids: npt.NDArray[np.int64], position: int) -> None:
+    def _layer(self, stage: int, ids: I64, position: int) -> None:
         model, tokens = self._model, len(ids)
         if stage == 0:
             rows = model.config.embedding_scale * model.embedding[ids].astype(np.float64)
@@ -193,14 +192,12 @@ class Decoder:
             if self._record:
                 self.events += events
 
-    def _end(self, tokens: int) -> Floats:
+    def _end(self, tokens: int) -> F32:
         """After the last layer: float32, T × hidden."""
         assert self._lane is not None
         self._give(self._stages, tokens)
         self._lane.wait()
-        answer: Floats = self._port.read(
-            self._model.work.host["normed"], np.float32, (tokens, self._model.config.hidden)
-        )
+        answer: F32 = self._port.read(self._model.work.host["normed"], np.float32, (tokens, self._model.config.hidden))
         return answer
 
     def _give(self, stage: int, tokens: int) -> None:
@@ -231,7 +228,7 @@ class Decoder:
             norm(lane, model.config, model.work, model.norm, tokens)
             lane.copy(model.work.host["normed"], model.work.rows("normed", tokens, hidden))
 
-    def _scores(self, rows: Floats) -> Floats:
+    def _scores(self, rows: F32) -> F32:
         """Logits of a few rows."""
         work, count, lane = self._model.work, len(rows), self._lane
         assert lane is not None
@@ -241,7 +238,7 @@ class Decoder:
         self._model.head(work["logits"], work["head_in"], count)
         lane.copy(work.host["logits"], work.rows("logits", count, vocabulary))
         lane.wait()
-        scores: Floats = self._port.read(work.host["logits"], np.float32, (count, vocabulary))
+        scores: F32 = self._port.read(work.host["logits"], np.float32, (count, vocabulary))
         return scores
 
     def _calm_down(self) -> None:

@@ -10,11 +10,12 @@ Source: lowbit's own.
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 
+from lowbit.arrays import F32
 from lowbit.backend import load as load_backend
 from lowbit.backend.whole_model import DeviceSettings, Keys
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import NORMS, Floats, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
+from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeights, Progress, SparseWeights
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
@@ -50,7 +51,7 @@ class Loaded:
     """
 
     config: LlamaConfig
-    embedding: Floats
+    embedding: F32
     blocks: tuple[Block, ...]
     norm: Span
     head: Resident
@@ -182,7 +183,7 @@ class Loader:
                 progress(number + 1, config.layers)
         return tuple(blocks)
 
-    def _gate(self, number: int, router: Floats, routers: Span) -> Gate:
+    def _gate(self, number: int, router: F32, routers: Span) -> Gate:
         """Bring a router to the device; the next one will lie behind it."""
         layout = DenseLayout(*router.shape)
         guessing = self._settings.prefetch != "off" and number + 1 < self._config.layers

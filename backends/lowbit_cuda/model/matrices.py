@@ -12,17 +12,17 @@ An *expert*, or the feed-forward part of a dense block, is three matrices in one
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, U8
 from lowbit.errors import ArgumentError
-from lowbit.model.weights import Floats, GatedWeights, Matrix
+from lowbit.model.weights import GatedWeights, Matrix
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.port import Kernel, Span
 
 Layout = MatrixLayout | DenseLayout
-Blob = npt.NDArray[np.uint8]
+Blob = U8
 
 MANY = 8
 """Tokens for which the kernels of many tokens are made."""
@@ -40,7 +40,7 @@ def layout_of(matrix: Matrix) -> Layout:
     return DenseLayout(rows, columns, "float16" if fits_float16(matrix) else "float32")
 
 
-def fits_float16(weights: Floats) -> bool:
+def fits_float16(weights: F32) -> bool:
     """Whether float16 holds every weight exactly.
 
     >>> fits_float16(np.array([0.5, -3.0], np.float32)), fits_float16(np.array([0.1], np.float32))

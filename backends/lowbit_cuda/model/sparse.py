@@ -16,10 +16,11 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, I32
 from lowbit.model.block import routes
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.moe.offload import Trace
-from lowbit.moe.routing import Floats, Ids, top_k
+from lowbit.moe.routing import Ids, top_k
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.cold import ColdExperts
@@ -31,7 +32,7 @@ from lowbit_cuda.port import Span, Stream
 GUESSES = 2
 """Experts that are guessed for each token; the paper takes one or two."""
 
-Indices = npt.NDArray[np.int32]
+Indices = I32
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ class Routes:
     """
 
     chosen: Ids
-    shares: Floats
+    shares: F32
 
     @property
     def needed(self) -> tuple[int, ...]:
@@ -57,7 +58,7 @@ class Routes:
         return tokens.astype(np.int32), (tokens * self.chosen.shape[1] + place).astype(np.int32)
 
 
-def choose(scores: Floats, routing: Routing) -> Routes:
+def choose(scores: F32, routing: Routing) -> Routes:
     """The routes of tokens with these scores (float32, T × E).
 
     Raises:
@@ -69,7 +70,7 @@ def choose(scores: Floats, routing: Routing) -> Routes:
     return Routes(ascending, sorted_shares.astype(np.float32))
 
 
-def guesses(scores: Floats, count: int = GUESSES) -> tuple[int, ...]:
+def guesses(scores: F32, count: int = GUESSES) -> tuple[int, ...]:
     """The experts that most of the tokens will probably need, likeliest first; of equals the lowest number.
 
     One token's guesses are in the order of their scores:

@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter
-
-Array = npt.NDArray[Any]
 
 MOST_THREADS, MOST_SHARED, MOST_BLOCKS = 1024, 1 << 20, 1 << 24
 READ, WRITE, UPDATE, PART = 1, 2, 3, 4  # as in launch.h

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit_cuda.port import Kernel, Number
 from lowbit_gpusim.shim import build
 from lowbit_gpusim.shim.launching import (
     POISON,
     WRITE,
-    Array,
     KernelError,
     Launch,
     Mutation,

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda import port
@@ -142,7 +143,7 @@ class SimDevice(Reported):
         finally:
             pool.free(block)
 
-    def write(self, span: Span, data: npt.NDArray[Any]) -> None:
+    def write(self, span: Span, data: Array) -> None:
         """See `DevicePort.write`."""
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
             raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
@@ -153,7 +154,7 @@ class SimDevice(Reported):
         if there is not None:
             there[:] = data.reshape(-1).view(np.uint8)
 
-    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+    def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
         """See `DevicePort.read`."""
         for size in shape:
             check_integer("shape", size, 0)

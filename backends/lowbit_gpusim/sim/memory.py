@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, Span, charge
 from lowbit_gpusim.sim.order import Access
-
-Bytes = npt.NDArray[np.uint8]
 
 UNWRITTEN = 0xFF
 """What every byte is until it is written."""
@@ -75,7 +73,7 @@ class Block:
 
     owner: object
     memory: Memory
-    data: Bytes | None
+    data: U8 | None
     written: Ranges = field(default_factory=Ranges)
     accesses: list[Access] = field(default_factory=list)
 
@@ -122,7 +120,7 @@ class Pool:
         return id(block) in self.blocks
 
 
-def aligned(nbytes: int) -> Bytes:
+def aligned(nbytes: int) -> U8:
     """Bytes that begin at a multiple of `ALIGNMENT`, all `UNWRITTEN`.
 
     >>> aligned(2)
@@ -160,7 +158,7 @@ def check_owner(owner: object, memory: Memory) -> None:
         raise DeviceError(f"memory of another device: {memory.what}")
 
 
-def view(span: Span) -> Bytes | None:
+def view(span: Span) -> U8 | None:
     """The bytes of a span themselves, or None where there are none."""
     data = span.memory.handle.data
     return None if data is None else data[span.offset : span.offset + span.nbytes]

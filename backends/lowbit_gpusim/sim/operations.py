@@ -10,18 +10,16 @@ refused, since the blocks of a kernel have no order. What a kernel declares to w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter, Span
 from lowbit_gpusim.sim.clock import Engine
 from lowbit_gpusim.sim.machines import Machine
 from lowbit_gpusim.sim.memory import UNWRITTEN, view
 
-Array = npt.NDArray[Any]
 Compute = Callable[[Kernel, Mapping[str, Array], Mapping[str, Number]], None]
 """What runs a kernel: it is given an array for each span and each number, by name, and fills what is written."""
 

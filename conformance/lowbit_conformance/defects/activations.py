@@ -4,73 +4,73 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.moe.routing import Doubles, Floats
-from lowbit_conformance.defects.defect import MOVES, WRONG, Array, Defect, Function, of
+from lowbit.arrays import F32, F64, Array
+from lowbit_conformance.defects.defect import MOVES, WRONG, Defect, Function, of
 from lowbit_conformance.defects.experts import by_exponential, gelu, silu
 
 # **The norm.** What differs between defects is nearly always what stands under the root.
 
 
-def normed(x: Floats, gain: Floats, root: Array) -> Doubles:
+def normed(x: F32, gain: F32, root: Array) -> F64:
     """Rows (or all of x) divided by a root and multiplied by the gain."""
     with np.errstate(all="ignore"):
-        answer: Doubles = gain.astype(np.float64) * (x.astype(np.float64) / root)
+        answer: F64 = gain.astype(np.float64) * (x.astype(np.float64) / root)
     return answer
 
 
-def mean_square(x: Floats) -> Doubles:
+def mean_square(x: F32) -> F64:
     with np.errstate(all="ignore"):
-        answer: Doubles = np.mean(np.square(x.astype(np.float64)), axis=1, keepdims=True)
+        answer: F64 = np.mean(np.square(x.astype(np.float64)), axis=1, keepdims=True)
     return answer
 
 
-def under(root: Callable[[Floats, float], Array]) -> Function:
+def under(root: Callable[[F32, float], Array]) -> Function:
     """A norm that divides by this root of x and ε."""
 
-    def norm(x: Floats, gain: Floats, epsilon: float) -> Array:
+    def norm(x: F32, gain: F32, epsilon: float) -> Array:
         with np.errstate(all="ignore"):
             return normed(x, gain, root(x, epsilon))
 
     return norm
 
 
-def without_mean(x: Floats, gain: Floats, epsilon: float) -> Array:
+def without_mean(x: F32, gain: F32, epsilon: float) -> Array:
     """LayerNorm but for its bias."""
     with np.errstate(all="ignore"):
         centred = x - x.mean(axis=1, keepdims=True, dtype=np.float64)
         return normed(centred, gain, np.sqrt(np.mean(np.square(centred), axis=1, keepdims=True) + epsilon))
 
 
-def tail_left_out(x: Floats, epsilon: float) -> Array:
+def tail_left_out(x: F32, epsilon: float) -> Array:
     """The sum ends at the last whole register of 8."""
     whole = x.shape[1] // 8 * 8
     answer: Array = np.square(x[:, :whole].astype(np.float64)).sum(axis=1, keepdims=True) / x.shape[1] + epsilon
     return np.sqrt(answer)
 
 
-def carried_over(x: Floats, epsilon: float) -> Array:
+def carried_over(x: F32, epsilon: float) -> Array:
     """The sum of a row begins with that of the row before."""
     return np.sqrt(np.cumsum(mean_square(x), axis=0) + epsilon)
 
 
-def of_twelve_bits(x: Floats, epsilon: float) -> Array:
+def of_twelve_bits(x: F32, epsilon: float) -> Array:
     """A reciprocal root as some processors estimate it, its mantissa cut after 12 bits."""
     mantissa, exponent = np.frexp(1 / np.sqrt(mean_square(x) + epsilon))
     return 1 / np.ldexp(np.floor(mantissa * 2**12 - 0.5) / 2**12, exponent)
 
 
-def cast_before_gain(x: Floats, gain: Floats, epsilon: float) -> Array:
+def cast_before_gain(x: F32, gain: F32, epsilon: float) -> Array:
     with np.errstate(all="ignore"):
         unit = normed(x, np.ones_like(gain), np.sqrt(mean_square(x) + epsilon)).astype(np.float16)
         return unit.astype(np.float64) * gain
 
 
-def plus_one(x: Floats, gain: Floats, epsilon: float) -> Array:
+def plus_one(x: F32, gain: F32, epsilon: float) -> Array:
     with np.errstate(all="ignore"):
         return normed(x, gain + 1, np.sqrt(mean_square(x) + epsilon))
 
 
-def rounded_together(x: Floats, gain: Floats, epsilon: float) -> Array:
+def rounded_together(x: F32, gain: F32, epsilon: float) -> Array:
     """All rows are rounded with one step, that of the largest number of all."""
     with np.errstate(all="ignore"):
         step = np.abs(x).max() * 2.0**-21
@@ -78,12 +78,12 @@ def rounded_together(x: Floats, gain: Floats, epsilon: float) -> Array:
         return normed(near, gain, np.sqrt(mean_square(near) + epsilon))
 
 
-def hides_nan(x: Floats, gain: Floats, epsilon: float) -> Array:
+def hides_nan(x: F32, gain: F32, epsilon: float) -> Array:
     clean = np.nan_to_num(x, nan=0, posinf=0, neginf=0)
     return normed(clean, np.nan_to_num(gain, nan=0, posinf=0, neginf=0), np.sqrt(mean_square(clean) + epsilon))
 
 
-def overflows_to_zeros(x: Floats, epsilon: float) -> Array:
+def overflows_to_zeros(x: F32, epsilon: float) -> Array:
     """Squares are summed in float32, and one over the root of infinity is 0."""
     return np.sqrt(np.mean(np.square(x), axis=1, keepdims=True, dtype=np.float32).astype(np.float64) + epsilon)
 
@@ -167,10 +167,10 @@ NORMS = (
 # **The activation.**
 
 
-def gated(activation: Callable[[Doubles], Array]) -> Function:
+def gated(activation: Callable[[F64], Array]) -> Function:
     """Another activation of the gate, times up."""
 
-    def unit(gate: Floats, up: Floats) -> Array:
+    def unit(gate: F32, up: F32) -> Array:
         with np.errstate(all="ignore"):
             answer: Array = activation(gate.astype(np.float64)) * up.astype(np.float64)
         return answer
@@ -178,21 +178,21 @@ def gated(activation: Callable[[Doubles], Array]) -> Function:
     return unit
 
 
-def by_tanh(a: Doubles) -> Array:
+def by_tanh(a: F64) -> Array:
     """A sigmoid that is 1 plus a tanh, of which nothing is left for negative a."""
     half = a.astype(np.float32) / np.float32(2)
     answer: Array = half * (1 + np.tanh(half))
     return answer
 
 
-def by_exp2(a: Doubles) -> Array:
+def by_exp2(a: F64) -> Array:
     """e^-a is 2 to the power of a product that has been rounded."""
     power = np.exp2(-a.astype(np.float32) * np.float32(np.log2(np.e)))
     answer: Array = a / (1 + power.astype(np.float64))
     return answer
 
 
-def of_all_elements(gate: Floats, up: Floats) -> Array:
+def of_all_elements(gate: F32, up: F32) -> Array:
     """Gates are rounded with one step, that of the largest of all."""
     with np.errstate(all="ignore"):
         step = np.abs(gate).max() * 2.0**-21
@@ -201,7 +201,7 @@ def of_all_elements(gate: Floats, up: Floats) -> Array:
     return answer
 
 
-def swiglu_hides_nan(gate: Floats, up: Floats) -> Array:
+def swiglu_hides_nan(gate: F32, up: F32) -> Array:
     clean = (np.nan_to_num(part, nan=0, posinf=0, neginf=0) for part in (gate, up))
     answer: Array = gated(silu)(*clean)
     return answer

@@ -6,45 +6,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, Array
 from lowbit.attention.attention import softmax
-from lowbit.quantization.affine import Floats
-from lowbit_conformance.defects.defect import MOVES, Array, of
-
-Reals = npt.NDArray[np.float64]
+from lowbit_conformance.defects.defect import MOVES, of
 
 # **Softmax.**
 
 
-def without_largest(scores: Floats) -> Array:
+def without_largest(scores: F32) -> Array:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         powers = np.exp(scores)  # float32 overflows at 89
         answer: Array = powers / powers.sum(axis=-1, keepdims=True, dtype=np.float32)
     return answer
 
 
-def largest_of_all_rows(scores: Floats) -> Array:
+def largest_of_all_rows(scores: F32) -> Array:
     with np.errstate(under="ignore", invalid="ignore", divide="ignore"):
         powers = np.exp(scores - scores.max())
         answer: Array = powers / powers.sum(axis=-1, keepdims=True)
     return answer
 
 
-def minus_infinity_shared(scores: Floats) -> Array:
+def minus_infinity_shared(scores: F32) -> Array:
     return softmax(np.maximum(scores.astype(np.float64), -100.0))
 
 
-def based_apart(scores: Floats) -> Array:
+def based_apart(scores: F32) -> Array:
     base = scores * np.float32(np.log2(np.e))
     powers = np.exp2((base - base.max(axis=1, keepdims=True)).astype(np.float64))
     shares: Array = powers / powers.sum(axis=1, keepdims=True)
     return shares.astype(np.float32)
 
 
-def halved(scores: Floats) -> Array:
+def halved(scores: F32) -> Array:
     return softmax(scores.astype(np.float16).astype(np.float64))
 
 
-def remainder_to_last(scores: Floats) -> Array:
+def remainder_to_last(scores: F32) -> Array:
     shares = softmax(scores.astype(np.float64)).astype(np.float32)
     shares[:, -1] = np.float32(1) - shares[:, :-1].sum(axis=1, dtype=np.float32)
     return shares
@@ -60,9 +58,9 @@ def visible(tokens: int, length: int, window: int | None) -> npt.NDArray[np.bool
 
 
 def attend(
-    queries: Floats,
-    keys: Floats,
-    values: Floats,
+    queries: F32,
+    keys: F32,
+    values: F32,
     window: int | None = None,
     *,
     see: Callable[[int, int, int | None], npt.NDArray[np.bool_]] = visible,
@@ -70,7 +68,7 @@ def attend(
     scale: Callable[[int], float] = lambda channels: 1 / np.sqrt(channels),
     hidden: float = -np.inf,
     value_head: Callable[[int, int, int], int] | None = None,
-) -> Reals:
+) -> F64:
     """Right, unless something is replaced: what is seen, which head is read, the scale, the score of what is hidden."""
     tokens, heads, channels = queries.shape
     groups, length, _ = keys.shape
@@ -85,7 +83,7 @@ def attend(
     return result
 
 
-def replacing(**replaced: Any) -> Callable[..., Reals]:
+def replacing(**replaced: Any) -> Callable[..., F64]:
     return lambda queries, keys, values, window=None: attend(queries, keys, values, window, **replaced)
 
 

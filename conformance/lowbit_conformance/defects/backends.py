@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit_conformance.defects import integers, steps
 from lowbit_conformance.defects.defect import Call, Defect, Function
@@ -50,29 +51,29 @@ class BankLinear(PreparedLinear):
         else:
             self._weights = np.zeros((0, 0), np.float32) if self._whole else weigh(self._matrix)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         self._multiply("linear.qgemv", x, out)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         self._multiply("linear.qgemm", x, out)
 
-    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+    def _qgemm_bfp(self, x: Blocks, out: F32) -> None:
         self._multiply(integers.OPERATION, x, out)
 
-    def _multiply(self, operation: str, x: Floats | Blocks, out: Floats) -> None:
+    def _multiply(self, operation: str, x: F32 | Blocks, out: F32) -> None:
         defect = self._owner.defect
         if defect.habit is None:
             out[...] = self._product(operation, x)
             return
 
-        def right() -> Floats:
+        def right() -> F32:
             out[...] = self._product(operation, x)
             return out
 
         self._owner.state["matrix"] = self._matrix
         defect.habit(Call(operation, (x,), out, right, self._owner.state))
 
-    def _product(self, operation: str, x: Floats | Blocks) -> Any:
+    def _product(self, operation: str, x: F32 | Blocks) -> Any:
         if isinstance(x, Blocks):
             function = self._owner.defect.wrong.get(operation) or right(operation)
             return rounded(operation, function(x, self._matrix))

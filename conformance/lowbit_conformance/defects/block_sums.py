@@ -4,28 +4,28 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64, Array
 from lowbit.quantization import bfp_dot, bfp_storage
-from lowbit.quantization.bfp import Blocks, Floats, Mantissas
+from lowbit.quantization.bfp import Blocks, Mantissas
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import StoredBlocks
-from lowbit_conformance.defects.blocks import Integers, Reals, blocks_of
+from lowbit_conformance.defects.blocks import blocks_of
 from lowbit_conformance.defects.defect import of
 
 # **Decoding and dot products.**
 
 
-def decode(blocks: Blocks, exponents: npt.NDArray[Any] | None = None) -> Floats:
+def decode(blocks: Blocks, exponents: Array | None = None) -> F32:
     """Right, unless other exponents are given."""
     e = (blocks.exponents if exponents is None else exponents).astype(np.int64)
     each = np.repeat(e, blocks.format.block, axis=1)[:, : blocks.columns]
     with np.errstate(over="ignore", under="ignore"):
-        values: Floats = np.ldexp(blocks.mantissas.astype(np.float64), each).astype(np.float32)
+        values: F32 = np.ldexp(blocks.mantissas.astype(np.float64), each).astype(np.float32)
     return values
 
 
-def decode_by_power(blocks: Blocks) -> Floats:
+def decode_by_power(blocks: Blocks) -> F32:
     """2^e becomes a float32 number of its own first."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         powers = np.exp2(blocks.exponents.astype(np.float64)).astype(np.float32)
@@ -33,12 +33,12 @@ def decode_by_power(blocks: Blocks) -> Floats:
         return each * blocks.mantissas.astype(np.float32)
 
 
-def decode_flushed(blocks: Blocks) -> Floats:
+def decode_flushed(blocks: Blocks) -> F32:
     values = decode(blocks)
     return np.where(np.abs(values) < np.finfo(np.float32).tiny, np.float32(0), values)
 
 
-def decode_signed_zero(blocks: Blocks) -> Floats:
+def decode_signed_zero(blocks: Blocks) -> F32:
     values = decode(blocks)
     return np.where((values == 0) & (np.roll(blocks.mantissas, 1, axis=1) < 0), np.float32(-0.0), values)
 
@@ -46,8 +46,8 @@ def decode_signed_zero(blocks: Blocks) -> Floats:
 def dot(
     a: Blocks,
     b: Blocks,
-    narrow: Callable[[Integers], Integers] = lambda products: products.sum(axis=-1),
-    joined: Callable[[Integers, Integers], Integers] = np.add,
+    narrow: Callable[[I64], I64] = lambda products: products.sum(axis=-1),
+    joined: Callable[[I64, I64], I64] = np.add,
 ) -> BlockSums:
     """Sums of products of mantissas; `narrow` adds them up, `joined` makes one exponent of two."""
     sums = []
@@ -57,17 +57,17 @@ def dot(
     return BlockSums(np.ascontiguousarray(np.stack(sums, axis=2)), np.ascontiguousarray(exponents, np.int32))
 
 
-def saturating(products: Integers) -> Integers:
+def saturating(products: I64) -> I64:
     """Pairs of products are added in 16 bits, and stop at the end of them."""
     padded = (
         np.concatenate([products, np.zeros_like(products[..., :1])], axis=-1) if products.shape[-1] % 2 else products
     )
-    result: Integers = np.clip(padded[..., 0::2] + padded[..., 1::2], -(2**15), 2**15 - 1).sum(axis=-1)
+    result: I64 = np.clip(padded[..., 0::2] + padded[..., 1::2], -(2**15), 2**15 - 1).sum(axis=-1)
     return result
 
 
-def wrapping(products: Integers) -> Integers:
-    answer: Integers = products.sum(axis=-1).astype(np.int16).astype(np.int64)
+def wrapping(products: I64) -> I64:
+    answer: I64 = products.sum(axis=-1).astype(np.int16).astype(np.int64)
     return answer
 
 
@@ -88,12 +88,12 @@ def short_block_dropped(a: Blocks, b: Blocks) -> BlockSums:
     return right
 
 
-def terms(blocks: BlockSums) -> Reals:
+def terms(blocks: BlockSums) -> F64:
     with np.errstate(over="ignore"):
         return np.ldexp(blocks.sums.astype(np.float64), blocks.exponents)
 
 
-def total(blocks: BlockSums, order: int = 1, rounded: bool = False) -> Floats:
+def total(blocks: BlockSums, order: int = 1, rounded: bool = False) -> F32:
     """Block by block in float32, backwards if `order` is −1; with each block rounded to float32 first if asked."""
     y = np.zeros(blocks.sums.shape[:2], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -103,19 +103,19 @@ def total(blocks: BlockSums, order: int = 1, rounded: bool = False) -> Floats:
     return y
 
 
-def total_wide(blocks: BlockSums) -> Floats:
+def total_wide(blocks: BlockSums) -> F32:
     with np.errstate(over="ignore", invalid="ignore"):
-        wide: Floats = terms(blocks).sum(axis=2).astype(np.float32)
+        wide: F32 = terms(blocks).sum(axis=2).astype(np.float32)
     return wide
 
 
-def total_saturated(blocks: BlockSums) -> Floats:
+def total_saturated(blocks: BlockSums) -> F32:
     most = float(np.finfo(np.float32).max)
-    answer: Floats = np.clip(np.nan_to_num(bfp_dot.total(blocks), nan=most, posinf=most, neginf=-most), -most, most)
+    answer: F32 = np.clip(np.nan_to_num(bfp_dot.total(blocks), nan=most, posinf=most, neginf=-most), -most, most)
     return answer
 
 
-def total_flushed(blocks: BlockSums) -> Floats:
+def total_flushed(blocks: BlockSums) -> F32:
     y = bfp_dot.total(blocks)
     return np.where(np.abs(y) < np.finfo(np.float32).tiny, np.float32(0), y)
 

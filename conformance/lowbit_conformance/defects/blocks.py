@@ -1,42 +1,39 @@
 """Defects of casting to Block Floating Point: rounding, exponents, the ends of the ranges."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lowbit.quantization.bfp import Blocks, Floats, Format
+from lowbit.arrays import F32, F64, I64, Array
+from lowbit.quantization.bfp import Blocks, Format
 from lowbit_conformance.defects.defect import of, unchecked
 
-Reals = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 MX_BLOCKS = "https://github.com/DeepWok/mase/pull/321"
 
 # **Casting**, all blocks at once, with one thing at a time to be replaced.
 
 
-def away(x: Reals) -> Reals:
+def away(x: F64) -> F64:
     """Ties away from zero."""
     return np.sign(x) * np.floor(np.abs(x) + 0.5)
 
 
-def power(largest: Reals) -> Integers:
+def power(largest: F64) -> I64:
     """E′ of f·2^E′, f in [½, 1)."""
     return np.frexp(largest)[1].astype(np.int64)
 
 
-def logarithm(largest: Reals) -> Integers:
+def logarithm(largest: F64) -> I64:
     """The same by a logarithm in float32, which rounds up to a whole number too early."""
     with np.errstate(divide="ignore"):
         return np.floor(np.log2(largest.astype(np.float32), dtype=np.float32)).astype(np.int64) + 1
 
 
 def cast(
-    x: Floats,
+    x: F32,
     format: Format,
-    rounded: Callable[[Reals], Reals] = np.rint,
-    exponent_of: Callable[[Reals], Integers] = power,
+    rounded: Callable[[F64], F64] = np.rint,
+    exponent_of: Callable[[F64], I64] = power,
     shift: int = 0,
     least: int = 1,
     clamp: str = "first",
@@ -59,7 +56,7 @@ def cast(
     return blocks_of(cells, exponents, format)
 
 
-def blocks_of(mantissas: npt.NDArray[Any], exponents: npt.NDArray[Any], format: Format) -> Blocks:
+def blocks_of(mantissas: Array, exponents: Array, format: Format) -> Blocks:
     """Blocks that nobody has checked."""
     return unchecked(
         Blocks,
@@ -69,7 +66,7 @@ def blocks_of(mantissas: npt.NDArray[Any], exponents: npt.NDArray[Any], format: 
     )
 
 
-def grown(x: Floats, format: Format) -> Blocks:
+def grown(x: F32, format: Format) -> Blocks:
     """Where rounding would saturate, the exponent grows by one instead."""
     plain, larger = cast(x, format), cast(x, format, shift=1)
     over = np.zeros(plain.exponents.shape, bool)
@@ -82,7 +79,7 @@ def grown(x: Floats, format: Format) -> Blocks:
     )
 
 
-def across_rows(x: Floats, format: Format) -> Blocks:
+def across_rows(x: F32, format: Format) -> Blocks:
     """Blocks are cut from the matrix as one run; each row keeps the exponents of the runs that its blocks begin in."""
     rows, columns = x.shape
     flat = cast(x.reshape(1, -1), format)

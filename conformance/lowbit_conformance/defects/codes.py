@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit.quantization.packing import WORD_BITS, Codes, Words
-from lowbit_conformance.defects.defect import COMMON, Array, Defect
+from lowbit_conformance.defects.defect import COMMON, Defect
 from lowbit_conformance.defects.steps import Place, pack, places, read, stepwise, straddling, unit_of, unpack, write
 
 READS = "packing.unpack/C1 packing.unpack/C2 affine.dequantize/C1 affine.dequantize/C2 linear.qgemv/C1 linear.qgemm/C1"

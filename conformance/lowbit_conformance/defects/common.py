@@ -5,16 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32, Array
 from lowbit.attention.attention import softmax
 from lowbit.attention.rope import Rotation
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix
+from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, block_exponent
 from lowbit.quantization.bfp_dot import BlockSums, total
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.activations import mean_square, normed
 from lowbit_conformance.defects.attention import replacing, visible
 from lowbit_conformance.defects.block_sums import decode, dot
-from lowbit_conformance.defects.defect import MOVES, Array, Defect, of
+from lowbit_conformance.defects.defect import MOVES, Defect, of
 from lowbit_conformance.defects.experts import expert, sparse
 from lowbit_conformance.defects.heads import members, rotate
 from lowbit_conformance.defects.routes import product as logits_of
@@ -63,7 +64,7 @@ def before(rows: Array) -> Array:
     return rows[np.maximum(np.arange(len(rows)) - 1, 0)]
 
 
-def without_last_group(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def without_last_group(weights: F32, matrix: QuantizedMatrix) -> F32:
     weights[(matrix.groups - 1) * matrix.group_size :] = 0
     return weights
 
@@ -71,34 +72,34 @@ def without_last_group(weights: Floats, matrix: QuantizedMatrix) -> Floats:
 # **Values**, by convention where only one of them can be mistaken.
 
 
-def valued(minimum: Any = None, point: Any = None) -> Callable[[Floats, Floats, Floats, Convention], Floats]:
-    def value(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def valued(minimum: Any = None, point: Any = None) -> Callable[[F32, F32, F32, Convention], F32]:
+    def value(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
         own = minimum if convention == "minimum" else point
         with np.errstate(all="ignore"):
-            result: Floats = own(codes, scale, zero) if own else steps.value(codes, scale, zero, convention)
+            result: F32 = own(codes, scale, zero) if own else steps.value(codes, scale, zero, convention)
         return result
 
     return value
 
 
-def finished(change: Callable[[Floats], Floats]) -> Callable[[Floats, QuantizedMatrix], Floats]:
+def finished(change: Callable[[F32], F32]) -> Callable[[F32, QuantizedMatrix], F32]:
     return lambda weights, matrix: change(weights)
 
 
-def without_rows(rows: Callable[[int], slice]) -> Callable[[Floats, QuantizedMatrix], Floats]:
-    def finish(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def without_rows(rows: Callable[[int], slice]) -> Callable[[F32, QuantizedMatrix], F32]:
+    def finish(weights: F32, matrix: QuantizedMatrix) -> F32:
         weights[rows(len(weights))] = 0
         return weights
 
     return finish
 
 
-def last_twice(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def last_twice(weights: F32, matrix: QuantizedMatrix) -> F32:
     weights[-1] *= 2
     return weights
 
 
-def halved(numbers: Array) -> Floats:
+def halved(numbers: Array) -> F32:
     with np.errstate(over="ignore"):
         return numbers.astype(np.float16).astype(np.float32)
 
@@ -106,7 +107,7 @@ def halved(numbers: Array) -> Floats:
 # **Sums.**
 
 
-def after(change: Callable[[Array], Array]) -> Callable[[Floats, Floats], Array]:
+def after(change: Callable[[Array], Array]) -> Callable[[F32, F32], Array]:
     """A product whose result is changed."""
     return lambda x, weights: np.ascontiguousarray(change(steps.product(x, weights)))
 
@@ -130,7 +131,7 @@ def running(y: Array) -> Array:
     return np.cumsum(y, axis=0, dtype=np.float32)
 
 
-def x_by_columns(x: Floats, weights: Floats) -> Array:
+def x_by_columns(x: F32, weights: F32) -> Array:
     return steps.product(np.ascontiguousarray(x.ravel().reshape(x.shape[1], -1).T), weights)
 
 
@@ -372,7 +373,7 @@ def others_only(tokens: int, length: int, window: int | None) -> Array:
     return seen
 
 
-def attend_undivided(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Array:
+def attend_undivided(queries: F32, keys: F32, values: F32, window: int | None = None) -> Array:
     tokens, heads, channels = queries.shape
     groups, length, _ = keys.shape
     result = np.empty(queries.shape)
@@ -386,23 +387,23 @@ def attend_undivided(queries: Floats, keys: Floats, values: Floats, window: int 
     return result
 
 
-def undivided(scores: Floats) -> Array:
+def undivided(scores: F32) -> Array:
     with np.errstate(all="ignore"):
         wide = scores.astype(np.float64)
         answer: Array = np.exp(wide - wide.max(axis=1, keepdims=True))
     return answer
 
 
-def in_powers_of_2(scores: Floats) -> Array:
+def in_powers_of_2(scores: F32) -> Array:
     return softmax(scores.astype(np.float64) * np.log(2.0))
 
 
-def along_columns(scores: Floats) -> Array:
+def along_columns(scores: F32) -> Array:
     return softmax(scores.astype(np.float64).T).T
 
 
 def turned(cos: Callable[[Array, Array], Array], sin: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    def run(x: Floats, turn: Rotation) -> Array:
+    def run(x: F32, turn: Rotation) -> Array:
         return rotate(x, Rotation(turn.layout, cos(turn.cos, turn.sin), sin(turn.cos, turn.sin)))
 
     return run
@@ -511,7 +512,7 @@ HEADS = (
 
 
 def over(
-    root: Callable[[Array, float], Array], gain: Callable[[Floats], Floats] = lambda given: given
+    root: Callable[[Array, float], Array], gain: Callable[[F32], F32] = lambda given: given
 ) -> Callable[..., Array]:
     return lambda x, given, epsilon: normed(x, gain(given), root(mean_square(x), epsilon))
 
@@ -530,7 +531,7 @@ def silu(a: Array) -> Array:
 
 
 def gated(of_gate: Callable[[Array], Array], of_up: Callable[[Array], Array] = lambda up: up) -> Callable[..., Array]:
-    def run(gate: Floats, up: Floats) -> Array:
+    def run(gate: F32, up: F32) -> Array:
         with np.errstate(all="ignore"):
             return of_gate(gate.astype(np.float64)) * of_up(up.astype(np.float64))
 
@@ -538,33 +539,33 @@ def gated(of_gate: Callable[[Array], Array], of_up: Callable[[Array], Array] = l
 
 
 def by_key(key: Callable[[Array], Array], change: Callable[[Array], Array] = lambda ids: ids) -> Callable[..., Array]:
-    def run(scores: Floats, k: int) -> Array:
+    def run(scores: F32, k: int) -> Array:
         return np.ascontiguousarray(change(np.argsort(key(scores), axis=1, kind="stable")[:, :k]), np.int64)
 
     return run
 
 
-def softmax_again(scores: Floats, chosen: Any, softmax_of: str = "after") -> Array:
+def softmax_again(scores: F32, chosen: Any, softmax_of: str = "after") -> Array:
     own = np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
     return softmax(own)
 
 
-def of_first_token(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Any, weights: Floats) -> Array:
+def of_first_token(x: F32, gate: F32, up: F32, down: F32, chosen: Any, weights: F32) -> Array:
     return sparse(x, gate, up, down, chosen, np.repeat(weights[:1], len(weights), axis=0))
 
 
-def all_ones(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Any, weights: Floats) -> Array:
+def all_ones(x: F32, gate: F32, up: F32, down: F32, chosen: Any, weights: F32) -> Array:
     return sparse(x, gate, up, down, chosen, np.ones_like(weights))
 
 
-def last_left_out(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Any, weights: Floats) -> Array:
+def last_left_out(x: F32, gate: F32, up: F32, down: F32, chosen: Any, weights: F32) -> Array:
     kept = weights.copy()
     kept[:, -1] = 0
     return sparse(x, gate, up, down, chosen, kept)
 
 
 def gate_by(choose: Callable[[Array, str], Array]) -> Callable[..., Array]:
-    def run(x: Floats, router: Floats, scores: str = "logits") -> Array:
+    def run(x: F32, router: F32, scores: str = "logits") -> Array:
         with np.errstate(all="ignore"):
             return choose(logits_of(x, router), scores)
 
@@ -674,7 +675,7 @@ LAYERS = (
 # **Blocks, orders, Hessians, solvers.**
 
 
-def rounded_down(x: Floats, format: Any) -> Blocks:
+def rounded_down(x: F32, format: Any) -> Blocks:
     mantissas = np.empty(x.shape, format.dtype)
     exponents = np.empty((len(x), format.blocks(x.shape[1])), np.int16)
     for number, span in enumerate(format.spans(x.shape[1])):
@@ -685,15 +686,15 @@ def rounded_down(x: Floats, format: Any) -> Blocks:
     return Blocks(mantissas, exponents, format)
 
 
-def one_low(blocks: Blocks) -> Floats:
+def one_low(blocks: Blocks) -> F32:
     return decode(blocks, blocks.exponents - np.int16(1))
 
 
-def of_first_block(blocks: Blocks) -> Floats:
+def of_first_block(blocks: Blocks) -> F32:
     return decode(blocks, np.repeat(blocks.exponents[:, :1], blocks.exponents.shape[1], axis=1))
 
 
-def without_sign(blocks: Blocks) -> Floats:
+def without_sign(blocks: Blocks) -> F32:
     return decode(Blocks(np.abs(blocks.mantissas), blocks.exponents, blocks.format))
 
 
@@ -709,7 +710,7 @@ def without_last_block(blocks: BlockSums) -> Array:
 
 
 def pooled(answer: Callable[[Array, str], Array]) -> Callable[..., Array]:
-    def run(weights: Floats, heads: int, groups: int, method: str = "mean") -> Array:
+    def run(weights: F32, heads: int, groups: int, method: str = "mean") -> Array:
         parts = members(weights, heads, groups).astype(np.float64)
         result: Array = np.ascontiguousarray(answer(parts, method).reshape(len(weights), -1), np.float32)
         return result
@@ -731,19 +732,19 @@ def summed(parts: Array, method: str) -> Array:
     return mean_of(parts, method) * parts.shape[2] if method == "mean" else first_of(parts, method)
 
 
-def without_last_input(x: Floats) -> Array:
+def without_last_input(x: F32) -> Array:
     wide = x[:-1].astype(np.float64)
     return wide.T @ wide
 
 
-def next_row_only(weights: Floats, factor: Floats, values: Floats) -> Array:
+def next_row_only(weights: F32, factor: F32, values: F32) -> Array:
     wide = factor.astype(np.float64)
     share = np.diag(np.diagonal(wide, 1) / np.diagonal(wide)[1:], 1) if len(wide) > 1 else np.zeros((1, 1))
     return weights.astype(np.float64) + share.T @ (weights.astype(np.float64) - values)
 
 
-def solved(quotient: Callable[[Floats, Floats, Floats], Array]) -> Callable[..., Array]:
-    def run(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
+def solved(quotient: Callable[[F32, F32, F32], Array]) -> Callable[..., Array]:
+    def run(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         with np.errstate(all="ignore"):
             return np.clip(quotient(weights, scales, zeros), 0, 2**bits - 1).astype(np.uint8)
 

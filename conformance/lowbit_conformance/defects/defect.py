@@ -9,15 +9,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy.typing as npt
-
+from lowbit.arrays import F32, Array
 from lowbit.contract.rounding import Accumulator
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 
 Function = Callable[..., Any]
 """Of an operation: the arguments of its reference, and a result of the same kind."""
 
-Array = npt.NDArray[Any]
+
 Kind = TypeVar("Kind")
 
 WRONG = ("WRONG",)
@@ -42,13 +41,13 @@ class Call:
 
     operation: str
     arguments: tuple[Any, ...]
-    out: Floats | None
+    out: F32 | None
     right: Callable[[], Any]
     state: dict[str, Any]
 
 
 Habit = Callable[[Call], Any]
-Preparing = Callable[[QuantizedMatrix, Callable[[QuantizedMatrix], Floats], dict[str, Any]], Floats]
+Preparing = Callable[[QuantizedMatrix, Callable[[QuantizedMatrix], F32], dict[str, Any]], F32]
 """What a product does when it is prepared: given the matrix, what makes weights of it, and the backend's memory."""
 
 
@@ -84,8 +83,8 @@ class Defect:
     habit: Habit | None = None
     preparing: Preparing | None = None
     habitual: tuple[str, ...] = ()
-    weights: Callable[[QuantizedMatrix], Floats] | None = None
-    product: Callable[[Floats, Floats], Array] | None = None
+    weights: Callable[[QuantizedMatrix], F32] | None = None
+    product: Callable[[F32, F32], Array] | None = None
     everywhere: bool = False
     concurrent: bool = False
     roundings: Callable[[int, int], int] | None = None

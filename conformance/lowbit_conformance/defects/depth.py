@@ -11,17 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64, Array
 from lowbit.attention.attention import softmax
 from lowbit.quantization import hqq
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, decode
 from lowbit_conformance.defects import block_sums, experts, integers, quantisers, routes, steps
 from lowbit_conformance.defects import reals as real_zeros
-from lowbit_conformance.defects.attention import Reals, visible
-from lowbit_conformance.defects.defect import COMMON, Array, Defect, Function, of
+from lowbit_conformance.defects.attention import visible
+from lowbit_conformance.defects.defect import COMMON, Defect, Function, of
 from lowbit_conformance.defects.integers import Run, runs_of
 from lowbit_conformance.defects.steps import PRODUCTS, stepwise
 
@@ -29,32 +30,32 @@ DEEP = 1024
 Rounding = Callable[[Any], Any]
 
 
-def significant(numbers: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
+def significant(numbers: Array, bits: int) -> Array:
     """Round to a number of significant bits, ties to even, with the exponents of float32."""
     with np.errstate(invalid="ignore"):
         mantissa, exponent = np.frexp(numbers.astype(np.float64))
-        rounded: Floats = np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits).astype(np.float32)
+        rounded: F32 = np.ldexp(np.rint(np.ldexp(mantissa, bits)), exponent - bits).astype(np.float32)
     return rounded
 
 
-def tensor_float(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def tensor_float(numbers: Array) -> Array:
     return significant(numbers, 11)
 
 
-def bfloat16(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def bfloat16(numbers: Array) -> Array:
     return significant(numbers, 8)
 
 
-def half(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def half(numbers: Array) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         return numbers.astype(np.float16).astype(np.float32)
 
 
-def fourteen_bits(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def fourteen_bits(numbers: Array) -> Array:
     return significant(numbers, 14)
 
 
-def exactly(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def exactly(numbers: Array) -> Array:
     return numbers
 
 
@@ -64,20 +65,20 @@ BOTH = "linear.qgemv/C1 linear.qgemv/C2 linear.qgemm/C1 linear.qgemm/C2"
 LATTICE = "linear.qgemv/C1 linear.qgemm/C1"
 
 
-def operands(of_x: Rounding, of_weights: Rounding = exactly) -> Callable[[Floats, Floats], Array]:
+def operands(of_x: Rounding, of_weights: Rounding = exactly) -> Callable[[F32, F32], Array]:
     """A product of operands that are rounded where it is deep."""
 
-    def product(x: Floats, weights: Floats) -> Array:
+    def product(x: F32, weights: F32) -> Array:
         deep = len(weights) >= DEEP
         return steps.product(of_x(x) if deep else x, of_weights(weights) if deep else weights)
 
     return product
 
 
-def eight_bits(size: int) -> Callable[[Floats, Floats], Array]:
+def eight_bits(size: int) -> Callable[[F32, F32], Array]:
     """Activations become 8-bit integers, with one scale for each run of them, where the product is deep."""
 
-    def product(x: Floats, weights: Floats) -> Array:
+    def product(x: F32, weights: F32) -> Array:
         if len(weights) < DEEP:
             return steps.product(x, weights)
         blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % size))).reshape(len(x), -1, size).astype(np.float64)
@@ -89,10 +90,10 @@ def eight_bits(size: int) -> Callable[[Floats, Floats], Array]:
     return product
 
 
-def chunks(size: int, narrow: Rounding) -> Callable[[Floats, Floats], Array]:
+def chunks(size: int, narrow: Rounding) -> Callable[[F32, F32], Array]:
     """A sum that is narrow within chunks of rows, and of float32 from one to the next."""
 
-    def product(x: Floats, weights: Floats) -> Array:
+    def product(x: F32, weights: F32) -> Array:
         if len(weights) < DEEP:
             return steps.product(x, weights)
         total = np.zeros((len(x), weights.shape[1]), np.float32)
@@ -110,7 +111,7 @@ def chunks(size: int, narrow: Rounding) -> Callable[[Floats, Floats], Array]:
     return product
 
 
-def terms_in_half(x: Floats, weights: Floats) -> Array:
+def terms_in_half(x: F32, weights: F32) -> Array:
     """Each product is rounded to float16, and their sum is wide."""
     result = steps.product(x, weights)
     if len(weights) >= DEEP:
@@ -121,16 +122,16 @@ def terms_in_half(x: Floats, weights: Floats) -> Array:
     return result
 
 
-def weights_rounded(narrow: Rounding) -> Callable[[Floats, QuantizedMatrix], Floats]:
+def weights_rounded(narrow: Rounding) -> Callable[[F32, QuantizedMatrix], F32]:
     return lambda weights, matrix: narrow(weights) if matrix.rows >= DEEP else weights
 
 
-def scales_rounded(narrow: Rounding) -> Callable[[QuantizedMatrix], Floats]:
+def scales_rounded(narrow: Rounding) -> Callable[[QuantizedMatrix], F32]:
     return lambda matrix: narrow(steps.scales(matrix)) if matrix.rows >= DEEP else steps.scales(matrix)
 
 
-def minima_rounded(narrow: Rounding) -> Callable[[QuantizedMatrix], Floats]:
-    def zeros(matrix: QuantizedMatrix) -> Floats:
+def minima_rounded(narrow: Rounding) -> Callable[[QuantizedMatrix], F32]:
+    def zeros(matrix: QuantizedMatrix) -> F32:
         deep = matrix.rows >= DEEP and matrix.convention == "minimum"
         return np.asarray(narrow(steps.zeros(matrix)) if deep else steps.zeros(matrix))
 
@@ -141,21 +142,21 @@ def deep(name: str, cause: str, clauses: str = BOTH, **replaced: Any) -> Defect:
     return stepwise(name, cause, clauses, only=PRODUCTS, **replaced)
 
 
-def tall(of_x: Rounding) -> Callable[[Floats, Floats], Array]:
+def tall(of_x: Rounding) -> Callable[[F32, F32], Array]:
     """x is rounded where it has many rows."""
     return lambda x, weights: steps.product(of_x(x) if len(x) >= 32 else x, weights)
 
 
-def wide(of_x: Rounding) -> Callable[[Floats, Floats], Array]:
+def wide(of_x: Rounding) -> Callable[[F32, F32], Array]:
     """x is rounded where the matrix has many columns."""
     return lambda x, weights: steps.product(of_x(x) if weights.shape[1] >= DEEP else x, weights)
 
 
-def flushed(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def flushed(numbers: Array) -> Array:
     return np.where(np.abs(numbers) < np.float32(2.0**-126), np.float32(0), numbers)
 
 
-def deep_halves_flushed(matrix: QuantizedMatrix) -> Floats:
+def deep_halves_flushed(matrix: QuantizedMatrix) -> F32:
     tiny = (matrix.scales < 2.0**-14) & (matrix.scales.dtype == np.float16) & (matrix.rows >= DEEP)
     return np.where(tiny, np.float32(0), steps.scales(matrix))
 
@@ -216,7 +217,7 @@ LINEAR = (
 
 
 def hqq_product(of_x: Rounding, of_weights: Rounding) -> Function:
-    def product(x: Floats, matrix: HqqMatrix) -> Array:
+    def product(x: F32, matrix: HqqMatrix) -> Array:
         weights = hqq.dequantize(matrix)
         if matrix.rows >= DEEP:
             x, weights = of_x(x), of_weights(weights)
@@ -225,10 +226,10 @@ def hqq_product(of_x: Rounding, of_weights: Rounding) -> Function:
     return product
 
 
-def eight_bit(value: Callable[[Floats, Floats, Floats], Any]) -> Callable[[Numbers], Floats]:
+def eight_bit(value: Callable[[F32, F32, F32], Any]) -> Callable[[Numbers], F32]:
     """Numbers in 8 bits from their codes, scales and zeros by another expression."""
 
-    def numbers(given: Numbers) -> Floats:
+    def numbers(given: Numbers) -> F32:
         if not isinstance(given, EightBit):
             return decode(given)
         own = np.arange(len(given.codes)) % len(given.scales)
@@ -238,7 +239,7 @@ def eight_bit(value: Callable[[Floats, Floats, Floats], Any]) -> Callable[[Numbe
     return numbers
 
 
-def both_of(name: str, cause: str, numbers: Callable[[Numbers], Floats], clauses: str) -> Defect:
+def both_of(name: str, cause: str, numbers: Callable[[Numbers], F32], clauses: str) -> Defect:
     return real_zeros.both(name, cause, clauses, numbers=numbers)
 
 
@@ -293,7 +294,7 @@ REAL_ZEROS = (
 
 
 def gate(of_x: Rounding, of_router: Rounding) -> Function:
-    def logits(x: Floats, router: Floats, scores: str = "logits") -> Array:
+    def logits(x: F32, router: F32, scores: str = "logits") -> Array:
         if len(router) >= DEEP:
             x, router = of_x(x), of_router(router)
         return routes.scored(routes.product(x, router), scores)
@@ -318,7 +319,7 @@ def clamped(logits: Array) -> Array:
 
 
 def probabilities(shares: Callable[[Array], Array]) -> Function:
-    def answer(x: Floats, router: Floats, scores: str = "logits") -> Array:
+    def answer(x: F32, router: F32, scores: str = "logits") -> Array:
         logits = routes.product(x, router)
         return logits if scores == "logits" else shares(logits)
 
@@ -326,7 +327,7 @@ def probabilities(shares: Callable[[Array], Array]) -> Function:
 
 
 def weighed(shares: Callable[[Array], Array]) -> Function:
-    def answer(scores: Floats, chosen: Array, softmax: str = "after") -> Array:
+    def answer(scores: F32, chosen: Array, softmax: str = "after") -> Array:
         own = routes.chosen_of(scores, chosen)
         return shares(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)
 
@@ -334,7 +335,7 @@ def weighed(shares: Callable[[Array], Array]) -> Function:
 
 
 def expert(of_weights: Rounding, of_inner: Rounding = exactly) -> Callable[..., Array]:
-    def one(x: Floats, gate: Floats, up: Floats, down: Floats) -> Array:
+    def one(x: F32, gate: F32, up: F32, down: F32) -> Array:
         if max(gate.shape) < DEEP:
             return experts.expert(x, gate, up, down)
         gate, up, down = (of_weights(part) for part in (gate, up, down))
@@ -435,7 +436,7 @@ ROUTES = (
 # **Softmax and attention.**
 
 
-def powers_clamped(scores: Floats) -> Array:
+def powers_clamped(scores: F32) -> Array:
     """Differences are clamped to −80, and −∞ is not."""
     return softmax(
         np.maximum(scores - scores.max(axis=1, keepdims=True), np.where(np.isneginf(scores), -np.inf, -80.0))
@@ -445,16 +446,16 @@ def powers_clamped(scores: Floats) -> Array:
 def largest_from(start: float) -> Function:
     """The search for the largest score begins at a number."""
 
-    def shares(scores: Floats) -> Array:
+    def shares(scores: F32) -> Array:
         return from_largest(scores.astype(np.float64), start)
 
     return shares
 
 
-def from_largest(scores: Reals, start: float) -> Reals:
+def from_largest(scores: F64, start: float) -> F64:
     with np.errstate(all="ignore"):
         powers = np.exp((scores - np.maximum(scores.max(axis=-1, keepdims=True), start)).astype(np.float32))
-        answer: Reals = (powers / powers.sum(axis=-1, keepdims=True)).astype(np.float64)
+        answer: F64 = (powers / powers.sum(axis=-1, keepdims=True)).astype(np.float64)
     return answer
 
 
@@ -465,8 +466,8 @@ def deep_softmax(narrow: Rounding) -> Function:
 
 
 def attending(
-    masked: Callable[[Reals, npt.NDArray[np.bool_]], Reals] | None = None,
-    shares: Callable[[Reals], Reals] = softmax,
+    masked: Callable[[F64, npt.NDArray[np.bool_]], F64] | None = None,
+    shares: Callable[[F64], F64] = softmax,
     of_operands: Rounding = exactly,
     of_shares: Rounding = exactly,
     of_values: Rounding = exactly,
@@ -474,7 +475,7 @@ def attending(
 ) -> Function:
     """Right, unless something is replaced: how scores are masked, the softmax, and what is rounded in long contexts."""
 
-    def attend(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Reals:
+    def attend(queries: F32, keys: F32, values: F32, window: int | None = None) -> F64:
         tokens, heads, channels = queries.shape
         groups, length, _ = keys.shape
         mask = visible(tokens, length, window)
@@ -496,11 +497,11 @@ def attending(
     return attend
 
 
-def added(number: float) -> Callable[[Reals, npt.NDArray[np.bool_]], Reals]:
+def added(number: float) -> Callable[[F64, npt.NDArray[np.bool_]], F64]:
     return lambda scores, mask: np.where(mask, scores, scores + number)
 
 
-def replaced(number: float) -> Callable[[Reals, npt.NDArray[np.bool_]], Reals]:
+def replaced(number: float) -> Callable[[F64, npt.NDArray[np.bool_]], F64]:
     return lambda scores, mask: np.where(mask, scores, number)
 
 
@@ -600,7 +601,7 @@ ATTENTION = (
 def square_of_narrow(narrow: Rounding) -> Function:
     """The mean square is that of a narrow x."""
 
-    def norm(x: Floats, gain: Floats, epsilon: float) -> Array:
+    def norm(x: F32, gain: F32, epsilon: float) -> Array:
         with np.errstate(all="ignore"):
             square = np.mean(np.square(narrow(x).astype(np.float64)), axis=1, keepdims=True)
             answer: Array = gain.astype(np.float64) * (x.astype(np.float64) / np.sqrt(square + epsilon))
@@ -609,12 +610,12 @@ def square_of_narrow(narrow: Rounding) -> Function:
     return norm
 
 
-def deep_hessian(x: Floats) -> Array:
+def deep_hessian(x: F32) -> Array:
     return quantisers.hessian(tensor_float(x) if len(x) >= DEEP else x)
 
 
 def targets(of_errors: Rounding, of_ratios: Rounding) -> Function:
-    def answer(weights: Floats, factor: Floats, values: Floats) -> Array:
+    def answer(weights: F32, factor: F32, values: F32) -> Array:
         wide = weights.astype(np.float64)
         ratios, errors = quantisers.ratios(factor.astype(np.float64)), wide - values
         if len(weights) >= DEEP:
@@ -625,7 +626,7 @@ def targets(of_errors: Rounding, of_ratios: Rounding) -> Function:
     return answer
 
 
-def sixteen_bits(mantissas: integers.Numbers, matrix: QuantizedMatrix, x: Blocks) -> Array:
+def sixteen_bits(mantissas: Array, matrix: QuantizedMatrix, x: Blocks) -> Array:
     scales, zeros = matrix.scales.astype(np.float64), matrix.zeros.astype(np.float64)
     offsets = zeros if matrix.convention == "minimum" else -scales * zeros
     y = np.zeros((x.rows, matrix.columns))
@@ -642,10 +643,10 @@ def sums_of_16_bits(x: Blocks, matrix: QuantizedMatrix) -> Array:
     return sixteen_bits(integers.plain(x), matrix, x)
 
 
-def power_of_float32(x: Blocks, run: Run) -> integers.Numbers:
+def power_of_float32(x: Blocks, run: Run) -> Array:
     """2^e, infinite beyond what float32 holds."""
     with np.errstate(over="ignore"):
-        power: integers.Numbers = np.exp2(x.exponents[:, run[2]].astype(np.float32) + np.float32(1))
+        power: Array = np.exp2(x.exponents[:, run[2]].astype(np.float32) + np.float32(1))
     return power.astype(np.float64) / 2
 
 
@@ -660,20 +661,20 @@ def scales_of_half(x: Blocks, matrix: QuantizedMatrix) -> Array:
     return integers.product(x, replace(matrix, scales=half(matrix.scales).astype(matrix.scales.dtype)))
 
 
-def in_float32(products: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def in_float32(products: I64) -> I64:
     total = np.zeros(products.shape[:-1], np.float32)
     for place in range(products.shape[-1]):
         total += products[..., place].astype(np.float32)
     return total.astype(np.int64)
 
 
-def in_32_bits(products: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    total: npt.NDArray[np.int64] = products.sum(axis=-1).astype(np.int32).astype(np.int64)
+def in_32_bits(products: I64) -> I64:
+    total: I64 = products.sum(axis=-1).astype(np.int32).astype(np.int64)
     return total
 
 
 def narrow_dot(
-    narrow: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]],
+    narrow: Callable[[I64], I64],
 ) -> Callable[[Blocks, Blocks], BlockSums]:
     """Sums of bytes, that is of mantissas of up to 12 bits, in a narrow accumulator."""
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import WORD_BITS
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Array
 from lowbit_conformance.defects.diagnosis import leaves
 
 RESOLUTIONS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit.attention import bounds as attention_bounds
 from lowbit.attention import rope
 from lowbit.contract.operation import Promise
@@ -22,7 +23,7 @@ from lowbit.moe import bounds as routing_bounds
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import gptq_bounds, hqq, hqq_solver
 from lowbit_conformance.defects import BANK, places, steps
-from lowbit_conformance.defects.defect import Array, Defect
+from lowbit_conformance.defects.defect import Defect
 from lowbit_conformance.defects.families import relatives
 
 DECLARED = Arithmetic("direct", "float32", any_order)

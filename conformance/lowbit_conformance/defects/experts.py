@@ -4,64 +4,63 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.moe.routing import Doubles, Floats, Ids
-from lowbit_conformance.defects.defect import MOVES, Array, of
+from lowbit.arrays import F32, F64, Array
+from lowbit.moe.routing import Ids
+from lowbit_conformance.defects.defect import MOVES, of
 from lowbit_conformance.defects.routes import product
 
 # **Experts and the layer.**
 
 
-def silu(a: Doubles) -> Doubles:
+def silu(a: F64) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
-        answer: Doubles = a / (1 + np.exp(-a))
+        answer: F64 = a / (1 + np.exp(-a))
     return answer
 
 
-def gelu(a: Doubles) -> Doubles:
+def gelu(a: F64) -> F64:
     with np.errstate(invalid="ignore", over="ignore"):
-        answer: Doubles = 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
+        answer: F64 = 0.5 * a * (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a**3)))
     return answer
 
 
-def by_exponential(a: Doubles) -> Doubles:
+def by_exponential(a: F64) -> F64:
     with np.errstate(over="ignore", invalid="ignore"):
         power = np.exp(a.astype(np.float32))
-        answer: Doubles = (a.astype(np.float32) * power / (1 + power)).astype(np.float64)
+        answer: F64 = (a.astype(np.float32) * power / (1 + power)).astype(np.float64)
     return answer
 
 
-def expert(
-    x: Floats, gate: Floats, up: Floats, down: Floats, activation: Callable[[Doubles], Doubles] = silu
-) -> Doubles:
+def expert(x: F32, gate: F32, up: F32, down: F32, activation: Callable[[F64], F64] = silu) -> F64:
     with np.errstate(invalid="ignore", over="ignore"):
         return product(activation(product(x, gate)) * product(x, up), down)
 
 
-def expert_in_half(x: Floats, gate: Floats, up: Floats, down: Floats) -> Array:
+def expert_in_half(x: F32, gate: F32, up: F32, down: F32) -> Array:
     with np.errstate(invalid="ignore", over="ignore"):
         inner = (silu(product(x, gate)) * product(x, up)).astype(np.float16)
     return product(inner, down)
 
 
-def expert_of_all_rows(x: Floats, gate: Floats, up: Floats, down: Floats) -> Array:
+def expert_of_all_rows(x: F32, gate: F32, up: F32, down: F32) -> Array:
     with np.errstate(invalid="ignore"):
         step = np.abs(x).max() * 2.0**-21
         return expert((np.rint(x / step) * step).astype(np.float32) if step > 0 else x, gate, up, down)
 
 
-def expert_hides_nan(x: Floats, gate: Floats, up: Floats, down: Floats) -> Array:
+def expert_hides_nan(x: F32, gate: F32, up: F32, down: F32) -> Array:
     return expert(np.nan_to_num(x, nan=0, posinf=0, neginf=0), gate, up, down)
 
 
 def sparse(
-    x: Floats,
-    gate: Floats,
-    up: Floats,
-    down: Floats,
+    x: F32,
+    gate: F32,
+    up: F32,
+    down: F32,
     chosen: Ids,
-    weights: Floats,
-    one: Callable[..., Doubles] = expert,
-) -> Doubles:
+    weights: F32,
+    one: Callable[..., F64] = expert,
+) -> F64:
     y = np.zeros(x.shape)
     for e in np.unique(chosen):
         tokens, place = np.nonzero(chosen == e)
@@ -70,19 +69,19 @@ def sparse(
     return y
 
 
-Layer = tuple[Floats, Floats, Floats, Floats, Ids, Floats]
+Layer = tuple[F32, F32, F32, F32, Ids, F32]
 
 
-def unweighted(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Array:
+def unweighted(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> Array:
     return sparse(x, gate, up, down, chosen, np.full_like(weights, 1 / weights.shape[1]))
 
 
-def sorted_apart(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Array:
+def sorted_apart(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> Array:
     """Ids are sorted, and their weights are not."""
     return sparse(x, gate, up, down, np.sort(chosen, axis=1), weights)
 
 
-def as_listed(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Array:
+def as_listed(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> Array:
     """Adds in float32, in the order in which a token lists its experts."""
     y = np.zeros(x.shape, np.float32)
     for place in range(chosen.shape[1]):
@@ -94,7 +93,7 @@ def as_listed(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, we
     return y
 
 
-def dense(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Array:
+def dense(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> Array:
     """Every expert runs for every token; a weight of 0 is to undo it."""
     every = np.zeros((len(x), len(gate)), np.float32)
     np.put_along_axis(every, chosen, weights, axis=1)
@@ -105,12 +104,12 @@ def dense(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weight
     return y
 
 
-def last_dropped(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Array:
+def last_dropped(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> Array:
     k = chosen.shape[1]
     return sparse(x, gate, up, down, chosen[:, : max(1, k - 1)], weights[:, : max(1, k - 1)])
 
 
-def weighted_inside(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Array:
+def weighted_inside(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> Array:
     """The weight meets the activations on their way in, where silu is not linear."""
     y = np.zeros(x.shape)
     for e in np.unique(chosen):

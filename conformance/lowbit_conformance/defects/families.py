@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32, Array
 from lowbit.operations import OPERATIONS
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Array, Defect, Function, arithmetical, unchecked
+from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import FORMATS, Change
 from lowbit_conformance.defects.variants import VARIANTS
 from lowbit_conformance.defects.variants_layers import LAYERS
@@ -278,7 +279,7 @@ def _straddler(row: int, lost: str) -> Callable[[Array, int], Array]:
 def _kept(rows: Callable[[Array], Array]) -> dict[str, Any]:
     """Products of these rows only."""
 
-    def finish(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+    def finish(weights: F32, matrix: QuantizedMatrix) -> F32:
         weights[~rows(np.arange(len(weights)))] = 0
         return weights
 
@@ -329,11 +330,11 @@ def _rolled(by: int) -> Change:
     return lambda numbers: np.roll(numbers, by, axis=1)
 
 
-def _swapped(codes: Floats, scale: Floats, zero: Floats, convention: str) -> Floats:
+def _swapped(codes: F32, scale: F32, zero: F32, convention: str) -> F32:
     return scale * (codes - zero) if convention == "minimum" else scale * codes + zero
 
 
-def _negated(codes: Floats, scale: Floats, zero: Floats, convention: str) -> Floats:
+def _negated(codes: F32, scale: F32, zero: F32, convention: str) -> F32:
     return scale * codes - zero if convention == "minimum" else scale * (codes + zero)
 
 

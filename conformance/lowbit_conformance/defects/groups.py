@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.arrays import F32
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.steps import PRODUCTS, Indices, stepwise, unit_of
 
@@ -40,21 +41,21 @@ def even_groups(matrix: QuantizedMatrix) -> Indices:
     return np.minimum(np.arange(matrix.rows) // (matrix.rows // matrix.groups), matrix.groups - 1)
 
 
-def without_short_group(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def without_short_group(weights: F32, matrix: QuantizedMatrix) -> F32:
     weights[matrix.rows // matrix.group_size * matrix.group_size :] = 0
     return weights
 
 
-def reordered(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def reordered(weights: F32, matrix: QuantizedMatrix) -> F32:
     sizes = np.abs(weights).sum(axis=1)
     return weights[np.argsort(-sizes, kind="stable")]
 
 
-def previous_column(matrix: QuantizedMatrix) -> Floats:
+def previous_column(matrix: QuantizedMatrix) -> F32:
     return np.roll(steps.scales(matrix), 1, axis=1)
 
 
-def transposed(matrix: QuantizedMatrix) -> Floats:
+def transposed(matrix: QuantizedMatrix) -> F32:
     scales = steps.scales(matrix)
     return scales.reshape(scales.shape[::-1]).T
 
@@ -63,12 +64,12 @@ def restarted(matrix: QuantizedMatrix) -> Indices:
     return np.arange(matrix.rows) % 128 // matrix.group_size
 
 
-def rounded_to_half(matrix: QuantizedMatrix) -> Floats:
+def rounded_to_half(matrix: QuantizedMatrix) -> F32:
     with np.errstate(over="ignore"):
         return steps.scales(matrix).astype(np.float16).astype(np.float32)
 
 
-def subnormal_halves_flushed(matrix: QuantizedMatrix) -> Floats:
+def subnormal_halves_flushed(matrix: QuantizedMatrix) -> F32:
     tiny = (matrix.scales < 2.0**-14) & (matrix.scales.dtype == np.float16)
     return np.where(tiny, np.float32(0), steps.scales(matrix))
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.arrays import F32
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects.defect import Call, Defect
 from lowbit_conformance.defects.habits_memory import PRODUCTS, REGISTER, Weigh, address, arrays, first, habit, nothing
 
@@ -42,20 +43,20 @@ def by_address(call: Call) -> Any:
     return results[key]
 
 
-def weights_by_address(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+def weights_by_address(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
     """Keeps the weights of each address of words, and takes what lies there for what lay there."""
     kept = state.setdefault("weights", {})
     key = (address(matrix.words), matrix.words.shape, matrix.rows)
     if key not in kept:
         kept[key] = weigh(matrix)
-    result: Floats = kept[key]
+    result: F32 = kept[key]
     return result
 
 
-def one_buffer(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+def one_buffer(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
     """All matrices of one shape share the weights that were prepared last."""
     weights = weigh(matrix)
-    shared: Floats = state.setdefault("buffers", {}).setdefault(weights.shape, weights)
+    shared: F32 = state.setdefault("buffers", {}).setdefault(weights.shape, weights)
     shared[...] = weights
     return shared
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Array, Call, Defect
+from lowbit_conformance.defects.defect import Call, Defect
 from lowbit_conformance.defects.habits_memory import PRODUCTS, habit
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix
-from lowbit_conformance.defects.defect import COMMON, Array, Call, Defect, Habit
+from lowbit.arrays import F32, Array
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance.defects.defect import COMMON, Call, Defect, Habit
 
 REGISTER = 32  # bytes of a vector register
 PRODUCTS = ("linear.qgemv", "linear.qgemm")
@@ -128,10 +129,10 @@ def write_and_put_back(call: Call) -> Any:
     return result
 
 
-Weigh = Callable[[QuantizedMatrix], Floats]
+Weigh = Callable[[QuantizedMatrix], F32]
 
 
-def write_matrix(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+def write_matrix(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
     """Lays out the words anew where they are."""
     weights = weigh(matrix)
     ctypes.memset(address(matrix.words), 0, 4)

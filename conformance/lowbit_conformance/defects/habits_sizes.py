@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.arrays import F32, Array
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Array, Call, Defect, Habit
+from lowbit_conformance.defects.defect import Call, Defect, Habit
 from lowbit_conformance.defects.habits_calls import changed, own
 from lowbit_conformance.defects.habits_memory import PRODUCTS, Weigh, address, first, habit, nothing
 
@@ -28,7 +29,7 @@ def at_offset(wrong: Callable[[int], bool], which: Callable[[Call], Array | None
     return act
 
 
-def matrix_at_offset(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+def matrix_at_offset(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
     """The columns before the first whole register of words are laid out wrongly."""
     weights = weigh(matrix)
     if address(matrix.words) % 32 == 12:
@@ -65,7 +66,7 @@ def wide_changed(limit: int, axis: int, argument: int = 0) -> Habit:
 DEPTH = 1 << 14
 
 
-def deep_dropped(x: Floats, weights: Floats) -> Array:
+def deep_dropped(x: F32, weights: F32) -> Array:
     """Rows past a certain depth are not multiplied."""
     return steps.product(x[:, :DEPTH], weights[:DEPTH])
 

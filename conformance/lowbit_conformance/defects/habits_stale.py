@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.arrays import F32, Array
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Array, Call, Defect, Habit
+from lowbit_conformance.defects.defect import Call, Defect, Habit
 from lowbit_conformance.defects.habits_memory import PRODUCTS, Weigh, address, arrays, habit, nothing
 
 SEVERAL = (*PRODUCTS, "packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend", "routing.top_k")
@@ -103,12 +104,12 @@ def rows_of_before(call: Call) -> Any:
 def weights_by(key: Callable[[QuantizedMatrix], Hashable]) -> Any:
     """Prepared weights are found again by this key."""
 
-    def preparing(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> Floats:
+    def preparing(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> F32:
         kept = state.setdefault("weights", {})
         found = (key(matrix), matrix.words.shape, matrix.bits, matrix.group_size, matrix.convention)
         if found not in kept:
             kept[found] = weigh(matrix)
-        result: Floats = kept[found]
+        result: F32 = kept[found]
         return result
 
     return preparing
@@ -120,16 +121,16 @@ class Borrowed:
     def __init__(self, matrix: QuantizedMatrix, weigh: Weigh) -> None:
         self._matrix, self._weigh = matrix, weigh
 
-    def weights(self) -> Floats:
+    def weights(self) -> F32:
         return self._weigh(self._matrix)
 
 
 class WhenNeeded(Borrowed):
     """Weights that the first call makes, of the caller's arrays."""
 
-    _made: Floats | None = None
+    _made: F32 | None = None
 
-    def weights(self) -> Floats:
+    def weights(self) -> F32:
         if self._made is None:
             self._made = super().weights()
         return self._made
@@ -144,7 +145,7 @@ class Racing(Borrowed):
         made = weigh(matrix)
         self._source, self._made = made, np.zeros_like(made)
 
-    def weights(self) -> Floats:
+    def weights(self) -> F32:
         if not self._begun:
             self._begun = True
             time.sleep(0.002)  # in which other threads come
@@ -159,7 +160,7 @@ def kept_as(kind: type[Borrowed]) -> Any:
     return preparing
 
 
-def product_of(x: Floats, kept: Any) -> Array:
+def product_of(x: F32, kept: Any) -> Array:
     """The product with weights that are kept in one of these ways."""
     return steps.product(x, kept.weights())
 

@@ -1,35 +1,33 @@
 """Defects of rotary embeddings, K-sort and the pooling of heads."""
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64, Array
 from lowbit.attention import ksort
 from lowbit.attention.rope import Layout, Rotation
-from lowbit.quantization.affine import Floats
-from lowbit_conformance.defects.defect import Array, of
+from lowbit_conformance.defects.defect import of
 
-Reals = npt.NDArray[np.float64]
-Order = npt.NDArray[np.int64]
+Order = I64
 
 # **Rotary embeddings.**
 
 
-def rotate(x: Floats, turn: Rotation, partner: Order | None = None, sign: float = 1.0, back: int = 0) -> Reals:
+def rotate(x: F32, turn: Rotation, partner: Order | None = None, sign: float = 1.0, back: int = 0) -> F64:
     cos, sin = np.roll(turn.cos, back, axis=0)[:, None], np.roll(turn.sin, back, axis=0)[:, None] * sign
     wide = x.astype(np.float64)
     return wide * cos + wide[..., turn.layout.partner if partner is None else partner] * sin
 
 
-def halves(x: Floats, turn: Rotation) -> Reals:
+def halves(x: F32, turn: Rotation) -> F64:
     channels = x.shape[2]
     return rotate(x, turn, (np.arange(channels) + channels // 2) % channels)
 
 
-def neighbours(x: Floats, turn: Rotation) -> Reals:
+def neighbours(x: F32, turn: Rotation) -> F64:
     return rotate(x, turn, np.arange(x.shape[2]) ^ 1)
 
 
-def in_place(x: Floats, turn: Rotation) -> Reals:
+def in_place(x: F32, turn: Rotation) -> F64:
     """The second channel of a pair is computed from a first that was turned already."""
     result, partner = x.astype(np.float64), turn.layout.partner
     for channel in range(x.shape[2]):
@@ -41,21 +39,19 @@ def in_place(x: Floats, turn: Rotation) -> Reals:
 # **K-sort.**
 
 
-def unstable(sizes: Reals) -> Order:
+def unstable(sizes: F64) -> Order:
     return (len(sizes) - 1 - np.argsort(sizes[::-1], kind="stable")).astype(np.int64)
 
 
-def by_float32(sizes: Reals) -> Order:
+def by_float32(sizes: F64) -> Order:
     return np.argsort(sizes.astype(np.float32), kind="stable").astype(np.int64)
 
 
-def ranks(sizes: Reals) -> Order:
+def ranks(sizes: F64) -> Order:
     return ksort.inverse(ksort.permutation(sizes))
 
 
-def relabel(
-    layout: Layout, order: Order, partner: Order, sign: Reals | None = None, pair: Order | None = None
-) -> Layout:
+def relabel(layout: Layout, order: Order, partner: Order, sign: F64 | None = None, pair: Order | None = None) -> Layout:
     return Layout(
         np.ascontiguousarray(partner),
         layout.sign[order] if sign is None else sign,
@@ -75,13 +71,13 @@ def inverted_order(layout: Layout, order: Order) -> Layout:
 # **Pooling.**
 
 
-def members(weights: Floats, heads: int, groups: int) -> Array:
+def members(weights: F32, heads: int, groups: int) -> Array:
     """Rows × groups × heads of a group × channels."""
     rows, columns = weights.shape
     return weights.reshape(rows, groups, heads // groups, columns // heads)
 
 
-def pooled(cells: Array, method: str = "mean", first: int = 0, *, from_zero: bool = False) -> Floats:
+def pooled(cells: Array, method: str = "mean", first: int = 0, *, from_zero: bool = False) -> F32:
     if method == "first":
         return np.ascontiguousarray(cells[:, :, first].reshape(len(cells), -1))
     total = cells[:, :, 0].astype(np.float64) if not from_zero else np.zeros(cells[:, :, 0].shape)
@@ -90,13 +86,13 @@ def pooled(cells: Array, method: str = "mean", first: int = 0, *, from_zero: boo
     return np.ascontiguousarray((total / cells.shape[2]).astype(np.float32).reshape(len(cells), -1))
 
 
-def strided(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def strided(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     rows, columns = weights.shape
     cells = weights.reshape(rows, heads // groups, groups, columns // heads).swapaxes(1, 2)
     return pooled(cells, method)
 
 
-def in_float32(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def in_float32(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     cells = members(weights, heads, groups)
     if method == "first":
         return pooled(cells, method)
@@ -106,28 +102,28 @@ def in_float32(weights: Floats, heads: int, groups: int, method: str = "mean") -
     return np.ascontiguousarray((total / np.float32(cells.shape[2])).reshape(len(cells), -1))
 
 
-def backwards(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def backwards(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     cells = members(weights, heads, groups)
     return pooled(cells[:, :, ::-1] if method == "mean" else cells, method)
 
 
-def summed(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def summed(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     result = pooled(members(weights, heads, groups), method)
     with np.errstate(over="ignore"):
         return result * np.float32(heads // groups) if method == "mean" else result
 
 
-def channels_first(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def channels_first(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     rows, columns = weights.shape
     cells = weights.reshape(rows, columns // heads, groups, heads // groups).transpose(0, 2, 3, 1)
     return pooled(cells, method)
 
 
-def from_zero(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def from_zero(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     return pooled(members(weights, heads, groups), method, from_zero=True)
 
 
-def pairwise(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def pairwise(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     """Neighbours first, then neighbours of these sums."""
     cells = members(weights, heads, groups)
     if method == "first":
@@ -138,7 +134,7 @@ def pairwise(weights: Floats, heads: int, groups: int, method: str = "mean") -> 
     return np.ascontiguousarray((sums[0] / cells.shape[2]).astype(np.float32).reshape(len(cells), -1))
 
 
-def ends_exchanged(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def ends_exchanged(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     """The two last heads of a group change places in the sum."""
     cells = members(weights, heads, groups)
     if method == "mean" and cells.shape[2] > 2:
@@ -146,7 +142,7 @@ def ends_exchanged(weights: Floats, heads: int, groups: int, method: str = "mean
     return pooled(cells, method)
 
 
-def last_of_group(weights: Floats, heads: int, groups: int, method: str = "mean") -> Floats:
+def last_of_group(weights: F32, heads: int, groups: int, method: str = "mean") -> F32:
     return pooled(members(weights, heads, groups), method, first=-1)
 
 

@@ -6,19 +6,18 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, decode
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import COMMON, MOVES, WRONG, Array, Defect, Function, of
+from lowbit_conformance.defects.defect import COMMON, MOVES, WRONG, Defect, Function, of
 from lowbit_conformance.defects.sums import bfloat16
 
 OPERATION = "linear.qgemm_bfp"
 
 Run = tuple[int, int, int, int]
 """First row and the one after the last, number of the block, number of the group."""
-Numbers = npt.NDArray[Any]
 
 
 # **Step by step**, each of which a defect may replace.
@@ -31,27 +30,27 @@ def runs_of(rows: int, block: int, group_size: int) -> Iterator[Run]:
         yield first, last, first // block, first // group_size
 
 
-def plain(x: Blocks) -> Numbers:
+def plain(x: Blocks) -> Array:
     """Mantissas as they are."""
     return x.mantissas.astype(np.int64)
 
 
-def codes_of(matrix: QuantizedMatrix) -> Numbers:
+def codes_of(matrix: QuantizedMatrix) -> Array:
     """Codes as they are."""
     return steps.unpack(matrix.words, matrix.bits).astype(np.int64)
 
 
-def exactly(mantissas: Numbers, codes: Numbers) -> Numbers:
+def exactly(mantissas: Array, codes: Array) -> Array:
     """The sums of products: T × N."""
     return mantissas @ codes
 
 
-def of_own_block(x: Blocks, run: Run) -> Numbers:
+def of_own_block(x: Blocks, run: Run) -> Array:
     """2^e of each row of X."""
     return np.exp2(x.exponents[:, run[2]].astype(np.float64))
 
 
-def unchanged(powers: Numbers) -> Numbers:
+def unchanged(powers: Array) -> Array:
     """The powers that the sums of mantissas are multiplied by."""
     return powers
 
@@ -60,11 +59,11 @@ def product(
     x: Blocks,
     matrix: QuantizedMatrix,
     runs: Callable[[int, int, int], Iterator[Run]] = runs_of,
-    mantissas: Callable[[Blocks], Numbers] = plain,
-    codes: Callable[[QuantizedMatrix], Numbers] = codes_of,
-    dots: Callable[[Numbers, Numbers], Numbers] = exactly,
-    powers: Callable[[Blocks, Run], Numbers] = of_own_block,
-    for_sums: Callable[[Numbers], Numbers] = unchanged,
+    mantissas: Callable[[Blocks], Array] = plain,
+    codes: Callable[[QuantizedMatrix], Array] = codes_of,
+    dots: Callable[[Array, Array], Array] = exactly,
+    powers: Callable[[Blocks, Run], Array] = of_own_block,
+    for_sums: Callable[[Array], Array] = unchanged,
 ) -> Array:
     """T × N in float64, of these steps."""
     m, q, group = mantissas(x), codes(matrix), steps.groups(matrix)
@@ -85,22 +84,22 @@ def product(
 # **Accumulators.**
 
 
-def pairs(mantissas: Numbers, codes: Numbers) -> Numbers:
+def pairs(mantissas: Array, codes: Array) -> Array:
     """Sums of neighbouring products, stopped at the ends of 16 bits: T × pairs × N."""
     odd = mantissas.shape[1] % 2
     m, q = np.pad(mantissas, ((0, 0), (0, odd))), np.pad(codes, ((0, odd), (0, 0)))
     both = m[:, 0::2, None] * q[None, 0::2] + m[:, 1::2, None] * q[None, 1::2]
-    clipped: Numbers = np.clip(both, -(2**15), 2**15 - 1)
+    clipped: Array = np.clip(both, -(2**15), 2**15 - 1)
     return clipped
 
 
-def pairs_saturate(mantissas: Numbers, codes: Numbers) -> Numbers:
+def pairs_saturate(mantissas: Array, codes: Array) -> Array:
     """As ``maddubs`` adds, and wide enough afterwards."""
-    total: Numbers = pairs(mantissas, codes).sum(axis=1)
+    total: Array = pairs(mantissas, codes).sum(axis=1)
     return total
 
 
-def pairs_added_in_16_bits(mantissas: Numbers, codes: Numbers) -> Numbers:
+def pairs_added_in_16_bits(mantissas: Array, codes: Array) -> Array:
     """And added up in 16 bits over the whole segment."""
     each = pairs(mantissas, codes)
     total = np.zeros((len(mantissas), codes.shape[1]), np.int64)
@@ -109,15 +108,15 @@ def pairs_added_in_16_bits(mantissas: Numbers, codes: Numbers) -> Numbers:
     return total
 
 
-def wrapped(mantissas: Numbers, codes: Numbers) -> Numbers:
+def wrapped(mantissas: Array, codes: Array) -> Array:
     return (mantissas @ codes).astype(np.int16).astype(np.int64)
 
 
-def to_bfloat16(mantissas: Numbers, codes: Numbers) -> Numbers:
+def to_bfloat16(mantissas: Array, codes: Array) -> Array:
     return bfloat16((mantissas @ codes).astype(np.float32)).astype(np.float64)
 
 
-def last_of_odd_dropped(mantissas: Numbers, codes: Numbers) -> Numbers:
+def last_of_odd_dropped(mantissas: Array, codes: Array) -> Array:
     """Products are taken in fours, and what is left at the end of a segment is not."""
     whole = mantissas.shape[1] // 4 * 4
     return exactly(mantissas[:, :whole], codes[:whole])
@@ -126,18 +125,18 @@ def last_of_odd_dropped(mantissas: Numbers, codes: Numbers) -> Numbers:
 # **Signs.**
 
 
-def unsigned(x: Blocks) -> Numbers:
+def unsigned(x: Blocks) -> Array:
     bits: int = 2 ** (8 * x.format.dtype.itemsize) - 1
     return plain(x) & bits
 
 
-def complemented(x: Blocks) -> Numbers:
+def complemented(x: Blocks) -> Array:
     """The sign taken off by turning all bits over: one less in magnitude."""
     m = plain(x)
     return np.where(m < 0, m + 1, m)
 
 
-def biased(x: Blocks) -> Numbers:
+def biased(x: Blocks) -> Array:
     """A bias makes mantissas unsigned, and is not taken off where a block is empty."""
     m, block = plain(x), x.format.block
     for number in range(x.exponents.shape[1]):
@@ -146,7 +145,7 @@ def biased(x: Blocks) -> Numbers:
     return m
 
 
-def signed_codes(matrix: QuantizedMatrix) -> Numbers:
+def signed_codes(matrix: QuantizedMatrix) -> Array:
     """The signed operand of the instruction is given the codes: 8 bits of them with a sign."""
     return codes_of(matrix).astype(np.uint8).view(np.int8).astype(np.int64)
 
@@ -154,31 +153,31 @@ def signed_codes(matrix: QuantizedMatrix) -> Numbers:
 # **Exponents.**
 
 
-def of_next_block(x: Blocks, run: Run) -> Numbers:
+def of_next_block(x: Blocks, run: Run) -> Array:
     return of_own_block(x, (*run[:2], min(run[2] + 1, x.exponents.shape[1] - 1), run[3]))
 
 
-def of_first_row(x: Blocks, run: Run) -> Numbers:
+def of_first_row(x: Blocks, run: Run) -> Array:
     return np.repeat(of_own_block(x, run)[:1], x.rows)
 
 
-def of_the_group(x: Blocks, run: Run, group_size: int) -> Numbers:
+def of_the_group(x: Blocks, run: Run, group_size: int) -> Array:
     """That of the block in which the group begins."""
     return of_own_block(x, (*run[:2], run[3] * group_size // x.format.block, run[3]))
 
 
-def without_subnormal(x: Blocks, run: Run) -> Numbers:
+def without_subnormal(x: Blocks, run: Run) -> Array:
     """2^e made by shifting e + 127 to where the exponent of a float32 lies."""
     powers = of_own_block(x, run)
     return np.where(powers < 2.0**-126, 0, powers)
 
 
-def in_half(x: Blocks, run: Run) -> Numbers:
+def in_half(x: Blocks, run: Run) -> Array:
     with np.errstate(over="ignore"):
         return of_own_block(x, run).astype(np.float16).astype(np.float64)
 
 
-def aligned(x: Blocks, over: int | None) -> tuple[Numbers, Numbers]:
+def aligned(x: Blocks, over: int | None) -> tuple[Array, Array]:
     """Mantissas shifted until blocks share the largest exponent: of all rows (0), or of all blocks of a row (1)."""
     e = x.exponents.astype(np.int64)
     starts = range(0, x.columns, x.format.block)
@@ -241,7 +240,7 @@ def sum_of_first_row(x: Blocks, matrix: QuantizedMatrix) -> Array:
     return product(x, matrix) - product(x, matrix, dots=no_products) + product(first, matrix, dots=no_products)
 
 
-def no_products(mantissas: Numbers, codes: Numbers) -> Numbers:
+def no_products(mantissas: Array, codes: Array) -> Array:
     return np.zeros((len(mantissas), codes.shape[1]))
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit_conformance.defects.defect import Array
+from lowbit.arrays import Array
 
 Change = Callable[[Array], Array]
 LEAST_NORMAL = 2.0**-126

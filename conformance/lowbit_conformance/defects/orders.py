@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit.kernels import layouts
 from lowbit.kernels.layouts import ColumnPanels, Layout
 from lowbit.quantization.packing import Words
-from lowbit_conformance.defects.defect import Array, Defect, arithmetical, of
+from lowbit_conformance.defects.defect import Defect, arithmetical, of
 
 # **Layouts**: where each word of a matrix goes, as a list of places; a defect gives another list.
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import Array
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Array, Defect, Function, arithmetical, unchecked
+from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import Change
 
 AXES = (0, 1, 2)

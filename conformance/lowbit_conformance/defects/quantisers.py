@@ -5,22 +5,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, Array
 from lowbit.quantization import gptq
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.blocks import away
-from lowbit_conformance.defects.defect import Array, of, unchecked
+from lowbit_conformance.defects.defect import of, unchecked
 
-Reals = npt.NDArray[np.float64]
 Rounding = Callable[[Any], Any]
 
 # **Affine quantisation**, with one thing at a time to be replaced.
 
 
 def quantize(
-    weights: Floats,
+    weights: F32,
     *,
     bits: int,
     group_size: int,
@@ -35,7 +34,7 @@ def quantize(
     wrapped: bool = False,
     mirrored: bool = False,
     zero_inside: bool = False,
-    scale_changed: Callable[[Floats], Floats] = lambda scale: scale,
+    scale_changed: Callable[[F32], F32] = lambda scale: scale,
 ) -> QuantizedMatrix:
     """Right, unless something is replaced; `levels` is added to 2^b − 1."""
     rows, columns = weights.shape
@@ -90,7 +89,7 @@ def replacing(**replaced: Any) -> Callable[..., QuantizedMatrix]:
     return lambda weights, **choices: quantize(weights, **choices, **replaced)
 
 
-def short_group_merged(weights: Floats, **choices: Any) -> QuantizedMatrix:
+def short_group_merged(weights: F32, **choices: Any) -> QuantizedMatrix:
     """A short last group takes the scale and zero of the one before it."""
     right, size = quantize(weights, **choices), choices["group_size"]
     if len(weights) % size == 0 or right.groups < 2:
@@ -105,7 +104,7 @@ def short_group_merged(weights: Floats, **choices: Any) -> QuantizedMatrix:
     return matrix_of(codes, right.scales, right.zeros, right.bits, right.rows, size, right.convention)
 
 
-def along_rows(weights: Floats, **choices: Any) -> QuantizedMatrix:
+def along_rows(weights: F32, **choices: Any) -> QuantizedMatrix:
     """One scale and zero for all columns of a group of rows."""
     right = quantize(np.ascontiguousarray(weights.max(axis=1, keepdims=True)), **choices)
     scales = np.ascontiguousarray(np.repeat(right.scales, weights.shape[1], axis=1))
@@ -117,7 +116,7 @@ def along_rows(weights: Floats, **choices: Any) -> QuantizedMatrix:
     return matrix_of(codes, scales, zeros, right.bits, right.rows, right.group_size, right.convention)
 
 
-def by_reciprocal(weights: Floats, **choices: Any) -> QuantizedMatrix:
+def by_reciprocal(weights: F32, **choices: Any) -> QuantizedMatrix:
     """Weights are multiplied by 1 / scale, which rounds once more."""
     right = quantize(weights, **choices)
     group = np.arange(len(weights)) // choices["group_size"]
@@ -133,12 +132,12 @@ def by_reciprocal(weights: Floats, **choices: Any) -> QuantizedMatrix:
 # **GPTQ.**
 
 
-def hessian(x: Floats) -> Reals:
+def hessian(x: F32) -> F64:
     wide = x.astype(np.float64)
     return wide.T @ wide
 
 
-def hessian_in_half(x: Floats) -> Array:
+def hessian_in_half(x: F32) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         half = x.astype(np.float16).astype(np.float32)
         return (half.T @ half).astype(np.float64)
@@ -186,28 +185,28 @@ def unit_diagonal(hessian: Array) -> Array:
     return factor / np.diagonal(factor)
 
 
-def targets(weights: Floats, factor: Floats, values: Floats, spread: Callable[..., Reals]) -> Reals:
+def targets(weights: F32, factor: F32, values: F32, spread: Callable[..., F64]) -> F64:
     wide = weights.astype(np.float64)
     errors = wide - values.astype(np.float64)
     return wide + spread(factor.astype(np.float64)).T @ errors
 
 
-def ratios(factor: Reals) -> Reals:
+def ratios(factor: F64) -> F64:
     return np.triu(factor / np.diagonal(factor), 1)
 
 
-def within_slices(factor: Reals) -> Reals:
+def within_slices(factor: F64) -> F64:
     """Errors stay inside slices of 32 rows: those of a slice are forgotten when the next begins."""
     slices = np.arange(len(factor)) // 32
     return np.where(slices[:, None] == slices, ratios(factor), 0)
 
 
-def own_row_too(weights: Floats, factor: Floats, values: Floats) -> Reals:
+def own_row_too(weights: F32, factor: F32, values: F32) -> F64:
     """A row's own error changes its own target."""
     return targets(weights, factor, values, lambda f: ratios(f) + 0.125 * np.eye(len(f)))
 
 
-def spreading(spread: Callable[[Reals], Reals]) -> Callable[[Floats, Floats, Floats], Reals]:
+def spreading(spread: Callable[[F64], F64]) -> Callable[[F32, F32, F32], F64]:
     return lambda weights, factor, values: targets(weights, factor, values, spread)
 
 

@@ -4,23 +4,20 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64, Array
 from lowbit.quantization import hqq, hqq_solver
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, decode
 from lowbit.quantization.packing import Codes
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.blocks import away
-from lowbit_conformance.defects.defect import COMMON, Array, Defect, Function, arithmetical, of
-
-Reals = npt.NDArray[np.float64]
+from lowbit_conformance.defects.defect import COMMON, Defect, Function, arithmetical, of
 
 # **Weights**, with one thing at a time to be replaced.
 
 
-def group_of(matrix: HqqMatrix, axis: int | None = None) -> npt.NDArray[np.int64]:
+def group_of(matrix: HqqMatrix, axis: int | None = None) -> I64:
     """The group of each weight, K × N."""
     flat = np.arange(matrix.rows * matrix.columns)
     group = flat // matrix.group_size if (axis if axis is not None else matrix.axis) == 1 else flat % matrix.groups
@@ -29,11 +26,11 @@ def group_of(matrix: HqqMatrix, axis: int | None = None) -> npt.NDArray[np.int64
 
 def weights(
     matrix: HqqMatrix,
-    group: Callable[[HqqMatrix], npt.NDArray[np.int64]] = group_of,
-    numbers: Callable[[Numbers], Floats] = decode,
-    value: Callable[[Floats, Floats, Floats], Floats] = lambda q, s, z: s * (q - z),
-    zeros: Callable[[Floats], Floats] = lambda z: z,
-) -> Floats:
+    group: Callable[[HqqMatrix], I64] = group_of,
+    numbers: Callable[[Numbers], F32] = decode,
+    value: Callable[[F32, F32, F32], F32] = lambda q, s, z: s * (q - z),
+    zeros: Callable[[F32], F32] = lambda z: z,
+) -> F32:
     """Right, unless something is replaced."""
     q, g = steps.unpack(matrix.words, matrix.bits).astype(np.float32), group(matrix)
     s, z = numbers(matrix.scales)[g], zeros(numbers(matrix.zeros))[g]
@@ -41,7 +38,7 @@ def weights(
         return np.ascontiguousarray(value(q, s, z), np.float32)
 
 
-def product(x: Floats, matrix: Floats) -> Array:
+def product(x: F32, matrix: F32) -> Array:
     answer: Array = steps.product(x[np.newaxis], matrix)[0]
     return answer
 
@@ -64,12 +61,12 @@ def product_only(name: str, cause: str, clauses: str, wrong: Function, seen: str
     return of("hqq.qgemv", name, cause, clauses, wrong, seen)
 
 
-def in_runs(matrix: HqqMatrix) -> npt.NDArray[np.int64]:
+def in_runs(matrix: HqqMatrix) -> I64:
     """Groups run over K × N laid out flat, rows first."""
     return (np.arange(matrix.rows * matrix.columns) // matrix.group_size).reshape(matrix.rows, matrix.columns)
 
 
-def of_runs(numbers: Numbers) -> Floats:
+def of_runs(numbers: Numbers) -> F32:
     """Numbers in 8 bits whose own groups are runs."""
     if not isinstance(numbers, EightBit):
         return decode(numbers)
@@ -78,14 +75,14 @@ def of_runs(numbers: Numbers) -> Floats:
     return s * (numbers.codes.astype(np.float32) - z)
 
 
-def without_own_zero(numbers: Numbers) -> Floats:
+def without_own_zero(numbers: Numbers) -> F32:
     if not isinstance(numbers, EightBit):
         return decode(numbers)
     own = np.arange(len(numbers.codes)) % len(numbers.scales)
     return numbers.scales.astype(np.float32)[own] * numbers.codes.astype(np.float32)
 
 
-def signed_codes(numbers: Numbers) -> Floats:
+def signed_codes(numbers: Numbers) -> F32:
     if not isinstance(numbers, EightBit):
         return decode(numbers)
     own = np.arange(len(numbers.codes)) % len(numbers.scales)
@@ -93,12 +90,12 @@ def signed_codes(numbers: Numbers) -> Floats:
     return s * (numbers.codes.view(np.int8).astype(np.float32) - z)
 
 
-def halves_kept(numbers: Numbers) -> Floats:
+def halves_kept(numbers: Numbers) -> F32:
     """Every number that is stored as it is is rounded to float16."""
     return decode(numbers) if isinstance(numbers, EightBit) else numbers.astype(np.float16).astype(np.float32)
 
 
-def half_product(x: Floats, matrix: HqqMatrix) -> Array:
+def half_product(x: F32, matrix: HqqMatrix) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         return (x.astype(np.float16) @ hqq.dequantize(matrix).astype(np.float16)).astype(np.float32)
 
@@ -107,9 +104,9 @@ def half_product(x: Floats, matrix: HqqMatrix) -> Array:
 
 
 def codes(
-    weights: Floats,
-    scales: Floats,
-    zeros: Floats,
+    weights: F32,
+    scales: F32,
+    zeros: F32,
     bits: int,
     rounded: Callable[[Any], Any] = np.rint,
     quotient: Callable[[Any, Any], Any] = np.divide,
@@ -123,7 +120,7 @@ def codes(
     return answer
 
 
-def reciprocal(weights: Floats, scales: Floats) -> Floats:
+def reciprocal(weights: F32, scales: F32) -> F32:
     return weights * (np.float32(1) / scales)
 
 
@@ -131,18 +128,18 @@ def coding(**replaced: Any) -> Callable[..., Codes]:
     return lambda weights, scales, zeros, bits: codes(weights, scales, zeros, bits, **replaced)
 
 
-def previous_scale(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
+def previous_scale(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
     return codes(weights, np.roll(scales, 1), zeros, bits)
 
 
 def step(
-    weights: Floats,
+    weights: F32,
     codes: Codes,
-    scales: Floats,
-    zeros: Floats,
+    scales: F32,
+    zeros: F32,
     p: float,
     beta: float,
-    kept_of: Callable[[Reals, float, float], Reals] = hqq_solver.shrink,
+    kept_of: Callable[[F64, float, float], F64] = hqq_solver.shrink,
     middle: Callable[..., Any] = np.mean,
     sign: float = 1.0,
 ) -> Array:
@@ -154,15 +151,15 @@ def stepping(**replaced: Any) -> Callable[..., Array]:
     return lambda weights, codes, scales, zeros, p, beta: step(weights, codes, scales, zeros, p, beta, **replaced)
 
 
-def soft(d: Reals, p: float, beta: float) -> Reals:
+def soft(d: F64, p: float, beta: float) -> F64:
     return np.sign(d) * np.maximum(0.0, np.abs(d) - 1 / beta)
 
 
-def nothing_kept(d: Reals, p: float, beta: float) -> Reals:
+def nothing_kept(d: F64, p: float, beta: float) -> F64:
     return np.zeros_like(d)
 
 
-def power_of_p(d: Reals, p: float, beta: float) -> Reals:
+def power_of_p(d: F64, p: float, beta: float) -> F64:
     with np.errstate(divide="ignore"):
         return np.sign(d) * np.maximum(0.0, np.abs(d) - np.abs(d) ** p / beta)
 

@@ -3,53 +3,54 @@
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, Array
 from lowbit.attention.attention import softmax
 from lowbit.moe import routing
-from lowbit.moe.routing import Doubles, Floats, Ids
-from lowbit_conformance.defects.defect import MOVES, Array, of
+from lowbit.moe.routing import Ids
+from lowbit_conformance.defects.defect import MOVES, of
 
 # **The gate.**
 
 
-def product(x: npt.NDArray[np.floating], matrix: Floats) -> Doubles:
+def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
     with np.errstate(invalid="ignore", over="ignore"):
-        result: Doubles = x.astype(np.float64) @ matrix.astype(np.float64)
+        result: F64 = x.astype(np.float64) @ matrix.astype(np.float64)
     return result
 
 
-def scored(logits: Doubles, scores: str) -> Doubles:
+def scored(logits: F64, scores: str) -> F64:
     with np.errstate(invalid="ignore"):
         return logits if scores == "logits" else softmax(logits)
 
 
-def gate_in_half(x: Floats, router: Floats, scores: str = "logits") -> Array:
+def gate_in_half(x: F32, router: F32, scores: str = "logits") -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         logits = (x.astype(np.float16) @ router.astype(np.float16)).astype(np.float64)
     return scored(logits, scores)
 
 
-def last_channel_dropped(x: Floats, router: Floats, scores: str = "logits") -> Array:
+def last_channel_dropped(x: F32, router: F32, scores: str = "logits") -> Array:
     return scored(product(x[:, :-1], router[:-1]), scores)
 
 
-def sigmoid_for_softmax(x: Floats, router: Floats, scores: str = "logits") -> Array:
+def sigmoid_for_softmax(x: F32, router: F32, scores: str = "logits") -> Array:
     logits = product(x, router)
     with np.errstate(over="ignore"):
         return logits if scores == "logits" else 1 / (1 + np.exp(-logits))
 
 
-def centered(x: Floats, router: Floats, scores: str = "logits") -> Array:
+def centered(x: F32, router: F32, scores: str = "logits") -> Array:
     """Rounds every row with one step, that of the largest number of all rows."""
     with np.errstate(invalid="ignore"):
         step = np.abs(x).max() * 2.0**-21
         return scored(product(np.rint(x / step) * step if step > 0 else x, router), scores)
 
 
-def gate_hides_nan(x: Floats, router: Floats, scores: str = "logits") -> Array:
+def gate_hides_nan(x: F32, router: F32, scores: str = "logits") -> Array:
     return scored(product(np.nan_to_num(x, nan=0, posinf=0, neginf=0), router), scores)
 
 
-def softmax_over_tokens(x: Floats, router: Floats, scores: str = "logits") -> Array:
+def softmax_over_tokens(x: F32, router: F32, scores: str = "logits") -> Array:
     logits = product(x, router)
     return logits if scores == "logits" else softmax(logits.T).T
 
@@ -57,17 +58,17 @@ def softmax_over_tokens(x: Floats, router: Floats, scores: str = "logits") -> Ar
 # **The choice.**
 
 
-def top_k(scores: Floats, k: int) -> Ids:
+def top_k(scores: F32, k: int) -> Ids:
     return np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int64)
 
 
-def ties_to_highest(scores: Floats, k: int) -> Ids:
+def ties_to_highest(scores: F32, k: int) -> Ids:
     turned = np.argsort(-scores[:, ::-1], axis=1, kind="stable")[:, :k]
     answer: Ids = (scores.shape[1] - 1 - turned).astype(np.int64)
     return answer
 
 
-def signed_zeros(scores: Floats, k: int) -> Ids:
+def signed_zeros(scores: F32, k: int) -> Ids:
     """Sorts the bits, for which -0 is less than +0."""
     bits = scores.view(np.int32).astype(np.int64)
     return np.argsort(-np.where(bits < 0, -(bits & 0x7FFFFFFF) - 1, bits), axis=1, kind="stable")[:, :k].astype(
@@ -75,7 +76,7 @@ def signed_zeros(scores: Floats, k: int) -> Ids:
     )
 
 
-def in_half_first(scores: Floats, k: int) -> Ids:
+def in_half_first(scores: F32, k: int) -> Ids:
     with np.errstate(over="ignore"):
         return top_k(scores.astype(np.float16).astype(np.float32), k)
 
@@ -83,26 +84,26 @@ def in_half_first(scores: Floats, k: int) -> Ids:
 # **The weights.**
 
 
-def chosen_of(scores: Floats, chosen: Ids) -> Doubles:
+def chosen_of(scores: F32, chosen: Ids) -> F64:
     return np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
 
 
-def not_renormalized(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
+def not_renormalized(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
     return chosen_of(scores, chosen) if softmax == "before" else routing.weights(scores, chosen, "after")
 
 
-def softmax_of_all(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
+def softmax_of_all(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
     if softmax == "before":
         return routing.weights(scores, chosen, "before")
     all_of_them = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
     return chosen_of((all_of_them / all_of_them.sum(axis=1, keepdims=True)).astype(np.float32), chosen)
 
 
-def raw_logits(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
+def raw_logits(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
     return chosen_of(scores, chosen) if softmax == "after" else routing.weights(scores, chosen, "before")
 
 
-def weights_of_first(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
+def weights_of_first(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
     """The weights of experts 0 … k − 1, whichever were chosen."""
     first = np.broadcast_to(np.arange(chosen.shape[1]), chosen.shape)
     right = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
@@ -112,13 +113,13 @@ def weights_of_first(scores: Floats, chosen: Ids, softmax: str = "after") -> Arr
         return right
 
 
-def by_two_norm(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
+def by_two_norm(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
     own = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
     answer: Array = own / np.sqrt((own**2).sum(axis=1, keepdims=True))
     return answer
 
 
-def with_epsilon(scores: Floats, chosen: Ids, softmax: str = "after") -> Array:
+def with_epsilon(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
     own = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
     answer: Array = own / (own.sum(axis=1, keepdims=True) + 1e-3)
     return answer

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix
+from lowbit.arrays import F32, I64, Array
+from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit.quantization.packing import CODES_PER_UNIT, WORD_BITS, Codes, Words
-from lowbit_conformance.defects.defect import COMMON, Array, Defect, Function
+from lowbit_conformance.defects.defect import COMMON, Defect, Function
 
-Indices = npt.NDArray[np.int64]
+Indices = I64
 Place = tuple[Indices, Indices]
 """For each code of a column, its word and how far it is shifted there."""
 
@@ -75,27 +76,27 @@ def groups(matrix: QuantizedMatrix) -> Indices:
     return np.arange(matrix.rows) // matrix.group_size
 
 
-def scales(matrix: QuantizedMatrix) -> Floats:
+def scales(matrix: QuantizedMatrix) -> F32:
     """Float32, G × N."""
     return matrix.scales.astype(np.float32)
 
 
-def zeros(matrix: QuantizedMatrix) -> Floats:
+def zeros(matrix: QuantizedMatrix) -> F32:
     """Float32, G × N: minima or zero-points."""
     return matrix.zeros.astype(np.float32)
 
 
-def value(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def value(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     """What codes stand for, all three K × N."""
     return scale * codes + zero if convention == "minimum" else scale * (codes - zero)
 
 
-def finish(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def finish(weights: F32, matrix: QuantizedMatrix) -> F32:
     """Weights as they are used: unchanged."""
     return weights
 
 
-def product(x: Floats, weights: Floats) -> Array:
+def product(x: F32, weights: F32) -> Array:
     """T × K times K × N, summed in float64 and rounded once."""
     with np.errstate(invalid="ignore", over="ignore"):
         result: Array = (x.astype(np.float64) @ weights.astype(np.float64)).astype(np.float32)
@@ -109,13 +110,13 @@ class Steps:
     unpack: Callable[[Words, int], Array] = unpack
     pack: Callable[[Codes, int], Array] = pack
     groups: Callable[[QuantizedMatrix], Indices] = groups
-    scales: Callable[[QuantizedMatrix], Floats] = scales
-    zeros: Callable[[QuantizedMatrix], Floats] = zeros
-    value: Callable[[Floats, Floats, Floats, Convention], Floats] = value
-    finish: Callable[[Floats, QuantizedMatrix], Floats] = finish
-    product: Callable[[Floats, Floats], Array] = product
+    scales: Callable[[QuantizedMatrix], F32] = scales
+    zeros: Callable[[QuantizedMatrix], F32] = zeros
+    value: Callable[[F32, F32, F32, Convention], F32] = value
+    finish: Callable[[F32, QuantizedMatrix], F32] = finish
+    product: Callable[[F32, F32], Array] = product
 
-    def weights(self, matrix: QuantizedMatrix) -> Floats:
+    def weights(self, matrix: QuantizedMatrix) -> F32:
         """Float32, K × N."""
         codes, group = self.unpack(matrix.words, matrix.bits).astype(np.float32), self.groups(matrix)
         with np.errstate(over="ignore", invalid="ignore"):

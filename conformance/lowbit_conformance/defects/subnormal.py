@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32, Array
 from lowbit.operations import OPERATIONS
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.hqq_numbers import Numbers, decode
 from lowbit_conformance.defects import integers, reals, steps
-from lowbit_conformance.defects.defect import Array, Defect, Function, arithmetical
+from lowbit_conformance.defects.defect import Defect, Function, arithmetical
 from lowbit_conformance.defects.steps import PRODUCTS, stepwise
 
 FLUSHING = "https://github.com/llvm/llvm-project/issues/57589"
@@ -22,11 +23,11 @@ def flushed(numbers: Array) -> Array:
     return np.where(np.abs(wide) < np.finfo(np.float32).tiny, np.copysign(np.float32(0), wide), wide)
 
 
-def flushed_minima(matrix: QuantizedMatrix) -> Floats:
+def flushed_minima(matrix: QuantizedMatrix) -> F32:
     return flushed(matrix.zeros.astype(np.float32))
 
 
-def flushed_numbers(numbers: Numbers) -> Floats:
+def flushed_numbers(numbers: Numbers) -> F32:
     return flushed(decode(numbers))
 
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from lowbit.arrays import F32, Array
 from lowbit.linear import linear
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import MOVES, Array, Defect, arithmetical
+from lowbit_conformance.defects.defect import MOVES, Defect, arithmetical
 from lowbit_conformance.defects.steps import PRODUCTS, stepwise
 
 EXACT = "linear.qgemv/C1 linear.qgemm/C1"
@@ -15,40 +16,40 @@ HIDDEN = "linear.qgemv/C5 linear.qgemm/C4"
 # **Products left out**: weights become zero, so that the sum is one product short.
 
 
-def last_product_dropped(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def last_product_dropped(weights: F32, matrix: QuantizedMatrix) -> F32:
     weights[-1, -1] = 0
     return weights
 
 
-def one_of_thousands_dropped(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def one_of_thousands_dropped(weights: F32, matrix: QuantizedMatrix) -> F32:
     if len(weights) >= 4096:
         weights[2048, 3] = 0
     return weights
 
 
-def tail_rows_dropped(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def tail_rows_dropped(weights: F32, matrix: QuantizedMatrix) -> F32:
     weights[len(weights) // 32 * 32 :] = 0
     return weights
 
 
-def deep_tail_dropped(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def deep_tail_dropped(weights: F32, matrix: QuantizedMatrix) -> F32:
     if matrix.convention == "minimum" and matrix.rows > 512:
         weights[-1] = 0
     return weights
 
 
-def last_column_of_large(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def last_column_of_large(weights: F32, matrix: QuantizedMatrix) -> F32:
     if weights.size >= 200_000:
         weights[:, -1] = 0
     return weights
 
 
-def tail_columns_dropped(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def tail_columns_dropped(weights: F32, matrix: QuantizedMatrix) -> F32:
     weights[:, weights.shape[1] // 8 * 8 :] = 0
     return weights
 
 
-def tail_columns_of_another(weights: Floats, matrix: QuantizedMatrix) -> Floats:
+def tail_columns_of_another(weights: F32, matrix: QuantizedMatrix) -> F32:
     whole = weights.shape[1] // 8 * 8
     if whole:
         weights[:, whole:] = weights[:, : weights.shape[1] - whole]
@@ -58,7 +59,7 @@ def tail_columns_of_another(weights: Floats, matrix: QuantizedMatrix) -> Floats:
 # **Precision.**
 
 
-def in_half(x: Floats, weights: Floats) -> Array:
+def in_half(x: F32, weights: F32) -> Array:
     """Each product is added to a sum that float16 holds, row after row."""
     total = np.zeros((len(x), weights.shape[1]), np.float16)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -67,18 +68,18 @@ def in_half(x: Floats, weights: Floats) -> Array:
     return total.astype(np.float32)
 
 
-def bfloat16(numbers: Floats) -> Floats:
+def bfloat16(numbers: F32) -> F32:
     """Rounded to 8 bits of significand, ties away."""
     bits = numbers.view(np.uint32)
     cut = np.where(np.isfinite(numbers), (bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000), bits)
     return cut.astype(np.uint32).view(np.float32)
 
 
-def of_bfloat16(x: Floats, weights: Floats) -> Array:
+def of_bfloat16(x: F32, weights: F32) -> Array:
     return steps.product(bfloat16(np.ascontiguousarray(x)), weights)
 
 
-def of_eight_bits(x: Floats, weights: Floats) -> Array:
+def of_eight_bits(x: F32, weights: F32) -> Array:
     """Activations become integers of 8 bits in blocks of 32."""
     rounded = x.astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -89,13 +90,13 @@ def of_eight_bits(x: Floats, weights: Floats) -> Array:
         return steps.product(rounded.astype(np.float32), weights)
 
 
-def subnormals_flushed(x: Floats, weights: Floats) -> Array:
+def subnormals_flushed(x: F32, weights: F32) -> Array:
     """What the processor does when it is told to take subnormal numbers for zero."""
     tiny = np.float32(np.finfo(np.float32).tiny)
     return steps.product(np.where(np.abs(x) < tiny, np.float32(0), x), weights)
 
 
-def zero_apart(x: Floats, matrix: QuantizedMatrix) -> Array:
+def zero_apart(x: F32, matrix: QuantizedMatrix) -> Array:
     """The sum of codes and the sum of offsets apart, each in float32, and one taken from the other at the end."""
     codes = steps.unpack(matrix.words, matrix.bits).astype(np.float32)
     group, scale = steps.groups(matrix), steps.scales(matrix)
@@ -108,15 +109,15 @@ def zero_apart(x: Floats, matrix: QuantizedMatrix) -> Array:
 # **NaN and infinity.**
 
 
-def finite(numbers: Floats) -> Floats:
+def finite(numbers: F32) -> F32:
     return np.nan_to_num(numbers, nan=0, posinf=0, neginf=0)
 
 
-def hidden_where_deep(x: Floats, weights: Floats) -> Array:
+def hidden_where_deep(x: F32, weights: F32) -> Array:
     return steps.product(finite(x) if len(weights) >= 128 else x, weights)
 
 
-def zero_weights_skipped(x: Floats, weights: Floats) -> Array:
+def zero_weights_skipped(x: F32, weights: F32) -> Array:
     result = steps.product(finite(x), weights)
     for row, place in zip(*np.nonzero(~np.isfinite(x)), strict=True):
         with np.errstate(invalid="ignore"):
@@ -127,18 +128,18 @@ def zero_weights_skipped(x: Floats, weights: Floats) -> Array:
 # **Rows of x.**
 
 
-def rows_past_64(x: Floats, weights: Floats) -> Array:
+def rows_past_64(x: F32, weights: F32) -> Array:
     return steps.product(x[np.arange(len(x)) % 64], weights)
 
 
-def odd_row_from_neighbour(x: Floats, weights: Floats) -> Array:
+def odd_row_from_neighbour(x: F32, weights: F32) -> Array:
     result = steps.product(x, weights)
     if len(x) % 2 and len(x) > 1:
         result[-1] = result[-2]
     return result
 
 
-def sum_of_first_row(x: Floats, matrix: QuantizedMatrix) -> Array:
+def sum_of_first_row(x: F32, matrix: QuantizedMatrix) -> Array:
     """Equation 2, with the sum of activations of row 0 for every row."""
     offsets = linear.group_offsets(matrix)[steps.groups(matrix)].astype(np.float32)
     right, of_own = steps.product(x, steps.RIGHT.weights(matrix)), steps.product(x, offsets)
@@ -146,14 +147,14 @@ def sum_of_first_row(x: Floats, matrix: QuantizedMatrix) -> Array:
         return (right.astype(np.float64) - of_own + of_own[:1]).astype(np.float32)
 
 
-def largest_of_all_rows(x: Floats, weights: Floats) -> Array:
+def largest_of_all_rows(x: F32, weights: F32) -> Array:
     """All rows are rounded with one step, a fraction of the largest number of any row."""
     with np.errstate(invalid="ignore", over="ignore"):
         step = np.float32(np.abs(x).max() * 2.0**-21)
         return steps.product(np.rint(x / step) * step if step > 0 else x, weights)
 
 
-def forgets_rows(x: Floats, weights: Floats) -> Array:
+def forgets_rows(x: F32, weights: F32) -> Array:
     """NaN in one row reaches all: the rows share a sum that is taken off again."""
     result = steps.product(x, weights)
     with np.errstate(invalid="ignore"):

@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32, Array
 from lowbit.attention import rope
 from lowbit.attention.attention import softmax as softmax_of
 from lowbit.attention.kvcache import BfpKeyValueCache
 from lowbit.moe import routing
 from lowbit.moe.offload import Offload, Request, Staged
 from lowbit.quantization import bfp_dot, gptq, hqq_solver
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import EXPONENT_BIAS, StoredBlocks, store, unpack_signed
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, decode
 from lowbit_conformance.defects import attention, blocks, depth, engines, experts, heads, quantisers, reals, routes
-from lowbit_conformance.defects.defect import Array, Function, unchecked
+from lowbit_conformance.defects.defect import Function, unchecked
 from lowbit_conformance.defects.narrow import FORMATS, Change
 
 Variant = tuple[str, str, Function]
@@ -87,14 +87,14 @@ def quantize_variants() -> Variants:
 # **Block Floating Point.**
 
 
-def _largest_positive(x: Floats) -> Floats:
+def _largest_positive(x: F32) -> F32:
     return np.maximum(x, 0)
 
 
-def _cast_by(signed: Change) -> Callable[[Floats, Format], Blocks]:
+def _cast_by(signed: Change) -> Callable[[F32, Format], Blocks]:
     """The exponents are those of other numbers than those that are cast."""
 
-    def cast(x: Floats, format: Format) -> Blocks:
+    def cast(x: F32, format: Format) -> Blocks:
         exponents = blocks.cast(signed(x), format).exponents
         each = np.repeat(exponents.astype(np.int64), format.block, axis=1)[:, : x.shape[1]]
         mantissas = np.clip(np.rint(np.ldexp(x.astype(np.float64), -each)), -format.top, format.top)
@@ -127,7 +127,7 @@ def cast_variants() -> Variants:
         yield f"elements-of-mantissas-in-{format}", cause, lambda x, f, n=narrow: _scaled_narrow(x, f, n)
 
 
-def _scaled_narrow(x: Floats, format: Format, narrow: Change) -> Blocks:
+def _scaled_narrow(x: F32, format: Format, narrow: Change) -> Blocks:
     exponents = blocks.cast(x, format).exponents
     each = np.repeat(exponents.astype(np.int64), format.block, axis=1)[:, : x.shape[1]]
     with np.errstate(over="ignore"):
@@ -152,12 +152,12 @@ def total_variants() -> Variants:
     yield "blocks-in-two-halves", "Each half of the blocks has a sum of its own.", _in_halves
 
 
-def _part(given: BlockSums, which: slice) -> Floats:
+def _part(given: BlockSums, which: slice) -> F32:
     pieces = np.ascontiguousarray(given.sums[:, :, which]), np.ascontiguousarray(given.exponents[:, :, which])
     return bfp_dot.total(BlockSums(*pieces))
 
 
-def _in_lanes(given: BlockSums, lanes: int) -> Floats:
+def _in_lanes(given: BlockSums, lanes: int) -> F32:
     many = min(lanes, given.sums.shape[2])
     answer = _part(given, slice(0, None, lanes))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -166,7 +166,7 @@ def _in_lanes(given: BlockSums, lanes: int) -> Floats:
     return answer
 
 
-def _in_halves(given: BlockSums) -> Floats:
+def _in_halves(given: BlockSums) -> F32:
     half = given.sums.shape[2] // 2
     with np.errstate(over="ignore", invalid="ignore"):
         return _part(given, slice(0, half)) + _part(given, slice(half, None)) if half else bfp_dot.total(given)
@@ -262,7 +262,7 @@ def load_variants() -> Variants:
 # **HQQ.**
 
 
-def _own_zero_added(numbers: Numbers) -> Floats:
+def _own_zero_added(numbers: Numbers) -> F32:
     if not isinstance(numbers, EightBit):
         return decode(numbers)
     own = np.arange(len(numbers.codes)) % len(numbers.scales)
@@ -329,22 +329,22 @@ def code_variants() -> Variants:
     for name, words, way in ROUNDINGS:
         yield f"codes-{name}", f"In a code, {words}.", reals.coding(rounded=way)
 
-    def separately(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
+    def separately(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         with np.errstate(all="ignore"):
             real = np.rint(weights / scales) + np.rint(zeros)
         answer: Array = np.clip(real, 0, 2**bits - 1).astype(np.uint8)
         return answer
 
-    def wrapped(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
+    def wrapped(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         with np.errstate(all="ignore"):
             real = np.nan_to_num(np.rint(weights / scales + zeros))
             answer: Array = np.mod(np.where(np.abs(real) < 2.0**31, real, 0), 2**bits).astype(np.uint8)
         return answer
 
-    def without_last(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
+    def without_last(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         return np.minimum(reals.codes(weights, scales, zeros, bits), np.uint8(2**bits - 2))
 
-    def wide(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Array:
+    def wide(weights: F32, scales: F32, zeros: F32, bits: int) -> Array:
         return reals.codes(weights.astype(np.float64), scales, zeros, bits)
 
     yield "weight-and-zero-rounded-apart", "The quotient and the zero are rounded one by one.", separately
@@ -405,7 +405,7 @@ def target_variants() -> Variants:
     yield "own-error-added", "A row's own error is added to its target.", quantisers.spreading(with_own)
     for format, words, way in narrowed():
 
-        def narrow(weights: Floats, factor: Floats, values: Floats, way: Change = way) -> Array:
+        def narrow(weights: F32, factor: F32, values: F32, way: Change = way) -> Array:
             errors = way(weights - values).astype(np.float64)
             return weights.astype(np.float64) + quantisers.ratios(factor.astype(np.float64)).T @ errors
 
@@ -417,7 +417,7 @@ def target_variants() -> Variants:
 
 def rope_variants() -> Variants:
     def limited(axis: int, most: int) -> Function:
-        def run(x: Floats, turn: rope.Rotation) -> Array:
+        def run(x: F32, turn: rope.Rotation) -> Array:
             answer = heads.rotate(x, turn)
             past = (slice(None),) * axis + (slice(most, None),)
             answer[past] = x[past]
@@ -426,7 +426,7 @@ def rope_variants() -> Variants:
         return run
 
     def wrapped(most: int) -> Function:
-        def run(x: Floats, turn: rope.Rotation) -> Array:
+        def run(x: F32, turn: rope.Rotation) -> Array:
             token = np.arange(len(x)) % most
             wide, cos, sin = x.astype(np.float64), turn.cos[token][:, None], turn.sin[token][:, None]
             return wide * cos + wide[..., turn.layout.partner] * sin
@@ -472,7 +472,7 @@ def attend_variants() -> Variants:
 
 def pool_variants() -> Variants:
     def by(divide: Callable[[Array, int], Array]) -> Function:
-        def run(weights: Floats, count: int, groups: int, method: str = "mean") -> Floats:
+        def run(weights: F32, count: int, groups: int, method: str = "mean") -> F32:
             cells = heads.members(weights, count, groups)
             if method != "mean":
                 return heads.pooled(cells, method)
@@ -499,10 +499,10 @@ def gate_variants() -> Variants:
     def logits_of(change: Callable[[Array], Array]) -> Function:
         return lambda x, router, scores="logits": routes.scored(change(routes.product(x, router)), scores)
 
-    def of_inputs(change: Callable[[Floats, Floats], tuple[Array, Array]]) -> Function:
+    def of_inputs(change: Callable[[F32, F32], tuple[Array, Array]]) -> Function:
         return lambda x, router, scores="logits": routes.scored(routes.product(*change(x, router)), scores)
 
-    def one_largest(x: Floats, router: Floats, scores: str = "logits") -> Array:
+    def one_largest(x: F32, router: F32, scores: str = "logits") -> Array:
         logits = routes.product(x, router).astype(np.float32)
         if scores == "logits":
             return logits
@@ -512,7 +512,7 @@ def gate_variants() -> Variants:
         return answer
 
     def clipped(most: float) -> Function:
-        def run(x: Floats, router: Floats, scores: str = "logits") -> Array:
+        def run(x: F32, router: F32, scores: str = "logits") -> Array:
             logits = routes.product(x, router)
             return logits if scores == "logits" else softmax_of(np.clip(logits, -most, most))
 
@@ -537,19 +537,19 @@ def _of_float32(way: Change) -> Change:
     return lambda numbers: way(numbers.astype(np.float32))
 
 
-def _first_channels(most: int) -> Callable[[Floats, Floats], tuple[Array, Array]]:
+def _first_channels(most: int) -> Callable[[F32, F32], tuple[Array, Array]]:
     return lambda x, router: (x[:, :most], router[:most])
 
 
-def _experts_modulo(most: int) -> Callable[[Floats, Floats], tuple[Array, Array]]:
+def _experts_modulo(most: int) -> Callable[[F32, F32], tuple[Array, Array]]:
     return lambda x, router: (x, router[:, np.arange(router.shape[1]) % most])
 
 
 def choice_variants() -> Variants:
-    def by_bits(scores: Floats, k: int) -> Array:
+    def by_bits(scores: F32, k: int) -> Array:
         return np.argsort(-scores.view(np.int32).astype(np.int64), axis=1, kind="stable")[:, :k].astype(np.int64)
 
-    def by_negated_bits(scores: Floats, k: int) -> Array:
+    def by_negated_bits(scores: F32, k: int) -> Array:
         """In 32 bits, where the least integer is its own negative."""
         return np.argsort(-scores.view(np.int32), axis=1, kind="stable")[:, :k].astype(np.int64)
 
@@ -559,17 +559,17 @@ def choice_variants() -> Variants:
 
 
 def weight_variants() -> Variants:
-    def as_listed(scores: Floats, chosen: Array, softmax: Any = "after") -> Array:
+    def as_listed(scores: F32, chosen: Array, softmax: Any = "after") -> Array:
         return routing.weights(scores, np.sort(chosen, axis=1), softmax)
 
-    def of_all(scores: Floats, chosen: Array, softmax: Any = "after") -> Array:
+    def of_all(scores: F32, chosen: Array, softmax: Any = "after") -> Array:
         if softmax == "after":
             return routing.weights(scores, chosen, softmax)
         every: Array = scores.astype(np.float64).sum(axis=1, keepdims=True)
         return routes.chosen_of(scores, chosen) / every
 
     def padded(small: float) -> Function:
-        def run(scores: Floats, chosen: Array, softmax: Any = "after") -> Array:
+        def run(scores: F32, chosen: Array, softmax: Any = "after") -> Array:
             if softmax == "after":
                 return routing.weights(scores, chosen, softmax)
             own = routes.chosen_of(scores, chosen).astype(np.float32)
@@ -593,10 +593,10 @@ def _plain(numbers: Array) -> Array:
 
 
 def expert(
-    x: Floats,
-    gate: Floats,
-    up: Floats,
-    down: Floats,
+    x: F32,
+    gate: F32,
+    up: F32,
+    down: F32,
     *,
     function: Callable[[Array], Array] = experts.silu,
     **stages: Stage,
@@ -616,7 +616,7 @@ def expert(
 
 
 def _with_stage(stage: str, change: Change) -> Function:
-    def run(x: Floats, gate: Floats, up: Floats, down: Floats) -> Array:
+    def run(x: F32, gate: F32, up: F32, down: F32) -> Array:
         return expert(x, gate, up, down, **{stage: change})
 
     return run
@@ -657,7 +657,7 @@ def _ones() -> Iterator[tuple[str, str, Function]]:
             yield f"{stage}-in-{format}", cause, _with_stage(stage, _of_float32(way))
     for format, rounded, way in narrowed():
 
-        def of_gate(x: Floats, gate: Floats, up: Floats, down: Floats, way: Change = way) -> Array:
+        def of_gate(x: F32, gate: F32, up: F32, down: F32, way: Change = way) -> Array:
             with np.errstate(all="ignore"):
                 inner = experts.silu(routes.product(way(x), gate)) * routes.product(x, up)
             return routes.product(inner, down)
@@ -721,7 +721,7 @@ def sparse_variants() -> Variants:
         yield f"experts-wrap-at-{size}", f"The number of an expert wraps at {size}.", modulo
 
 
-def _lowest(most: int, x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Array, weights: Floats) -> Array:
+def _lowest(most: int, x: F32, gate: F32, up: F32, down: F32, chosen: Array, weights: F32) -> Array:
     """Experts are sorted by their ids, and the first of them run."""
     order = np.argsort(chosen, axis=1)[:, :most]
     kept, shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit_conformance.defects.defect import Array, Function
+from lowbit.arrays import Array
+from lowbit_conformance.defects.defect import Function
 
 Variant = tuple[str, str, Function]
 Step = Callable[..., Any]

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix
+from lowbit.arrays import F32
+from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.steps import stepwise
 
@@ -17,15 +18,15 @@ def points(matrix: QuantizedMatrix) -> bool:
     return matrix.convention == "zero_point"
 
 
-def plus_one(matrix: QuantizedMatrix) -> Floats:
+def plus_one(matrix: QuantizedMatrix) -> F32:
     return steps.zeros(matrix) + np.float32(points(matrix))
 
 
-def minus_one(matrix: QuantizedMatrix) -> Floats:
+def minus_one(matrix: QuantizedMatrix) -> F32:
     return steps.zeros(matrix) - np.float32(points(matrix))
 
 
-def replaced(matrix: QuantizedMatrix, old: int, new: int) -> Floats:
+def replaced(matrix: QuantizedMatrix, old: int, new: int) -> F32:
     zeros = steps.zeros(matrix)
     if points(matrix):
         zeros[zeros == old] = new
@@ -36,67 +37,67 @@ def top(matrix: QuantizedMatrix) -> int:
     return int(2**matrix.bits - 1)
 
 
-def symmetric(matrix: QuantizedMatrix) -> Floats:
+def symmetric(matrix: QuantizedMatrix) -> F32:
     zeros = steps.zeros(matrix)
     return np.full_like(zeros, 2 ** (matrix.bits - 1)) if points(matrix) else zeros
 
 
-def neighbours(matrix: QuantizedMatrix) -> Floats:
+def neighbours(matrix: QuantizedMatrix) -> F32:
     columns = np.arange(matrix.columns)
     return steps.zeros(matrix)[:, np.minimum(columns ^ 1, matrix.columns - 1)]
 
 
-def first_group(matrix: QuantizedMatrix) -> Floats:
+def first_group(matrix: QuantizedMatrix) -> F32:
     zeros = steps.zeros(matrix)
     return np.broadcast_to(zeros[:1], zeros.shape)
 
 
-def signed_byte(matrix: QuantizedMatrix) -> Floats:
+def signed_byte(matrix: QuantizedMatrix) -> F32:
     return matrix.zeros.astype(np.int8).astype(np.float32) if points(matrix) else steps.zeros(matrix)
 
 
-def negative(matrix: QuantizedMatrix) -> Floats:
+def negative(matrix: QuantizedMatrix) -> F32:
     zeros = steps.zeros(matrix)
     return zeros if points(matrix) else -np.abs(zeros)
 
 
-def whole_multiples(matrix: QuantizedMatrix) -> Floats:
+def whole_multiples(matrix: QuantizedMatrix) -> F32:
     zeros, scales = steps.zeros(matrix), steps.scales(matrix)
     return zeros if points(matrix) else np.rint(zeros / scales) * scales
 
 
-def scaled_twice(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def scaled_twice(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     return scale * codes + scale * zero if convention == "minimum" else scale * (codes - scale * zero)
 
 
-def not_scaled(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def not_scaled(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     return scale * codes + zero if convention == "minimum" else scale * codes - zero
 
 
-def subtracted(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def subtracted(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     return scale * codes - zero if convention == "minimum" else scale * (codes - zero)
 
 
-def added(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def added(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     return scale * codes + zero if convention == "minimum" else scale * (codes + zero)
 
 
-def fused(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def fused(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     if convention == "zero_point":
         return scale * (codes - zero)
-    wide: Floats = (scale.astype(np.float64) * codes + zero.astype(np.float64)).astype(np.float32)
+    wide: F32 = (scale.astype(np.float64) * codes + zero.astype(np.float64)).astype(np.float32)
     return wide
 
 
-def distributed(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def distributed(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     return scale * codes + zero if convention == "minimum" else scale * codes - scale * zero
 
 
-def wrapped_bytes(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def wrapped_bytes(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     return scale * codes + zero if convention == "minimum" else scale * ((codes - zero) % 256)
 
 
-def in_half(codes: Floats, scale: Floats, zero: Floats, convention: Convention) -> Floats:
+def in_half(codes: F32, scale: F32, zero: F32, convention: Convention) -> F32:
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = [part.astype(np.float16) for part in (codes, scale, zero)]
         return steps.value(narrow[0], narrow[1], narrow[2], convention).astype(np.float32)  # type: ignore[arg-type]  # half on purpose

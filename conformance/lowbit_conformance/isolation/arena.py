@@ -24,9 +24,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import U8, Array
 from lowbit.backend.wire import Get, Tree
 
-Bytes = npt.NDArray[np.uint8]
 Side = Literal["right", "left"]
 
 PAGE = mmap.PAGESIZE
@@ -80,7 +80,7 @@ class Segment:
     itemsize: int
     writeable: bool
     padding: int
-    content: Bytes
+    content: U8
 
     @property
     def end(self) -> int:
@@ -106,13 +106,13 @@ class Arena:
         if hasattr(fcntl, "F_ADD_SEALS"):  # a host that makes it shorter would end this process by SIGBUS
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.file, CONTROL + ARGUMENTS + RESULTS)
-        self.bytes: Bytes = np.frombuffer(self._map, np.uint8)
+        self.bytes: U8 = np.frombuffer(self._map, np.uint8)
         self._taken: list[tuple[int, int]] = []  # (first, last) of every segment, ascending
 
     def close(self) -> None:
         os.close(self.file)  # the mapping goes with its last view
 
-    def place(self, name: str, array: npt.NDArray[Any], how: Placement, writeable: bool) -> Segment:
+    def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment:
         """Copy the bytes of an array, as they lie in memory, into pages of their own.
 
         Raises:
@@ -132,7 +132,7 @@ class Arena:
         self.bytes[segment.end : segment.last] = how.padding
         return segment
 
-    def rewrite(self, segment: Segment, array: npt.NDArray[Any]) -> Segment:
+    def rewrite(self, segment: Segment, array: Array) -> Segment:
         """Give an array that lies there already other contents of the same size."""
         content = _bytes_of(array)
         if content.size != segment.nbytes:
@@ -159,7 +159,7 @@ class Arena:
                 return f"INPUT_MUTATED: {segment.name} was changed"
         return ""
 
-    def read(self, dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> npt.NDArray[Any]:
+    def read(self, dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> Array:
         """A copy of an array that the host says lies at ``tree["at"]``.
 
         Raises:
@@ -178,7 +178,7 @@ class Arena:
         """
         left = RESULTS
 
-        def read(dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> npt.NDArray[Any]:
+        def read(dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, Tree]) -> Array:
             nonlocal left
             left -= math.prod(shape) * dtype.itemsize
             if left < 0:
@@ -214,7 +214,7 @@ def _anonymous_file() -> int:
     return descriptor
 
 
-def _bytes_of(array: npt.NDArray[Any]) -> Bytes:
+def _bytes_of(array: Array) -> U8:
     """The bytes between the lowest and the highest address of an array, in the order of addresses."""
     if array.flags.c_contiguous:
         return np.frombuffer(array.tobytes(), np.uint8)

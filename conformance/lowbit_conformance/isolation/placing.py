@@ -8,13 +8,12 @@ import dataclasses
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.backend.wire import Tree, encode
 from lowbit_conformance.isolation.arena import Placement, Segment
 from lowbit_conformance.isolation.process import Message
 
-Array = npt.NDArray[Any]
 MOST_OFFSET = 1 << 10  # elements
 
 

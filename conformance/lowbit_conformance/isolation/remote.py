@@ -20,15 +20,15 @@ from itertools import count, islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.backend import Capabilities, Declaration
 from lowbit.backend.declarations import check_capabilities
 from lowbit.backend.wire import Get, decode, encode
 from lowbit.contract.rounding import Arithmetic, Roundings, any_order, one_loop
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.operations import OPERATIONS
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.text import one_line
 from lowbit_conformance.defects import uses_reference
@@ -39,8 +39,6 @@ from lowbit_conformance.isolation.placing import Placer
 from lowbit_conformance.isolation.process import HostEndedError, HostProcess, Message
 from lowbit_conformance.suite.equal_bits import difference, same
 from lowbit_conformance.suite.verdicts import BrokenPromiseError
-
-Array = npt.NDArray[Any]
 
 POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
 FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
@@ -197,16 +195,16 @@ class RemoteLinear(Held):
     def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
         return self._multiply("qgemm_bfp", x, out)
 
-    def guarded(self, x: Floats, vectors: int) -> Floats:
+    def guarded(self, x: F32, vectors: int) -> F32:
         """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
         not written."""
         call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
-        result: Floats = self.remote.perform(call)
+        result: F32 = self.remote.perform(call)
         return result
 
-    def guarded_blocks(self, x: Blocks) -> Floats:
+    def guarded_blocks(self, x: Blocks) -> F32:
         """The product of blocks, written to an array that shows what is not written."""
-        result: Floats = self.remote.perform(self.call("qgemm_bfp", x))
+        result: F32 = self.remote.perform(self.call("qgemm_bfp", x))
         return result
 
     def call(self, what: str, x: Any) -> Call:

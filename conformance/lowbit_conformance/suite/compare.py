@@ -9,14 +9,14 @@ right, so that the right answer exists nowhere while the code under test runs: w
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F64, Array
 from lowbit.contract.rounding import Bound
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles
 
 Kind = TypeVar("Kind")
 
@@ -29,7 +29,7 @@ def assert_kind(name: str, given: object, kind: type[Kind]) -> Kind:
     return given
 
 
-def assert_array(name: str, given: object, dtype: npt.DTypeLike, shape: Sequence[int]) -> npt.NDArray[Any]:
+def assert_array(name: str, given: object, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
     """``given.dtype == dtype and given.shape == shape`` for an array, byte order included; returns what was given."""
     __tracebackhide__ = True
     if type(given) not in (np.ndarray, np.memmap):  # a matrix or a masked array compares otherwise
@@ -42,7 +42,7 @@ def assert_array(name: str, given: object, dtype: npt.DTypeLike, shape: Sequence
     return given
 
 
-def assert_exact(name: str, given: object, expected: npt.NDArray[Any]) -> None:
+def assert_exact(name: str, given: object, expected: Array) -> None:
     """``given.dtype == expected.dtype and given.shape == expected.shape and (given == expected).all()``, with NaN
     refused and the two zeros of floats told apart by their bits."""
     __tracebackhide__ = True
@@ -52,11 +52,11 @@ def assert_exact(name: str, given: object, expected: npt.NDArray[Any]) -> None:
         raise AssertionError(f"WRONG: {name}: {_where(different)}; {_values(different, array, expected)}")
 
 
-def _bits(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 
 
-def assert_equal_values(given: object, expected: Doubles) -> None:
+def assert_equal_values(given: object, expected: F64) -> None:
     """``given.dtype == float32 and (given == expected).all()`` for a lattice case, where the exact value is a float32
     number.
 
@@ -72,7 +72,7 @@ def assert_equal_values(given: object, expected: Doubles) -> None:
         raise AssertionError(f"WRONG on the lattice: {_where(different)}; {_values(different, array, exact)}")
 
 
-def assert_within(given: object, exact: Doubles, bound: Bound, dtype: npt.DTypeLike = np.float32) -> float:
+def assert_within(given: object, exact: F64, bound: Bound, dtype: npt.DTypeLike = np.float32) -> float:
     """``(abs(given - exact) <= bound.limit).all()``; returns the largest share of the bound that was used."""
     __tracebackhide__ = True
     array = assert_array("the result", given, dtype, exact.shape)
@@ -137,7 +137,7 @@ def _few(indices: npt.NDArray[np.intp]) -> str:
     return shown + (", …" if len(indices) > 6 else "")
 
 
-def _values(wrong: npt.NDArray[np.bool_], given: npt.NDArray[Any], expected: npt.NDArray[Any]) -> str:
+def _values(wrong: npt.NDArray[np.bool_], given: Array, expected: Array) -> str:
     """The first wrong element: where it is, what it is and what it should be."""
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
     return f"first at {list(index)}: {given[index]!s}, expected {expected[index]!s}"

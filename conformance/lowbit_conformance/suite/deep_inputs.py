@@ -20,18 +20,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lowbit.linear.linear import Doubles, group_offsets
-from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.arrays import F32, F64, I64, Array
+from lowbit.linear.linear import group_offsets
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit
 from lowbit.quantization.packing import BITS
 from lowbit_conformance.defects import steps
 from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
-
-Integers = npt.NDArray[np.int64]
 
 SHAPES = ((1024, 9, 64), (4096, 7, 128), (11008, 5, 11008))
 """K, N and the group size."""
@@ -76,7 +74,7 @@ def matrices(clause: str, tier: str = "lattice") -> Iterator[MatrixCase]:
                     yield MatrixCase(clause, tier, f"tall-{kind}", 4, *shape, convention, "float16", vectors)
 
 
-def places(rows: int, count: int, vectors: int) -> list[Integers]:
+def places(rows: int, count: int, vectors: int) -> list[I64]:
     """For each row of x where it is not zero: neighbours at the start, in the middle and at the end, then anywhere."""
     step = np.arange(count)
     spread = step * (rows // count)
@@ -85,15 +83,15 @@ def places(rows: int, count: int, vectors: int) -> list[Integers]:
     return [np.sort(found[number % len(found)]) for number in range(vectors)]
 
 
-def odd(rng: np.random.Generator, largest: int, size: Any) -> Integers:
+def odd(rng: np.random.Generator, largest: int, size: Any) -> I64:
     """Odd integers of as many bits as fit, of either sign."""
     least = max(1, largest // 2 + 1)
-    found: Integers = (rng.integers(least, largest + 1, size) - 1) | 1
+    found: I64 = (rng.integers(least, largest + 1, size) - 1) | 1
     found *= rng.choice((-1, 1), size)
     return found
 
 
-def activations(kind: str, rng: np.random.Generator, rows: int, vectors: int, largest: int) -> Floats:
+def activations(kind: str, rng: np.random.Generator, rows: int, vectors: int, largest: int) -> F32:
     """T × K, nearly all zeros; `largest` is the magnitude that there is room for."""
     x = np.zeros((vectors, rows))
     for row, place in zip(x, places(rows, WIDTHS[kind][0], vectors), strict=True):
@@ -104,7 +102,7 @@ def activations(kind: str, rng: np.random.Generator, rows: int, vectors: int, la
     return x.astype(np.float32)
 
 
-def lattice(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
+def lattice(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     """Eight rows of activations, or more, and a matrix whose every partial sum is exact in float32."""
     rng, kind, top = case.generator(), case.variant.partition("-")[2], 2**case.bits - 1
     tiny, kind = kind == "subnormal-scales", kind.removeprefix("subnormal-")
@@ -121,7 +119,7 @@ def lattice(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     scales = np.abs(odd(rng, significand, shape)) * np.exp2(-rng.integers(0, octaves + 1, shape))
     codes = rng.integers(0, top + 1, (case.rows, case.columns))
     if case.convention == "minimum":  # odd multiples of the unit, of either sign and at most s times the top code
-        zeros: npt.NDArray[Any] = odd(rng, min(significand * top, most), shape) * 2.0**-octaves
+        zeros: Array = odd(rng, min(significand * top, most), shape) * 2.0**-octaves
     else:
         zeros = rng.integers(0, top + 1, shape)
     x = activations(kind, rng, case.rows, max(8, case.vectors), amplitude)
@@ -133,16 +131,16 @@ def lattice(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     return x, matrix_of(case, codes, scales, zeros)
 
 
-def product(x: Floats, matrix: QuantizedMatrix) -> Doubles:
+def product(x: F32, matrix: QuantizedMatrix) -> F64:
     """``X W`` where every partial sum is exact, from the rows that count; equation 2 on thousands of zeros is slow."""
     used = np.flatnonzero(x.any(axis=0))
     group = used // matrix.group_size
     codes = steps.unpack(matrix.words, matrix.bits)[used]
-    result: Doubles = x[:, used] @ (matrix.scales.astype(np.float64)[group] * codes + group_offsets(matrix)[group])
+    result: F64 = x[:, used] @ (matrix.scales.astype(np.float64)[group] * codes + group_offsets(matrix)[group])
     return result
 
 
-def matrix_of(case: MatrixCase, codes: Integers, scales: Doubles, zeros: npt.NDArray[Any]) -> QuantizedMatrix:
+def matrix_of(case: MatrixCase, codes: I64, scales: F64, zeros: Array) -> QuantizedMatrix:
     """With minima, or zero-points, as they are."""
     stored = scales.astype(case.scale_dtype)
     offsets = zeros.astype(case.scale_dtype if case.convention == "minimum" else np.uint8)
@@ -150,7 +148,7 @@ def matrix_of(case: MatrixCase, codes: Integers, scales: Doubles, zeros: npt.NDA
     return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 
-def one_hot(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
+def one_hot(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     """Four rows with one activation of 24 bits each, and a matrix whose scales and minima have all the bits there are.
 
     The declared roundings are those of K products, yet one product is all there is: a rounding of a single operand to
@@ -162,7 +160,7 @@ def one_hot(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
     x = np.zeros((4, case.rows), np.float32)
     x[np.arange(4), [0, case.rows // 2, case.rows - case.group_size, case.rows - 1]] = rng.uniform(1, 2, 4)
     if case.convention == "minimum":
-        zeros: npt.NDArray[Any] = scales * rng.uniform(0.5, top, shape)  # above 0: a weight is no small difference
+        zeros: Array = scales * rng.uniform(0.5, top, shape)  # above 0: a weight is no small difference
     else:
         zeros = np.zeros(shape)
     codes = rng.integers(max(1, top // 2), top + 1, (case.rows, case.columns))
@@ -174,7 +172,7 @@ def one_hot(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
 
 def hqq_lattice(
     rng: np.random.Generator, kind: str, bits: int, rows: int, columns: int, group_size: int, axis: Axis
-) -> tuple[Floats, HqqMatrix]:
+) -> tuple[F32, HqqMatrix]:
     """Four rows of activations, of which two elements each are not zero, and a matrix."""
     top, groups = 2**bits - 1, rows * columns // group_size
     room = FLOAT32_INTEGERS // (2 * 2 * 2 * top)
@@ -205,7 +203,7 @@ def eight_bit(rng: np.random.Generator, count: int, dtype: str, *, above_zero: b
 # **Layers of routing.** All gates of an expert are 64, or 64 and some thousands more, so silu leaves them as they are.
 
 
-def gate_lattice(rng: np.random.Generator, kind: str, tokens: int, hidden: int, experts: int) -> tuple[Floats, Floats]:
+def gate_lattice(rng: np.random.Generator, kind: str, tokens: int, hidden: int, experts: int) -> tuple[F32, F32]:
     """Logits of few channels: *activations* or weights of the *router* have 18 bits, and the others three."""
     small, large = 7, FLOAT32_INTEGERS // (3 * 8)
     x, router = np.zeros((tokens, hidden)), odd(rng, small, (hidden, experts))
@@ -218,7 +216,7 @@ def gate_lattice(rng: np.random.Generator, kind: str, tokens: int, hidden: int, 
 
 def expert_lattice(
     rng: np.random.Generator, kind: str, tokens: int, hidden: int, experts: int, inner: int
-) -> tuple[Floats, Floats, Floats, Floats]:
+) -> tuple[F32, F32, F32, F32]:
     """Tokens of two channels, and experts of which the *gate*, *up* or *down* has 13 bits and the others hardly any.
 
     A gate is 64, up at most 13 bits or 2, and four rows of down are not zero: the sum stays below

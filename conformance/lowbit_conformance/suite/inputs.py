@@ -10,11 +10,10 @@ difference of code and zero away from zero; the *full* lattice uses all codes.
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles
-from lowbit.quantization.affine import Floats, QuantizedMatrix, Scales
+from lowbit.quantization.affine import QuantizedMatrix, Scales
 from lowbit.quantization.packing import Codes
 from lowbit_conformance.defects import steps
 from lowbit_conformance.suite.cases import MatrixCase
@@ -22,7 +21,7 @@ from lowbit_conformance.suite.cases import MatrixCase
 FLOAT32_INTEGERS = 2**24
 
 
-def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: Doubles) -> QuantizedMatrix:
+def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: F64) -> QuantizedMatrix:
     """A matrix in the convention of the case whose value is ``scale * (code - zero)`` either way.
 
     Under ``zero_point`` the zeros are codes; under ``minimum`` they are any real numbers, of either sign.
@@ -36,7 +35,7 @@ def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: Doubles) -> Qua
     return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 
-def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[Floats, QuantizedMatrix]:
+def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[F32, QuantizedMatrix]:
     """Activations (max(1, T) × K) and a matrix whose every partial sum is exact in float32.
 
     With `sparse` all activations are zero but those of a few rows (`live_rows`). Products with a zero are zero and add
@@ -58,7 +57,7 @@ def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[Flo
     shape = (-(-case.rows // case.group_size), case.columns)
     scales = np.exp2(-rng.integers(0, octaves + 1, shape))
     if case.convention == "minimum":
-        zeros: Doubles = rng.integers(-top, top, shape).astype(np.float64) + 0.5
+        zeros: F64 = rng.integers(-top, top, shape).astype(np.float64) + 0.5
     else:
         zeros = rng.integers(0, top + 1, shape).astype(np.float64)
     x = rng.integers(1, amplitude + 1, (max(1, case.vectors), case.rows)) * rng.choice((-1, 1), case.rows)
@@ -73,14 +72,14 @@ def lattice(case: MatrixCase, *, dense: bool, sparse: bool = False) -> tuple[Flo
     return x.astype(np.float32), build(case, codes.astype(np.uint8), scales, zeros)
 
 
-def live_rows(rows: int) -> npt.NDArray[np.int64]:
+def live_rows(rows: int) -> I64:
     """The rows at both ends, on both sides of every power of two, and some between."""
     powers = 2 ** np.arange(4, 31)
     near = np.concatenate([[0, 1, rows - 2, rows - 1], powers - 1, powers, np.arange(0, rows, rows // 23 + 1)])
     return np.unique(near[near < rows]).astype(np.int64)
 
 
-def random_zeros(case: MatrixCase, rng: np.random.Generator) -> Doubles:
+def random_zeros(case: MatrixCase, rng: np.random.Generator) -> F64:
     """Zeros as they occur: codes, or real numbers from below the codes to above them."""
     shape, top = (-(-case.rows // case.group_size), case.columns), 2**case.bits - 1
     if case.convention == "minimum":
@@ -88,7 +87,7 @@ def random_zeros(case: MatrixCase, rng: np.random.Generator) -> Doubles:
     return rng.integers(0, top + 1, shape).astype(np.float64)
 
 
-def random(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
+def random(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     """Activations (max(1, T) × K) and a matrix as they occur: normal activations, scales over several octaves."""
     rng = case.generator()
     codes = rng.integers(0, 2**case.bits, (case.rows, case.columns)).astype(np.uint8)
@@ -115,7 +114,7 @@ EDGES = (
 )
 
 
-def edge(case: MatrixCase) -> tuple[Floats, QuantizedMatrix]:
+def edge(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
     """The inputs that arithmetic treats specially, by the variant of the case; x is max(1, T) × K."""
     x, matrix = random(case)
     boundary = case.group_size % case.rows
@@ -150,7 +149,7 @@ def _with(
     matrix: QuantizedMatrix,
     codes: Codes | None = None,
     scales: Scales | None = None,
-    zeros: Doubles | None = None,
+    zeros: F64 | None = None,
 ) -> QuantizedMatrix:
     """The matrix of a case with some of its parts replaced."""
     rng = case.generator()

@@ -10,12 +10,11 @@ come in the patterns that fill an accumulator of 16 bits soonest.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from lowbit.linear.linear import Doubles, group_offsets
+from lowbit.arrays import F64, Array
+from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks, Format, cast
 from lowbit.quantization.packing import BITS
@@ -24,8 +23,6 @@ from lowbit_conformance.suite import inputs
 from lowbit_conformance.suite.cases import MatrixCase, drawn, edges, in_use, large, systematic
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
 from lowbit_conformance.suite.marking import Settings
-
-Numbers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -181,7 +178,7 @@ def _heaviest(matrix: QuantizedMatrix) -> int:
     return int((scales[group] * codes + offsets[group]).sum(axis=0).max() / unit)
 
 
-SIGNS: Mapping[str, Callable[[Numbers], Numbers]] = {
+SIGNS: Mapping[str, Callable[[Array], Array]] = {
     "all": lambda k: np.ones(len(k)),
     "none": lambda k: -np.ones(len(k)),
     "pairs": lambda k: np.where(k // 2 % 2, -1, 1),
@@ -200,7 +197,7 @@ def extreme(case: IntegerCase) -> tuple[Blocks, QuantizedMatrix]:
     codes = np.stack([pattern * top for pattern in patterns], axis=1)
     scales = np.ones((-(-case.rows // case.group_size), case.columns))
     halves = case.convention == "minimum"
-    zeros: Doubles = np.resize([top - 0.5, 0.5, -0.5] if halves else [float(top), 1.0, 0.0], scales.shape)
+    zeros: F64 = np.resize([top - 0.5, 0.5, -0.5] if halves else [float(top), 1.0, 0.0], scales.shape)
     exponents = np.full((len(mantissas), format.blocks(case.rows)), -5)
     return _blocks(mantissas, exponents, format), inputs.build(case, codes.astype(np.uint8), scales, zeros)
 
@@ -245,5 +242,5 @@ def one_hot(case: IntegerCase, row: int) -> Blocks:
     return _blocks(mantissas, exponents, case.format)
 
 
-def _blocks(mantissas: Numbers, exponents: Numbers, format: Format) -> Blocks:
+def _blocks(mantissas: Array, exponents: Array, format: Format) -> Blocks:
     return Blocks(mantissas.astype(format.dtype), exponents.astype(np.int16), format)

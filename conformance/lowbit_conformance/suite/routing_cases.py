@@ -5,11 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, Array
 from lowbit.contract.rounding import Arithmetic, Bound
-from lowbit.linear.linear import Doubles
-from lowbit.moe.routing import Floats, Ids, Scores, Softmax
+from lowbit.moe.routing import Ids, Scores, Softmax
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
@@ -103,11 +102,11 @@ def few(clause: str, settings: Settings) -> Iterator[Case]:
 SCALES = {"small": 0.01, "huge": 30.0}
 
 
-def activations(case: RoutingCase, rng: np.random.Generator) -> Floats:
+def activations(case: RoutingCase, rng: np.random.Generator) -> F32:
     return (rng.normal(size=(case.tokens, case.hidden)) * SCALES.get(case.variant, 1.0)).astype(np.float32)
 
 
-def experts_of(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+def experts_of(case: RoutingCase, rng: np.random.Generator) -> tuple[F32, F32, F32]:
     """Gate, up and down of E random experts."""
     wide, narrow = (case.experts, case.hidden, case.inner), (case.experts, case.inner, case.hidden)
     gate, up = (rng.normal(size=wide) / np.sqrt(case.hidden) for _ in range(2))
@@ -115,14 +114,14 @@ def experts_of(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, Flo
     return gate.astype(np.float32), up.astype(np.float32), down.astype(np.float32)
 
 
-def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, Floats]:
+def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, F32]:
     """k distinct experts for each token, in no order, and weights that sum to about 1."""
     chosen = np.argsort(rng.random((case.tokens, case.experts)), axis=1)[:, : case.k].astype(np.int64)
     weights = rng.random(chosen.shape) + 0.1
     return chosen, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-def run(backend: Remote, case: Case, *arguments: Any) -> npt.NDArray[Any]:
+def run(backend: Remote, case: Case, *arguments: Any) -> Array:
     """One call on read-only copies of the arrays, which must come back as they were."""
     __tracebackhide__ = True
     given = [np.array(part) if isinstance(part, np.ndarray) else part for part in arguments]
@@ -136,7 +135,7 @@ def run(backend: Remote, case: Case, *arguments: Any) -> npt.NDArray[Any]:
     return assert_kind("the result", result, np.ndarray)
 
 
-def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> Floats:
+def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> F32:
     """The same for a bounded operation, whose result is float32 of this shape."""
     __tracebackhide__ = True
     return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
@@ -146,8 +145,8 @@ def assert_bounded(
     backend: Remote,
     case: Case,
     record_property: Record,
-    exact: Callable[[], Doubles],
-    bound: Callable[[Arithmetic, Doubles], Bound],
+    exact: Callable[[], F64],
+    bound: Callable[[Arithmetic, F64], Bound],
     *arguments: Any,
 ) -> None:
     """The backend answers; then the exact result is computed, and from it the bound."""
@@ -166,7 +165,7 @@ def non_finite(clause: str, settings: Settings) -> Iterator[RoutingCase]:
         yield RoutingCase(clause, "edge", variant, 4, 19, 6, 2, 11)
 
 
-def assert_only_row_one_spoilt(result: Floats) -> None:
+def assert_only_row_one_spoilt(result: F32) -> None:
     __tracebackhide__ = True
     finite = np.isfinite(result)
     assert not finite[1].any(), "WRONG: row 1 of x is not finite, and row 1 of the result has finite elements"

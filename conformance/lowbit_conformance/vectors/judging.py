@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F64
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.attention.rope import rotate_bound
 from lowbit.backend.wire import as_json
@@ -26,8 +26,6 @@ from lowbit.operations import OPERATIONS as _ALL
 from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
 from lowbit.quantization.hqq import qgemv_bound
 from lowbit.quantization.hqq_solver import step_bound
-
-Doubles = npt.NDArray[np.float64]
 
 DIRECT = Arithmetic("direct", "float32", any_order)
 DEQUANTISED = Arithmetic("dequantised", "float32", any_order)
@@ -43,12 +41,12 @@ STATED: Mapping[str, Arithmetic] = {
 """The arithmetic for which the files state bounds, by operation."""
 
 
-def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def _qgemm_bound(x: Any, matrix: Any, arithmetic: Arithmetic, exact: F64) -> Bound:
     rows = [linear_bound(row, matrix, arithmetic, result) for row, result in zip(x, exact, strict=True)]
     return Bound(np.stack([row.limit for row in rows]), np.stack([row.gauge for row in rows]), rows[0].derivation)
 
 
-def _norm_bound(x: Any, gain: Any, epsilon: float, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def _norm_bound(x: Any, gain: Any, epsilon: float, arithmetic: Arithmetic, exact: F64) -> Bound:
     """That of `blocks.rms_norm`; a row whose squares overflow has none, as its clause C7 leaves a choice."""
     bound = rms_norm_bound(x, gain, epsilon, arithmetic, exact)
     overflows = np.square(x.astype(np.float64)).sum(axis=1, keepdims=True) > np.finfo(np.float32).max
@@ -99,7 +97,7 @@ def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> di
     return answer
 
 
-def _limit(operation: str, arguments: Mapping[str, Any], exact: Doubles) -> Doubles | None:
+def _limit(operation: str, arguments: Mapping[str, Any], exact: F64) -> F64 | None:
     """The bound of each element; none where there is no derivation, as for numbers that are not finite."""
     if not np.isfinite(exact).all():
         return None

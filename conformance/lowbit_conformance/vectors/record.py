@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.backend import Capabilities, Declaration
 from lowbit.backend.reference import ReferenceBackend
 from lowbit.backend.session import Session
 from lowbit.backend.wire import Tree, as_json, encode, from_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.isolation.remote import Call, Variant
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 from lowbit_conformance.suite.clauses import load_suite
@@ -226,14 +226,14 @@ class RecorderLinear:
         owner: Any = self
         return Call(method, f"linear.{method}", (x,), owner=owner)
 
-    def guarded(self, x: Floats, vectors: int) -> Floats:
+    def guarded(self, x: F32, vectors: int) -> F32:
         """What `lowbit_conformance.isolation.remote.RemoteLinear` does with guards."""
-        result: Floats = self.qgemm(x) if vectors else self.qgemv(x[0])
+        result: F32 = self.qgemm(x) if vectors else self.qgemv(x[0])
         return result
 
-    def guarded_blocks(self, x: Any) -> Floats:
+    def guarded_blocks(self, x: Any) -> F32:
         """See `guarded`."""
-        result: Floats = self.qgemm_bfp(x)
+        result: F32 = self.qgemm_bfp(x)
         return result
 
     def _product(self, operation: str, x: Any, out: Any) -> Any:
@@ -310,7 +310,7 @@ def array_bytes(*values: Any) -> int:
     """Bytes of all arrays in some values."""
     sizes: list[int] = []
 
-    def put(array: npt.NDArray[Any]) -> dict[str, Tree]:
+    def put(array: Array) -> dict[str, Tree]:
         sizes.append(array.nbytes)
         return {}
 

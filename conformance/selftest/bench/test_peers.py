@@ -22,8 +22,8 @@ from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 from peers.registry import NUMPY, Entry
 from rich.console import Console
 
+from lowbit.arrays import F32
 from lowbit.quantization import affine
-from lowbit.quantization.affine import Floats
 
 SCHEMAS = Path(intervals.__file__).parent / "schema"
 
@@ -57,17 +57,17 @@ def test_few_values_give_their_range() -> None:
 # Accuracy, against roundings that are really made.
 
 
-def bfloat16(x: Floats) -> Floats:
+def bfloat16(x: F32) -> F32:
     """Rounded to the nearest bfloat16; ties do not occur among random values."""
-    raised: Floats = ((x.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32)
+    raised: F32 = ((x.view(np.uint32) + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32)
     return raised
 
 
-def in_bytes(x: Floats, block: int) -> Floats:
+def in_bytes(x: F32, block: int) -> F32:
     """Rounded to steps of 1/127 of the largest in each block."""
     blocks = x.reshape(-1, block)
     step = np.abs(blocks).max(axis=1, keepdims=True) / np.float32(127)
-    rounded: Floats = (np.rint(blocks / step) * step).reshape(x.shape).astype(np.float32)
+    rounded: F32 = (np.rint(blocks / step) * step).reshape(x.shape).astype(np.float32)
     return rounded
 
 
@@ -87,7 +87,7 @@ def test_a_product_is_put_into_the_class_of_its_activations(name: str, expected:
     """Rounded activations, multiplied exactly, fall into the class named after them."""
     rng = np.random.default_rng(0)
     x, matrix = rng.standard_normal((2, 4096), np.float32), rng.standard_normal((4096, 128), np.float32)
-    rounded: dict[str, Floats] = {
+    rounded: dict[str, F32] = {
         "float32": x,
         "float16": x.astype(np.float16).astype(np.float32),
         "bfloat16": bfloat16(x),
@@ -124,7 +124,7 @@ class Still(Contestant):
     def __init__(self, name: str, log: list[str], nbytes: int = 100, bursts: int = 4) -> None:
         self.name, self.log, self.nbytes, self.products, self.bursts = name, log, nbytes, 2, bursts
 
-    def prepare(self, x: Floats) -> None:
+    def prepare(self, x: F32) -> None:
         self.x = x
 
     def run(self) -> None:
@@ -133,10 +133,10 @@ class Still(Contestant):
     def rest(self) -> None:
         self.log.append(f"rest {self.name}")
 
-    def result(self) -> Floats:
+    def result(self) -> F32:
         return self.x
 
-    def held(self) -> Floats:
+    def held(self) -> F32:
         return np.eye(8, dtype=np.float32)
 
 

@@ -5,10 +5,10 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from in_process import InProcess
 
+from lowbit.arrays import F32
 from lowbit.attention.rope import Rotation
 from lowbit.contract.operation import Promise
 from lowbit.linear import linear
@@ -23,13 +23,10 @@ from lowbit_conformance.suite.cases import MatrixCase
 from lowbit_conformance.suite.clauses import load_suite, test_depth
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 
-Singles = npt.NDArray[np.float32]
-
-
 # **Exact in every order.** A lattice that were not would fail a right kernel.
 
 
-def in_order(terms: Singles, order: str) -> Singles:
+def in_order(terms: F32, order: str) -> F32:
     """Float32 sums of R × N terms, one of the ways in which kernels add."""
     if order == "backwards":
         terms = terms[::-1]
@@ -45,7 +42,7 @@ def in_order(terms: Singles, order: str) -> Singles:
     return np.asarray(total.sum(axis=0, dtype=np.float32))
 
 
-def terms_of(x: Singles, matrix: Any, form: str) -> Singles:
+def terms_of(x: F32, matrix: Any, form: str) -> F32:
     """What a form sums, in float32, one rounding an operation."""
     codes = steps.unpack(matrix.words, matrix.bits).astype(np.float32)
     group = steps.groups(matrix)
@@ -97,7 +94,7 @@ def test_deep_experts_are_exact_in_float32(kind: str, backwards: bool) -> None:
     """Sums of float32 from either end give the reference's result."""
     x, gate, up, down = deep_inputs.expert_lattice(np.random.default_rng(1), kind, 3, 130, 1, 90)
 
-    def product(a: Singles, b: Singles) -> Singles:
+    def product(a: F32, b: F32) -> F32:
         return np.stack([in_order(row[:, None] * b, "backwards" if backwards else "forwards") for row in a])
 
     a, b = product(x, gate[0]), product(x, up[0])

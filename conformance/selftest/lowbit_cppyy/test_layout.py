@@ -5,10 +5,10 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 
+from lowbit.arrays import Array
 from lowbit.kernels.layouts import morton
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
@@ -125,7 +125,7 @@ def test_index_finds_every_code_scale_and_zero(case: tuple[QuantizedMatrix, Pane
             at += size
 
 
-def ones(values: npt.NDArray[Any]) -> int:
+def ones(values: Array) -> int:
     return int(np.bitwise_count(values.view(f"u{values.dtype.itemsize}")).sum(dtype=np.int64))
 
 

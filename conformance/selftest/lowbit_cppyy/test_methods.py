@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from kernel_runs import Compiled, assert_same_bits, interpreted, some_blocks, some_matrix, some_rows
 
+from lowbit.arrays import F32
 from lowbit.contract.rounding import Arithmetic, gamma
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
-from lowbit.quantization.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.backend import roundings
@@ -26,7 +27,7 @@ def case(bits: int, convention: Convention = "minimum") -> QuantizedMatrix:
     return some_matrix(bits, 64, 19, 40, convention)
 
 
-def run(matrix: QuantizedMatrix, x: Floats, method: Method, **choices: int) -> Floats:
+def run(matrix: QuantizedMatrix, x: F32, method: Method, **choices: int) -> F32:
     """By the interpreter, in long registers; chains in which every method puts each code into the same one."""
     sizes = {"registers": 1, "panel": 32, "chains": 2, **choices}
     recipe = Recipe(matrix.bits, "float32", matrix.convention, method, **sizes)

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from kernel_runs import HERE
 
+from lowbit.arrays import F32, Array
 from lowbit.attention import rope
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.kernels import interpreter
 from lowbit.quantization import bfp, bfp_dot
-from lowbit.quantization.affine import Floats
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen import heads, pieces
 from lowbit_cppyy.codegen.isa import PLAIN, InstructionSet
@@ -31,7 +30,6 @@ from lowbit_cppyy.codegen.pieces import PASSES, TURN, Piece, piece
 from lowbit_cppyy.runtime import blocks_of_integers
 from lowbit_cppyy.runtime.compiler import runtime
 
-Array = npt.NDArray[Any]
 KINDS = list({table.types: table for table in reversed(HERE)}.values())
 """One for each kind of registers; tables of one kind differ in one word."""
 
@@ -61,7 +59,7 @@ def assert_same_bits(one: Piece, memory: dict[str, Array], groups: int) -> None:
     assert memory["y"].tobytes() == other["y"].tobytes(), one.name
 
 
-def numbers(*shape: int, seed: int = 0) -> Floats:
+def numbers(*shape: int, seed: int = 0) -> F32:
     """Of very different sizes, either sign and a few zeros."""
     random = np.random.default_rng(seed)
     values = random.standard_normal(shape) * np.exp2(random.integers(-8, 6, shape))

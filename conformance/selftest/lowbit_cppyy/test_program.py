@@ -20,8 +20,9 @@ from kernel_runs import (
     some_matrix,
 )
 
+from lowbit.arrays import F32
 from lowbit.linear import integer, linear
-from lowbit.quantization.affine import Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import AVX2, PLAIN, TABLES, InstructionSet
@@ -32,7 +33,7 @@ from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 LANES = sorted({table.lanes for table in TABLES.values()})
 
 
-def reference(x: Floats | Blocks, matrix: QuantizedMatrix) -> Floats:
+def reference(x: F32 | Blocks, matrix: QuantizedMatrix) -> F32:
     """What the specification computes, in float64."""
     exact = integer.qgemm_bfp(x, matrix) if isinstance(x, Blocks) else linear.qgemm(x, matrix)
     return exact.astype(np.float32)
@@ -104,7 +105,7 @@ def test_the_largest_codes_and_mantissas_stay_exact(method: Method) -> None:
 
 
 @cache
-def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[QuantizedMatrix, Floats | Blocks, Floats]:
+def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[QuantizedMatrix, F32 | Blocks, F32]:
     """A random case with a group that cuts a unit and a tail in N, and what the interpreter makes of it."""
     matrix = some_matrix(recipe.bits, 32, 21, 23, recipe.convention, recipe.scales)
     x = activations(recipe, count, 32)

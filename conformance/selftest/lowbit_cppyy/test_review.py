@@ -9,12 +9,11 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from lowbit.arrays import Array
 from lowbit.quantization.affine import quantize
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import TABLES
@@ -214,7 +213,7 @@ def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None
     matrix = quantize(random.standard_normal((256, 9000)).astype(np.float32), bits=4, group_size=64)
     with CppyyBackend(threads=2) as backend:
         prepared = backend.prepare(matrix)
-        calls: dict[str, Callable[[], npt.NDArray[Any]]] = {
+        calls: dict[str, Callable[[], Array]] = {
             "qgemv": lambda: prepared.qgemv(x[0]),
             "qgemm": lambda: prepared.qgemm(x),
             "qgemm_cast": lambda: prepared.qgemm_cast(x),

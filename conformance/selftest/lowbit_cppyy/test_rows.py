@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from kernel_runs import HERE, assert_same_bits, some_blocks, some_matrix, some_rows
 
+from lowbit.arrays import F32
 from lowbit.linear.integer import ACTIVATIONS
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.bfp import Blocks, cast
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy import CppyyBackend
@@ -60,7 +60,7 @@ def test_results_do_not_depend_on_the_number_of_threads(table: InstructionSet, b
     assert len(results) == 1
 
 
-def extreme_rows() -> Floats:
+def extreme_rows() -> F32:
     """A row of 64 for every exponent of float32, with what a cast may do wrong there: ties, saturation, both zeros."""
     mantissas = np.array([1, 1.5, 127 / 64, 127.5 / 64, 127.75 / 64, 2 - 2.0**-23, -1, -1.9921875, 0, -0.0], np.float64)
     steps = np.array([0.5, 1.5, 2.5, 126.5, -0.5, -2.5, 1, 0.25]) / 64

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from kernel_runs import HERE, Activations, Compiled, activations, kind_of, purposes_of, some_matrix
 
+from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
@@ -149,16 +149,16 @@ class Recorder:
     """Stands where the compiled C++ stands, and keeps what would be passed to it."""
 
     def __init__(self) -> None:
-        self.bridge, self.passed = self, list[npt.NDArray[Any]]()
+        self.bridge, self.passed = self, list[Array]()
 
     def kernel(self, _: Kernel) -> int:
         return 0
 
-    def create_linear(self, sizes: npt.NDArray[Any], *_: int) -> int:
+    def create_linear(self, sizes: Array, *_: int) -> int:
         self.passed.append(sizes)
         return 0
 
-    def create_route(self, _: int, numbers: Any, addresses: Any, firsts: npt.NDArray[Any], blocks: int) -> int:
+    def create_route(self, _: int, numbers: Any, addresses: Any, firsts: Array, blocks: int) -> int:
         self.passed += [numbers, firsts]
         return 0
 
@@ -190,7 +190,7 @@ def written(case: Case, monkeypatch: pytest.MonkeyPatch, *, short: int = 0, cast
     return b"".join(parts)
 
 
-def casts(case: Case) -> npt.NDArray[np.float32]:
+def casts(case: Case) -> F32:
     """Float32 for the cast: large, small and subnormal ones."""
     random = np.random.default_rng(case.rows)
     sizes = np.exp2(random.integers(-149, 100, (case.rows, case.matrix.rows)))

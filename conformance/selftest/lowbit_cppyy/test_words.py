@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from kernel_runs import ADDS_TO, HERE
 
+from lowbit.arrays import U32
 from lowbit.kernels.vector import UNUSED, VOCABULARY, multiply_then_add
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.lowering import prelude
@@ -27,7 +27,7 @@ COUNTS = (0, 1, 4, 9, 15, 28, 31)
 WORDS = [name for name, word in VOCABULARY.items() if name not in UNUSED and word.function is not None]
 SILENT = [name for name, word in VOCABULARY.items() if word.function is None]
 
-Bits = npt.NDArray[np.uint32]
+Bits = U32
 
 
 # **The harness**: for each word, operands from three registers of memory; an answer of a register for each trial.

@@ -7,12 +7,12 @@ while others are multiplied and words that are not: what comes out must not tell
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from cuda_cases import floats
 from cuda_cases_linear import ordinary, spans
 from cuda_tools import needs_compiler
 
+from lowbit.arrays import F32
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
 from lowbit.quantization.affine import QuantizedMatrix
@@ -25,8 +25,6 @@ from lowbit_gpusim.shim.runner import Launch, Watched
 
 pytestmark = needs_compiler
 
-Floats = npt.NDArray[np.float32]
-
 
 @pytest.fixture(scope="module")
 def watched() -> Watched:
@@ -34,7 +32,7 @@ def watched() -> Watched:
     return Watched([build.KERNELS / f"linear_b{bits}_f16.cuh" for bits in BITS])
 
 
-def product(watched: Watched, matrix: QuantizedMatrix, x: Floats, tokens: int) -> Floats:
+def product(watched: Watched, matrix: QuantizedMatrix, x: F32, tokens: int) -> F32:
     """x W by the kernel for so many tokens at once."""
     described = kernel("gemm", bits=matrix.bits, tokens=tokens)
     y = np.zeros(len(x) * matrix.columns, np.float32)

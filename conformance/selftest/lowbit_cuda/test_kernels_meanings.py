@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from cuda_cases import floats, integers
 from cuda_cases_linear import lattice, ordinary, spans
 
+from lowbit.arrays import F32, Array
 from lowbit.attention.attention import attend_to
 from lowbit.attention.kvcache import BfpKeyValueCache
 from lowbit.attention.rope import half_split, rotate_heads, rotation
@@ -22,12 +22,10 @@ from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.port import Number
 
-Array = npt.NDArray[Any]
-Floats = npt.NDArray[np.float32]
 UNIT = 2.0**-24
 
 
-def run(name: str, choices: dict[str, Any], arrays: dict[str, Array], **numbers: Number) -> Floats:
+def run(name: str, choices: dict[str, Any], arrays: dict[str, Array], **numbers: Number) -> F32:
     """What a kernel's meaning writes to an array ``y`` of its own, or into the first of those that are given."""
     described = kernel(name, **choices)
     described.check(numbers)
@@ -184,7 +182,7 @@ def test_a_token_does_not_depend_on_how_many_come_with_it() -> None:
     matrix, x = ordinary(3, 256, 40, 64, "zero_point", "float16"), floats(1, 5, 256)
     weights, numbers = floats(2, 256 * 9), MatrixLayout.of(matrix).numbers
 
-    def both(rows: Floats) -> list[Floats]:
+    def both(rows: F32) -> list[F32]:
         quantised = run("gemm", {"bits": 3}, {"x": rows.ravel(), **spans(matrix)}, tokens=len(rows), **numbers)
         arrays: dict[str, Array] = {"x": rows.ravel(), "weights": weights}
         dense = run("dense", {}, arrays, tokens=len(rows), rows=256, columns=9)

@@ -9,10 +9,10 @@ from math import isnan
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
-from sim_programs import Floats, combine, scale
+from sim_programs import combine, scale
 
+from lowbit.arrays import F32, I32, U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, DeviceMemoryError, DevicePort, Event, Kernel, Memory, Parameter, Span
 from lowbit_gpusim.sim import MACHINES, Machine, SimDevice
@@ -25,7 +25,7 @@ BYTES = 4 * N
 NUMBERS = np.arange(N, dtype=np.float32)
 
 
-def filled(device: SimDevice, what: str, data: npt.NDArray[np.float32] = NUMBERS) -> Memory:
+def filled(device: SimDevice, what: str, data: F32 = NUMBERS) -> Memory:
     """Device memory with numbers in it."""
     pinned, memory, stream = device.pin(data.nbytes, "source"), device.allocate(data.nbytes, what), device.stream("s")
     device.write(pinned.span(), data)
@@ -34,7 +34,7 @@ def filled(device: SimDevice, what: str, data: npt.NDArray[np.float32] = NUMBERS
     return memory
 
 
-def contents(device: SimDevice, memory: Memory) -> Floats:
+def contents(device: SimDevice, memory: Memory) -> F32:
     """What device memory holds, when everything is done."""
     device.finish()
     pinned, stream = device.pin(memory.nbytes, "look"), device.stream("look")
@@ -244,7 +244,7 @@ def test_a_kernel_gets_what_it_declares() -> None:
     writes without reading not to be relied on."""
     seen: dict[str, object] = {}
 
-    def meaning(x: Floats, y: Floats, n: int, by: float) -> None:
+    def meaning(x: F32, y: F32, n: int, by: float) -> None:
         seen.update(n=n, by=by, x=x.copy(), y=y.copy(), fixed=not x.flags.writeable, aligned=x.ctypes.data % 256)
         y[:] = by
 
@@ -262,7 +262,7 @@ def test_a_kernel_gets_what_it_declares() -> None:
 def test_an_extent_that_is_a_most() -> None:
     """What is outside of what was really written stays; and reading up to it is no reading of unwritten bytes."""
 
-    def meaning(cache: Floats, position: npt.NDArray[np.int32]) -> None:
+    def meaning(cache: F32, position: I32) -> None:
         cache[position[0]] = 7
 
     kernel = Kernel(
@@ -367,7 +367,7 @@ def test_the_host_reads_in_place_and_only_reads() -> None:
     device.write(pinned.part(4), NUMBERS[:3].reshape(3, 1))
     copied = device.read(pinned.part(4), np.float32, (3, 1))
 
-    def look(data: npt.NDArray[np.uint8]) -> tuple[int, bool, list[float]]:
+    def look(data: U8) -> tuple[int, bool, list[float]]:
         return data.size, data.flags.writeable, data.view(np.float32)[1:4].tolist()
 
     device.write(pinned.part(4, 4), np.array([9], np.float32))
@@ -380,7 +380,7 @@ def test_the_host_reads_in_place_and_only_reads() -> None:
 def test_an_error_of_a_meaning_reaches_the_program(schedule: str) -> None:
     """At the launch or when it is waited for; the device goes on, and closing gives everything back."""
 
-    def fail(x: Floats, y: Floats, n: int) -> None:
+    def fail(x: F32, y: F32, n: int) -> None:
         raise ArithmeticError("wrong")
 
     device = SimDevice(schedule=schedule)

@@ -5,11 +5,11 @@ from dataclasses import replace
 from itertools import product
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from sim_programs import DRAWN, Program, Step, complete, races, run, scale, steps
 
+from lowbit.arrays import U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import Span, Stream
 from lowbit_gpusim.sim import Failure, RaceError, SimDevice
@@ -282,9 +282,9 @@ def test_what_a_function_does_besides() -> None:
     """A function may use the device: read the same bytes, write others, and overwrite these when it has returned. What
     it reads cannot be freed meanwhile; and arrays that it keeps do not show later bytes."""
     scene = Scene("eager")
-    device, kept = scene.device, list[npt.NDArray[np.uint8]]()
+    device, kept = scene.device, list[U8]()
 
-    def look(data: npt.NDArray[np.uint8]) -> float:
+    def look(data: U8) -> float:
         assert np.array_equal(device.read(scene.expert, np.float32, (N,)), NUMBERS)
         device.write(scene.result, NUMBERS)
         device.copy(scene.slot, scene.expert, scene.copies)

@@ -13,10 +13,10 @@ import pytest
 from cuda_tools import needs_compiler
 from shim_cases import BLOCK, RIGHT, RIGHT_NAMES, WRONG, kernel, numbers, reads, right, writes, wrong
 
+from lowbit.arrays import Array
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.port import DeviceError, Parameter
 from lowbit_gpusim.shim import build
-from lowbit_gpusim.shim.launching import Array
 from lowbit_gpusim.shim.runner import KernelError, Launch, Mutation, Options, ShimKernels, Watched
 from lowbit_gpusim.sim import SimDevice
 

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.attention.bounds import attend_bound
 from lowbit.contract.rounding import Arithmetic, gamma
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
@@ -21,7 +20,6 @@ from lowbit_cuda.kernels.table import MAKERS, kernel
 from lowbit_cuda.port import Kernel, Number
 from lowbit_gpusim.shim.runner import Launch, Options
 
-Array = npt.NDArray[Any]
 Limits = dict[str, Array]
 
 FLOAT32 = Arithmetic("direct", "float32", lambda rows, group: rows + 16)
@@ -92,12 +90,12 @@ def random(seed: int) -> np.random.Generator:
     return np.random.default_rng([6, seed])
 
 
-def integers(seed: int, *shape: int, most: int = 3) -> npt.NDArray[np.float32]:
+def integers(seed: int, *shape: int, most: int = 3) -> F32:
     """Small integers of both signs, as float32."""
     return random(seed).integers(-most, most, shape, endpoint=True).astype(np.float32)
 
 
-def floats(seed: int, *shape: int) -> npt.NDArray[np.float32]:
+def floats(seed: int, *shape: int) -> F32:
     """Of both signs, most of them below 3."""
     return random(seed).standard_normal(shape).astype(np.float32)
 
@@ -246,7 +244,7 @@ def attention(keys: str, values: str, shape: tuple[int, ...], steep: bool = Fals
     return Case(what, kernel("attend", keys=keys, values=values), arrays, numbers, {"y": limit})
 
 
-def _point(cached: dict[str, Array], kind: str, query: npt.NDArray[np.float32]) -> None:
+def _point(cached: dict[str, Array], kind: str, query: F32) -> None:
     """Give one token the direction of a query for its key."""
     if kind != "bfp12":
         cached["keys"].reshape(-1, query.size)[GREATEST] = query / 8
@@ -256,7 +254,7 @@ def _point(cached: dict[str, Array], kind: str, query: npt.NDArray[np.float32]) 
     cached["exponents"].reshape(-1, query.size // 32)[GREATEST] = 127
 
 
-def _decoded(cached: dict[str, Array], kind: str, *shape: int) -> npt.NDArray[np.float32]:
+def _decoded(cached: dict[str, Array], kind: str, *shape: int) -> F32:
     if kind != "bfp12":
         return cached["keys"].reshape(shape).astype(np.float32)
     stored = cached["keys"].reshape(-1, 16)

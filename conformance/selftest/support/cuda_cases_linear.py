@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
-from cuda_cases import FLOAT32, Array, Case, Limits, choices_of, floats, integers, random
+from cuda_cases import FLOAT32, Case, Limits, choices_of, floats, integers, random
 
+from lowbit.arrays import F32, Array
 from lowbit.contract.rounding import Arithmetic
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
@@ -64,7 +64,7 @@ def shapes(bits: int, tokens_at_once: int) -> Iterator[tuple[str, int, int, int,
     yield "whole", 160, 5, 160, 1, "zero_point"
 
 
-def exact_x(tokens: int, rows: int) -> npt.NDArray[np.float32]:
+def exact_x(tokens: int, rows: int) -> F32:
     """Activations of a lattice."""
     return integers(rows, tokens, rows)
 
@@ -94,7 +94,7 @@ def gemm() -> Iterator[Case]:
             yield Case("long", described, arrays, numbers_of(matrix, 1))
 
 
-def _limits(x: npt.NDArray[np.float32], matrix: QuantizedMatrix) -> Array:
+def _limits(x: F32, matrix: QuantizedMatrix) -> Array:
     exact = [qgemv(row, matrix) for row in x]
     limits = [linear_bound(row, matrix, FACTORED, y).limit for row, y in zip(x, exact, strict=True)]
     # The meaning is rounded to float32.

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import LanguageModel, generate
-from lowbit.model.weights import Floats, GatedWeights, LayerWeights, LlamaWeights, Matrix, SparseWeights
+from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, SparseWeights
 from lowbit.quantization.affine import quantize
 
 CONFIG = LlamaConfig(
@@ -34,7 +35,7 @@ def model(
     """Random weights of so many bits, or plain ones for None; routers large enough that choices are clear."""
     rng = np.random.default_rng(seed)
 
-    def plain(rows: int, columns: int, gain: float = 1.0) -> Floats:
+    def plain(rows: int, columns: int, gain: float = 1.0) -> F32:
         return (gain * rng.standard_normal((rows, columns)) / math.sqrt(rows)).astype(np.float32)
 
     def stored(rows: int, columns: int, bits: int | None) -> Matrix:
@@ -43,7 +44,7 @@ def model(
             return weights.astype(np.float16).astype(np.float32)
         return quantize(weights, bits=bits, group_size=32, scale_dtype="float16")
 
-    def gain() -> Floats:
+    def gain() -> F32:
         return rng.uniform(0.5, 1.5, config.hidden).astype(np.float32)
 
     def gated() -> GatedWeights:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U8
 from lowbit.moe.offload import Arrangement, Request, Trace, trace
 from lowbit_cuda.engine import Engine, device_bytes, stride
 from lowbit_cuda.engine.recovery import inventories, missing
@@ -15,13 +15,11 @@ from lowbit_cuda.port import ALIGNMENT, Kernel, Parameter, Span, Stream
 from lowbit_gpusim.sim import Link, Machine, SimDevice
 from lowbit_gpusim.sim.machines import MACHINES
 
-Bytes = npt.NDArray[np.uint8]
-
 NBYTES = 40
 """Of a blob: not a multiple of the alignment, so that homes are further apart than blobs are long."""
 
 
-def blob(layer: int, expert: int, nbytes: int = NBYTES) -> Bytes:
+def blob(layer: int, expert: int, nbytes: int = NBYTES) -> U8:
     """The bytes of an expert: no two experts have the same."""
     content = np.random.default_rng((layer, expert)).integers(0, 256, nbytes, np.uint8)
     content[:2] = layer, expert
@@ -34,7 +32,7 @@ def show(nbytes: int, seconds: float = 0.0) -> Kernel:
     def extent(numbers: object) -> int:
         return nbytes
 
-    def meaning(blob: Bytes, out: Bytes) -> None:
+    def meaning(blob: U8, out: U8) -> None:
         out[:] = blob
 
     aligned = Parameter("blob", "uint8", "read", extent, alignment=ALIGNMENT)

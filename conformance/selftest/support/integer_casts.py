@@ -4,14 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Backend
 from lowbit.errors import NotDeclaredError
 from lowbit.linear.integer import ACTIVATIONS
-from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix, quantize
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix, quantize
 from lowbit.quantization.bfp import cast
 
 
-def activations() -> Iterator[Floats]:
+def activations() -> Iterator[F32]:
     """Float32, T × 96, where a cast goes wrong: powers of two, ties, saturation, zeros, outliers, subnormal numbers."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal((5, 96)).astype(np.float32)

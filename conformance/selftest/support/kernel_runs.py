@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.kernels import interpreter
 from lowbit.linear.integer import ACTIVATIONS
-from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention, Floats, QuantizedMatrix, ScaleDtype
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy.codegen.isa import AVX2, AVX512, TABLES, InstructionSet
@@ -28,7 +29,7 @@ from lowbit_cppyy.runtime.compiler import Linear, Pool, Route, runtime
 HERE = [table for table in TABLES.values() if all(map(processor.has, table.requires))]
 """The instruction sets of this processor."""
 
-Activations = Floats | Blocks
+Activations = F32 | Blocks
 Kind = tuple[ScaleDtype, Convention]
 KINDS: list[Kind] = [(scales, convention) for scales in SCALE_DTYPES for convention in CONVENTIONS]
 
@@ -73,7 +74,7 @@ def some_matrix(
     return QuantizedMatrix(words, steps.astype(scales), zeros, bits, rows, group_size, convention)
 
 
-def some_rows(count: int, rows: int, *, lattice: bool = False) -> Floats:
+def some_rows(count: int, rows: int, *, lattice: bool = False) -> F32:
     """Rows of x."""
     random = np.random.default_rng(count + rows)
     values = random.integers(-3, 4, (count, rows)) if lattice else random.standard_normal((count, rows))
@@ -128,7 +129,7 @@ def term(bits: int, word: int, place: int) -> tuple[int, float]:
     return 16 * word + 4 * (inside // 2) + byte, 2.0 ** (inside % 2)
 
 
-def group_sum(x: Floats) -> np.float32:
+def group_sum(x: F32) -> np.float32:
     """The sum of a group: eight running sums, then a tree."""
     sums = np.zeros(8, np.float32)
     for start in range(0, len(x), 8):
@@ -138,7 +139,7 @@ def group_sum(x: Floats) -> np.float32:
     return np.float32((half[0] + half[2]) + (half[1] + half[3]))
 
 
-def values_of(recipe: Recipe, x: Floats, negative: bool) -> Iterator[Floats]:
+def values_of(recipe: Recipe, x: F32, negative: bool) -> Iterator[F32]:
     """One group of `VALUES`: for each code all rows of x side by side, then their sums."""
     unit = recipe.unit_codes
     codes = np.zeros((-(-x.shape[1] // unit) * unit, len(x)), np.float32)
@@ -148,7 +149,7 @@ def values_of(recipe: Recipe, x: Floats, negative: bool) -> Iterator[Floats]:
     yield -sums if negative else sums
 
 
-def sums_of(recipe: Recipe, x: Floats, negative: bool) -> Iterator[Floats]:
+def sums_of(recipe: Recipe, x: F32, negative: bool) -> Iterator[F32]:
     """One group of `SUMS`: for each four bits of its words sixteen sums, then the sum of x."""
     unit = recipe.unit_codes
     codes = np.zeros(-(-x.shape[1] // unit) * unit, np.float32)
@@ -166,7 +167,7 @@ def sums_of(recipe: Recipe, x: Floats, negative: bool) -> Iterator[Floats]:
     yield np.array([-total if negative else total], np.float32)
 
 
-def mantissas_of(recipe: Recipe, x: Blocks, negative: bool, first: int, stop: int) -> Iterator[tuple[Floats, int, int]]:
+def mantissas_of(recipe: Recipe, x: Blocks, negative: bool, first: int, stop: int) -> Iterator[tuple[F32, int, int]]:
     """One group of `MANTISSAS`, rows `first` to `stop`: for each segment its part of the stream, its units, and
     whether the next one begins anew in its last unit; behind the last segment the sum of x."""
     unit, sums = recipe.unit_codes, np.zeros(x.rows, np.float32)
@@ -184,7 +185,7 @@ def mantissas_of(recipe: Recipe, x: Blocks, negative: bool, first: int, stop: in
         yield np.concatenate(part), units, int(end < stop and (end - first) % unit > 0)
 
 
-def laid_out(recipe: Recipe, layout: PanelLayout, x: Activations) -> Iterator[tuple[Floats, interpreter.Sizes]]:
+def laid_out(recipe: Recipe, layout: PanelLayout, x: Activations) -> Iterator[tuple[F32, interpreter.Sizes]]:
     """For each block of a panel the stream of as many rows of x as the recipe takes, and what the kernel is told."""
     negative = layout.convention == "zero_point"
     for start in range(0, layout.groups, layout.block_groups):
@@ -235,7 +236,7 @@ def interpreted(
     fused: bool = True,
     block_groups: int | None = None,
     block_panels: int = 0,
-) -> Floats:
+) -> F32:
     """``Y = X W`` for at most as many rows of x as the kernel takes at once, by the interpreter alone."""
     layout = PanelLayout.of(matrix, recipe.panel, block_groups=block_groups, block_panels=block_panels)
     program, stream = micro_kernel(recipe, lanes), layout.apply(matrix)
@@ -276,21 +277,21 @@ class Compiled:
         self._linear = Linear(layout, layout.apply(matrix), Pool(threads))
         self._route = Route(Kernel(recipe, table), self.stream)
 
-    def status(self, x: Activations, out: Floats) -> int:
+    def status(self, x: Activations, out: F32) -> int:
         """Call it; 0 where all went well."""
         compiled, handles = runtime(), (self._linear.handle, self._route.handle)
         if isinstance(x, Blocks):
             return compiled.multiply_blocks(*handles, x.mantissas.view(np.uint8), x.exponents, out, x.rows)
         return compiled.multiply(*handles, x, out, len(x))
 
-    def __call__(self, x: Activations) -> Floats:
+    def __call__(self, x: Activations) -> F32:
         """``Y = X W``."""
         out = np.full((x.rows if isinstance(x, Blocks) else len(x), self.columns), np.nan, np.float32)
         assert self.status(x, out) == 0
         return out
 
 
-def assert_same_bits(given: Floats, expected: Floats) -> None:
+def assert_same_bits(given: F32, expected: F32) -> None:
     """Equal to the last bit, the sign of a zero included; a NaN is a NaN."""
     np.testing.assert_array_equal(np.isnan(given), np.isnan(expected))
     np.testing.assert_array_equal(np.signbit(given) & ~np.isnan(given), np.signbit(expected) & ~np.isnan(expected))

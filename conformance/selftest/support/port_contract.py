@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from port_kernels import COUNT, KERNELS, add, fetched, fill, ramp, reaching, refused, sent, turn, until_reached
 
+from lowbit.arrays import U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import (
     PIECE,
@@ -282,7 +282,7 @@ def the_host_works_on_pinned_memory_in_place(device: DevicePort) -> None:
     host, memory = device.pin(4 * COUNT, "host"), device.allocate(4, "memory")
     device.write(host.span(), ramp())
 
-    def work(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> float:
+    def work(first: U8, second: U8) -> float:
         assert first.dtype == second.dtype == np.uint8
         refused(ValueError, first.__setitem__, 0, 1)
         return float(first.view(np.float32).sum() + second.view(np.float32)[0])

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from lowbit.arrays import F32, I32, Array
 from lowbit_cuda.port import DevicePort, Kernel, Memory, Numbers, Parameter, Span, Stream
 
 KERNELS = Path(__file__).parent / "contract_kernels"
@@ -31,15 +32,15 @@ def some_blocks(numbers: Numbers) -> tuple[int, int, int]:
     return -(-count(numbers) // 128), 1, 1
 
 
-def _fill(y: npt.NDArray[np.float32], n: int, first: float, step: int) -> None:
+def _fill(y: F32, n: int, first: float, step: int) -> None:
     y[:] = np.float32(first) + (np.arange(n, dtype=np.int64) * step).astype(np.float32)
 
 
-def _add(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32], n: int, by: float) -> None:
+def _add(x: F32, y: F32, n: int, by: float) -> None:
     y[:] = y + np.float32(by) * x
 
 
-def _turn(x: npt.NDArray[np.int32], y: npt.NDArray[np.int32], n: int) -> None:
+def _turn(x: I32, y: I32, n: int) -> None:
     y[:] = x[::-1]
 
 
@@ -85,11 +86,11 @@ turn = Kernel(
 # **What programs share.**
 
 
-def ramp(first: float = 0.0) -> npt.NDArray[np.float32]:
+def ramp(first: float = 0.0) -> F32:
     return np.arange(COUNT, dtype=np.float32) + np.float32(first)
 
 
-def sent(device: DevicePort, stream: Stream, values: npt.NDArray[Any]) -> Memory:
+def sent(device: DevicePort, stream: Stream, values: Array) -> Memory:
     """The values on the device; the host has waited for them."""
     host, there = device.pin(values.nbytes, "values"), device.allocate(values.nbytes, "values")
     device.write(host.span(), values)
@@ -99,7 +100,7 @@ def sent(device: DevicePort, stream: Stream, values: npt.NDArray[Any]) -> Memory
     return there
 
 
-def fetched(device: DevicePort, stream: Stream, span: Span, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+def fetched(device: DevicePort, stream: Stream, span: Span, dtype: npt.DTypeLike = np.float32) -> Array:
     """What the device holds when the stream comes to it."""
     host = device.pin(span.nbytes, "answer")
     device.copy(host.span(), span, stream)

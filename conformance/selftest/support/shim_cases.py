@@ -4,17 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from lowbit.arrays import F32
 from lowbit_cuda.port import Kernel, Parameter
 from lowbit_gpusim.shim.runner import KernelError, Launch, Options, Sanitized
 
 FOLDER = Path(__file__).parent / "shim_kernels"
 RIGHT, WRONG = FOLDER / "right.cuh", FOLDER / "wrong.cuh"
 BLOCK = 64
-
-Floats = npt.NDArray[np.float32]
 
 
 def kernel(name: str, *spans: Parameter, blocks: int = 1, shared: int = 0) -> Kernel:
@@ -41,12 +39,12 @@ def writes(count: int) -> Parameter:
     return Parameter("out", "float32", "write", lambda _: count)
 
 
-def numbers(count: int) -> Floats:
+def numbers(count: int) -> F32:
     """Small integers of both signs, whose sums are exact."""
     return ((np.arange(count) * 7) % 11 - 4).astype(np.float32)
 
 
-def right(name: str, options: Options) -> tuple[Launch, Floats]:
+def right(name: str, options: Options) -> tuple[Launch, F32]:
     """A launch of a right kernel, and what must be in its last array then."""
     x, out = numbers(BLOCK), np.zeros(BLOCK, np.float32)
     if name == "block_sum":
@@ -85,7 +83,7 @@ RIGHT_NAMES = ("block_sum", "reverse", "prefix", "votes", "in_place", "broadcast
 FLIPPED = np.arange(BLOCK) ^ 31
 
 
-def _sums(parts: Floats) -> Floats:
+def _sums(parts: F32) -> F32:
     return np.asarray(parts.sum(1), np.float32)
 
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import numpy as np
-import numpy.typing as npt
 from hypothesis import HealthCheck, settings
 
+from lowbit.arrays import F32
 from lowbit_cuda.port import Event, Kernel, Memory, Numbers, Parameter, Span, Stream
 from lowbit_gpusim.sim import SimDevice
-
-Floats = npt.NDArray[np.float32]
 
 FLOAT = 4
 STREAMS = ("a", "b", "c")
@@ -28,7 +26,7 @@ def count(numbers: Numbers) -> int:
     return int(numbers["n"])
 
 
-def _combine(x: Floats, y: Floats, n: int, by: float) -> None:
+def _combine(x: F32, y: F32, n: int, by: float) -> None:
     y[:] = np.float32(by) * y + x
 
 
@@ -48,7 +46,7 @@ combine = Kernel(
 """y ← by·y + x, on n float32."""
 
 
-def _scale(x: Floats, y: Floats, n: int) -> None:
+def _scale(x: F32, y: F32, n: int) -> None:
     y[:] = 2 * x
 
 
@@ -143,13 +141,13 @@ def complete(steps: tuple[Step, ...]) -> Program:
     return program
 
 
-def run(program: Program, device: SimDevice) -> list[Floats]:
+def run(program: Program, device: SimDevice) -> list[F32]:
     """All that the host read, and at the end all memories; an event is recorded after every step."""
     memories = [device.allocate(FLOAT * CELLS, f"device {i}") for i in range(DEVICE_MEMORIES)]
     memories += [device.pin(FLOAT * CELLS, f"pinned {i}") for i in range(PINNED)]
     streams = {name: device.stream(name) for name in STREAMS}
     events: list[Event | None] = []
-    results: list[Floats] = []
+    results: list[F32] = []
     for number, step in enumerate(program.steps):
         for wait in program.waits[number]:
             event = events[wait]
@@ -165,7 +163,7 @@ def run(program: Program, device: SimDevice) -> list[Floats]:
     return results + _contents(device, memories)
 
 
-def _do(step: Step, number: int, device: SimDevice, memories: list[Memory], stream: Stream | None) -> list[Floats]:
+def _do(step: Step, number: int, device: SimDevice, memories: list[Memory], stream: Stream | None) -> list[F32]:
     """One step; what the host read."""
     if stream is None and step.source is not None:
         return [device.read(_span(memories, step.source), np.float32, (step.source.end - step.source.begin,))]
@@ -184,7 +182,7 @@ def _span(memories: list[Memory], part: Part) -> Span:
     return memories[part.memory].span(FLOAT * part.begin, FLOAT * (part.end - part.begin))
 
 
-def _contents(device: SimDevice, memories: list[Memory]) -> list[Floats]:
+def _contents(device: SimDevice, memories: list[Memory]) -> list[F32]:
     """What all memories hold, after everything was finished."""
     out, stream = device.pin(FLOAT * CELLS, "out"), device.stream("out")
     contents = []

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from tiny_gguf import ALPHABET
 
-Floats = npt.NDArray[np.float32]
+from lowbit.arrays import F32, Array
 
 TYPES = {"F16": 2, "BF16": 2, "F32": 4}
 INDEX = "model.safetensors.index.json"
@@ -103,14 +102,14 @@ class Published:
     """A model as it is published: N × K, each number one that its type can store."""
 
     config: dict[str, Any]
-    tensors: dict[str, Floats]
+    tensors: dict[str, F32]
     types: dict[str, str] = field(default_factory=dict)
 
 
 def published(config: dict[str, Any] | None = None, seed: int = 0) -> Published:
     """Random weights in all three types; routers large enough that choices are clear."""
     config = dict(MIXTRAL if config is None else config)
-    rng, tensors, types = np.random.default_rng(seed), dict[str, Floats](), dict[str, str]()
+    rng, tensors, types = np.random.default_rng(seed), dict[str, F32](), dict[str, str]()
     for number, (name, shape) in enumerate(shapes(config).items()):
         types[name] = tuple(TYPES)[number % 3]
         gain = 3.0 if "moe.gate" in name else 1.0
@@ -121,20 +120,20 @@ def published(config: dict[str, Any] | None = None, seed: int = 0) -> Published:
     return Published(config, tensors, types)
 
 
-def narrowed(weights: Floats, kind: str) -> bytes:
+def narrowed(weights: F32, kind: str) -> bytes:
     """As they lie in a file; bfloat16 by cutting off the lower half."""
     if kind == "BF16":
         return (weights.view(np.uint32) >> 16).astype("<u2").tobytes()
     return weights.astype({"F16": "<f2", "F32": "<f4"}[kind]).tobytes()
 
 
-def widened(data: bytes, kind: str) -> npt.NDArray[Any]:
+def widened(data: bytes, kind: str) -> Array:
     if kind == "BF16":
         return np.array([struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)], np.float32)
     return np.frombuffer(data, {"F16": "<f2", "F32": "<f4"}[kind]).astype(np.float32)
 
 
-def shard(tensors: dict[str, Floats], types: dict[str, str]) -> bytes:
+def shard(tensors: dict[str, F32], types: dict[str, str]) -> bytes:
     """A safetensors file by its definition."""
     header, data = dict[str, Any](), b""
     for name, weights in tensors.items():

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFWriter, quants
 
+from lowbit.arrays import F32
 from lowbit.model.config import LlamaConfig
 
-Floats = npt.NDArray[np.float32]
 Change = Callable[[GGUFWriter], None]
 
-F32, Q4_1 = GGMLQuantizationType.F32, GGMLQuantizationType.Q4_1
+GGML_F32, Q4_1 = GGMLQuantizationType.F32, GGMLQuantizationType.Q4_1
 
 # GPT-2's alphabet: a printable character for each byte. Bytes that print stand for themselves, in order of value.
 PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -49,7 +48,7 @@ class Published:
     """
 
     config: LlamaConfig
-    tensors: dict[str, Floats]
+    tensors: dict[str, F32]
     types: dict[str, GGMLQuantizationType] = field(default_factory=dict)
     architecture: str = "llama"
 
@@ -76,14 +75,14 @@ def published(
         shapes |= {f"blk.{i}.ffn_gate": (inner, hidden), f"blk.{i}.ffn_up": (inner, hidden)}
         shapes |= {f"blk.{i}.ffn_down": (hidden, inner)}
     norms = ["output_norm", *(f"blk.{i}.{n}" for i in range(config.layers) for n in ("attn_norm", "ffn_norm"))]
-    tensors: dict[str, Floats] = {}
+    tensors: dict[str, F32] = {}
     types: dict[str, GGMLQuantizationType] = {}
     for name, (outputs, inputs) in shapes.items():
         types[name] = head_kind if name in ("token_embd", "output") else kind
         weights = rng.standard_normal((outputs, inputs)).astype(np.float32) / np.float32(np.sqrt(inputs))
         tensors[name] = quants.dequantize(quants.quantize(weights, types[name]), types[name])
     for name in norms:
-        types[name], tensors[name] = F32, rng.uniform(0.5, 1.5, hidden).astype(np.float32)
+        types[name], tensors[name] = GGML_F32, rng.uniform(0.5, 1.5, hidden).astype(np.float32)
     for i in range(config.layers):
         if architecture == "gemma3":
             sizes = dict.fromkeys(("attn_q_norm", "attn_k_norm"), config.head_dim)
@@ -92,7 +91,7 @@ def published(
         if architecture == "qwen2":
             for name, size in {"attn_q": queries, "attn_k": keys, "attn_v": keys}.items():
                 tensors[f"blk.{i}.{name}.bias"] = rng.standard_normal(size).astype(np.float32)
-    return Published(config, tensors, dict.fromkeys(tensors, F32) | types, architecture)
+    return Published(config, tensors, dict.fromkeys(tensors, GGML_F32) | types, architecture)
 
 
 def write(
@@ -146,7 +145,7 @@ def write(
         for part, heads in (("attn_q", config.heads), ("attn_k", config.kv_heads)):
             if name.endswith(part) and model.architecture == "llama":
                 stored = weights.reshape(heads, 2, config.head_dim // 2, -1).swapaxes(1, 2).reshape(weights.shape)
-        data = np.ascontiguousarray(stored) if kind == F32 else quants.quantize(np.ascontiguousarray(stored), kind)
+        data = np.ascontiguousarray(stored) if kind == GGML_F32 else quants.quantize(np.ascontiguousarray(stored), kind)
         writer.add_tensor(name if name.endswith(".bias") else f"{name}.weight", data, raw_dtype=kind)
     if change is not None:
         change(writer)

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic
-from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
 
 ALIGNMENT, OVERREAD = 256, 64
 PRODUCTS = dict.fromkeys(("linear.qgemv", "linear.qgemm"), Declaration(arithmetic=Arithmetic("dequantised")))
@@ -21,10 +22,10 @@ class Dense(PreparedLinear):
         super().__init__("dense", matrix.rows, matrix.columns, matrix.nbytes)
         self.matrix, self.weights = matrix, dequantize(matrix)  # keeps the arrays, as the reference backend does
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         self._qgemm(x[None], out[None])
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         np.matmul(x, self.weights, out=out)
 
 
@@ -34,7 +35,7 @@ class InTurn(Dense):
     busy = threading.Lock()
     overlaps = 0
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         if not InTurn.busy.acquire(blocking=False):
             InTurn.overlaps += 1
             return
@@ -78,7 +79,7 @@ class Placed(Dense):
             self._look(array)
         super().__init__(matrix)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         self._look(x)
         self._look(out)
         super()._qgemm(x, out)

@@ -33,39 +33,36 @@ Source: GQA §2.2 and figure 2; errata G1, G4.
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_array, check_finite, check_integer, check_reals
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.errors import ArgumentError
-
-Floats = npt.NDArray[np.float32]
-Reals = npt.NDArray[np.float64]
 
 MOST_CHANNELS = 2**20
 """Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
 
 
-def softmax(scores: Reals) -> Reals:
+def softmax(scores: F64) -> F64:
     """Exponentials that sum to 1 along the last axis; −∞ gets exactly 0.
 
     >>> softmax(np.array([1000.0, 1000.0, -np.inf]))
     array([0.5, 0.5, 0. ])
     """
-    powers: Reals = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    total: Reals = powers.sum(axis=-1, keepdims=True)
+    powers: F64 = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: F64 = powers.sum(axis=-1, keepdims=True)
     return powers / total
 
 
 def attend(
-    queries: Reals,
-    keys: Reals,
-    values: Reals,
+    queries: F64,
+    keys: F64,
+    values: F64,
     window: int | None = None,
     *,
     scale: float | None = None,
-    bias: Reals | None = None,
-) -> Reals:
+    bias: F64 | None = None,
+) -> F64:
     r"""Grouped-query attention of the last T of S tokens over all S.
 
     The first of two tokens sees only itself; the second, whose query favours neither key, sees both alike:
@@ -160,16 +157,16 @@ class KeyValueCache:
         return self._length
 
     @property
-    def keys(self) -> Reals:
+    def keys(self) -> F64:
         """float64, G × S × d_h: a view of the tokens so far."""
         return self._keys[:, : self._length]
 
     @property
-    def values(self) -> Reals:
+    def values(self) -> F64:
         """float64, G × S × d_h: a view of the tokens so far."""
         return self._values[:, : self._length]
 
-    def append(self, keys: Reals, values: Reals) -> None:
+    def append(self, keys: F64, values: F64) -> None:
         """Add T tokens after the ones that are there.
 
         Args:
@@ -194,7 +191,7 @@ class KeyValueCache:
         """Bytes of the tokens so far."""
         return self.keys.nbytes + self.values.nbytes
 
-    def _check(self, keys: Reals, values: Reals) -> None:
+    def _check(self, keys: F64, values: F64) -> None:
         check_reals("keys", keys, 3)
         check_reals("values", values, 3)
         kv_heads, _, head_dim = self._keys.shape
@@ -209,7 +206,7 @@ def check_heads(kv_heads: int, head_dim: int) -> None:
     check_integer("head_dim", head_dim, 1, MOST_CHANNELS // kv_heads)
 
 
-def _grown(array: Reals, capacity: int) -> Reals:
+def _grown(array: F64, capacity: int) -> F64:
     larger = np.empty((array.shape[0], capacity, array.shape[2]), array.dtype)
     larger[:, : array.shape[1]] = array
     return larger
@@ -219,7 +216,7 @@ def _grown(array: Reals, capacity: int) -> Reals:
 # is measured against. The bounds are derived in the chapter `lowbit.attention.bounds`.
 
 
-def check_softmax(scores: Floats) -> None:
+def check_softmax(scores: F32) -> None:
     """The checks of `attention.softmax`: every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
     check_array("scores", scores, np.float32, (None, None))
     if np.isnan(scores).any() or np.isposinf(scores).any():
@@ -228,7 +225,7 @@ def check_softmax(scores: Floats) -> None:
         raise ArgumentError("scores", "−∞ all through a row", "at least one finite number a row")
 
 
-def check_attend(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> None:
+def check_attend(queries: F32, keys: F32, values: F32, window: int | None = None) -> None:
     """The checks of `attention.attend` on float32 inputs."""
     check_array("queries", queries, np.float32, (None, None, None))
     tokens, heads, head_dim = queries.shape
@@ -244,7 +241,7 @@ def check_attend(queries: Floats, keys: Floats, values: Floats, window: int | No
         check_integer("window", window, least=1)
 
 
-def softmax_of(scores: Floats) -> Reals:
+def softmax_of(scores: F32) -> F64:
     """`softmax` of float32 scores, R × S, in float64: the reference of `attention.softmax`.
 
     Raises:
@@ -254,7 +251,7 @@ def softmax_of(scores: Floats) -> Reals:
     return softmax(scores.astype(np.float64))
 
 
-def attend_to(queries: Floats, keys: Floats, values: Floats, window: int | None = None) -> Reals:
+def attend_to(queries: F32, keys: F32, values: F32, window: int | None = None) -> F64:
     """`attend` for float32 inputs, in float64: the reference of `attention.attend`.
 
     Raises:

@@ -17,14 +17,15 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 
 import numpy as np
 
-from lowbit.attention.attention import Floats, Reals, softmax
+from lowbit.arrays import F32, F64
+from lowbit.attention.attention import softmax
 from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
 from lowbit.moe.bounds import REFERENCE, Steps, declared, product_error, softmax_error
 
 SCALE_ROUNDINGS = 3
 
 
-def softmax_bound(scores: Floats, arithmetic: Arithmetic, exact: Reals) -> Bound:
+def softmax_bound(scores: F32, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `attention.softmax`.
 
     Args:
@@ -45,7 +46,7 @@ def softmax_bound(scores: Floats, arithmetic: Arithmetic, exact: Reals) -> Bound
 
 
 def attend_bound(
-    queries: Floats, keys: Floats, values: Floats, arithmetic: Arithmetic, exact: Reals, window: int | None = None
+    queries: F32, keys: F32, values: F32, arithmetic: Arithmetic, exact: F64, window: int | None = None
 ) -> Bound:
     """The bound of `attention.attend`, head by head and token by token.
 
@@ -75,12 +76,12 @@ def attend_bound(
     return Bound(limit, gauge, f"scores, softmax and output of {length} tokens in {arithmetic.accumulator}")
 
 
-def head_error(steps: Steps, query: Floats, keys: Floats, values: Floats) -> Reals:
+def head_error(steps: Steps, query: F32, keys: F32, values: F32) -> F64:
     """Of one head of one token over the tokens that it sees: float64, d_h."""
     wide, root = query[np.newaxis].astype(np.float64), np.sqrt(query.size)
     products = wide @ keys.T.astype(np.float64)
     error = product_error(steps, wide, np.zeros_like(wide), np.ascontiguousarray(keys.T))
     scores = products / root
     off = error / root + gamma(SCALE_ROUNDINGS, steps.unit) * (np.abs(products) + error) / root + HALF_LEAST_SUBNORMAL
-    result: Reals = product_error(steps, softmax(scores), softmax_error(steps, scores, off), values)[0]
+    result: F64 = product_error(steps, softmax(scores), softmax_error(steps, scores, off), values)[0]
     return result

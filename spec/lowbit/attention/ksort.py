@@ -68,16 +68,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.attention.rope import Layout, check_layout
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import EXACT, operation
 from lowbit.errors import ArgumentError
 
-Floats = npt.NDArray[np.float32]
-Reals = npt.NDArray[np.float64]
-Order = npt.NDArray[np.int64]
+Order = I64
 
 SortKey = Literal["norm", "norm_and_bias", "rotated_norm"]
 MOST_HADAMARD = 2**12
@@ -92,13 +90,13 @@ SORT_KEYS: tuple[SortKey, ...] = ("norm", "norm_and_bias", "rotated_norm")
 
 
 def channel_sizes(
-    weights: Floats,
+    weights: F32,
     key: SortKey = "norm",
     *,
-    bias: Floats | None = None,
-    gain: Floats | None = None,
+    bias: F32 | None = None,
+    gain: F32 | None = None,
     layout: Layout | None = None,
-) -> Reals:
+) -> F64:
     r"""The size of each channel of one key head, by its weights.
 
     >>> weights = np.array([[3.0, 0.0, 1.0], [4.0, 2.0, 0.0]], np.float32)
@@ -128,7 +126,7 @@ def channel_sizes(
     check_array("weights", weights, np.float32, (None, None))
     check_finite("weights", weights)
     channels = weights.shape[1]
-    squares: Reals = np.sum(weights.astype(np.float64) ** 2, axis=0)
+    squares: F64 = np.sum(weights.astype(np.float64) ** 2, axis=0)
     if bias is not None and key != "norm":
         check_array("bias", bias, np.float32, (channels,))
         squares = squares + bias.astype(np.float64) ** 2
@@ -139,11 +137,11 @@ def channel_sizes(
         if layout is None or layout.head_dim != channels:
             raise ArgumentError("layout", "missing or of another head", f"the pairs of {channels} channels")
         squares = (squares + squares[layout.partner]) / 2
-    sizes: Reals = np.sqrt(squares)
+    sizes: F64 = np.sqrt(squares)
     return sizes
 
 
-def magnitudes(keys: Floats) -> Reals:
+def magnitudes(keys: F32) -> F64:
     """The size of each channel by what it held: the root mean square over the tokens of some text.
 
     Args:
@@ -156,14 +154,14 @@ def magnitudes(keys: Floats) -> Reals:
         ArgumentError: wrong dtype, shape or layout of the array.
     """
     check_array("keys", keys, np.float32, (None, None))
-    sizes: Reals = np.sqrt(np.mean(keys.astype(np.float64) ** 2, axis=0))
+    sizes: F64 = np.sqrt(np.mean(keys.astype(np.float64) ** 2, axis=0))
     return sizes
 
 
 # **The order**, and what it does to a head.
 
 
-def permutation(sizes: Reals) -> Order:
+def permutation(sizes: F64) -> Order:
     """Channels in ascending order of size; equals keep the order in which they stood.
 
     >>> permutation(np.array([5.0, 2.0, 9.0, 2.0]))
@@ -247,7 +245,7 @@ class LayerOrders:
         return _columns(tuple(self.orders[head // group] for head in range(self.heads)))
 
 
-def layer_orders(sizes: Reals, heads: int) -> LayerOrders:
+def layer_orders(sizes: F64, heads: int) -> LayerOrders:
     """One order for each key head.
 
     >>> sizes = np.array([[2.0, 1.0], [3.0, 4.0]])  # two key heads of two channels, four query heads
@@ -279,7 +277,7 @@ def _columns(orders: tuple[Order, ...]) -> Order:
 # the rows of :math:`W_o` are to the heads that read them.
 
 
-def v_sorted(value: Floats, output: Floats, orders: LayerOrders) -> tuple[Floats, Floats]:
+def v_sorted(value: F32, output: F32, orders: LayerOrders) -> tuple[F32, F32]:
     """Value and output weights with the channels of the values in another order; their product stays the same.
 
     Args:
@@ -305,7 +303,7 @@ def v_sorted(value: Floats, output: Floats, orders: LayerOrders) -> tuple[Floats
 # so after it no rotary embedding can follow, and it is applied to rotated queries and keys.
 
 
-def hadamard(head_dim: int) -> Reals:
+def hadamard(head_dim: int) -> F64:
     r"""The Hadamard matrix of Sylvester, divided by :math:`\sqrt{d_h}`: symmetric, and its own inverse.
 
     >>> hadamard(2) * np.sqrt(2)
@@ -318,7 +316,7 @@ def hadamard(head_dim: int) -> Reals:
     check_integer("head_dim", head_dim, 1, MOST_HADAMARD)
     if head_dim & (head_dim - 1):
         raise ArgumentError("head_dim", head_dim, "a power of two")
-    matrix: Reals = np.ones((1, 1))
+    matrix: F64 = np.ones((1, 1))
     while len(matrix) < head_dim:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return np.asarray(matrix / np.sqrt(head_dim))
@@ -327,7 +325,7 @@ def hadamard(head_dim: int) -> Reals:
 # **Checks.**
 
 
-def check_permutation(sizes: Reals) -> None:
+def check_permutation(sizes: F64) -> None:
     """The checks of `permutation`."""
     check_array("sizes", sizes, np.float64, (None,))
     check_finite("sizes", sizes)

@@ -18,10 +18,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lowbit.attention.attention import KeyValueCache, Reals, check_heads
+from lowbit.arrays import F32, F64
+from lowbit.attention.attention import KeyValueCache, check_heads
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
-from lowbit.quantization.bfp import Blocks, Floats, Format, cast, decode, format_parameters
+from lowbit.quantization.bfp import Blocks, Format, cast, decode, format_parameters
 from lowbit.quantization.bfp_storage import StoredBlocks, check_stored_format, load, row_bytes, store
 
 
@@ -32,7 +33,7 @@ class BfpRows:
         self.columns, self.format = columns, format
         self._parts: list[StoredBlocks] = []
 
-    def stored(self, rows: Reals) -> StoredBlocks:
+    def stored(self, rows: F64) -> StoredBlocks:
         """What rows (float64, R × n, finite in float32) are stored as."""
         return store(cast(np.ascontiguousarray(rows, np.float32), self.format))
 
@@ -48,7 +49,7 @@ class BfpRows:
         return load(StoredBlocks(mantissas, exponents, self.columns, self.format))
 
     @property
-    def values(self) -> Reals:
+    def values(self) -> F64:
         """All rows so far, decoded: float64, R × n."""
         return decode(self.blocks).astype(np.float64)
 
@@ -80,12 +81,12 @@ class BfpKeyValueCache(KeyValueCache):
         self._value_rows = [BfpRows(head_dim, value_format) for _ in range(kv_heads)]
 
     @property
-    def keys(self) -> Reals:
+    def keys(self) -> F64:
         """float64, G × S × d_h, decoded."""
         return np.stack([rows.values for rows in self._key_rows])
 
     @property
-    def values(self) -> Reals:
+    def values(self) -> F64:
         """float64, G × S × d_h, decoded."""
         return np.stack([rows.values for rows in self._value_rows])
 
@@ -99,7 +100,7 @@ class BfpKeyValueCache(KeyValueCache):
         """Bytes of all keys and values."""
         return sum(rows.nbytes for rows in (*self._key_rows, *self._value_rows))
 
-    def append(self, keys: Reals, values: Reals) -> None:
+    def append(self, keys: F64, values: F64) -> None:
         """Add T tokens after the ones that are there; arguments as for `lowbit.attention.attention.KeyValueCache.append`.
 
         Raises:
@@ -113,7 +114,7 @@ class BfpKeyValueCache(KeyValueCache):
             rows.add(part)
         self._length += len(keys)
 
-    def step(self, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+    def step(self, keys: F32, values: F32) -> tuple[F32, F32]:
         """Add T tokens, and answer with the keys and the values of all tokens so far.
 
         >>> from lowbit.quantization.bfp import bfp12
@@ -180,7 +181,7 @@ def check_cache(kv_heads: int, head_dim: int, key_format: Format, value_format: 
     check_stored_format(value_format)
 
 
-def check_tokens(keys: Floats, values: Floats, kv_heads: int, head_dim: int) -> None:
+def check_tokens(keys: F32, values: F32, kv_heads: int, head_dim: int) -> None:
     """The checks of a step: as many values as keys, all of them finite."""
     check_array("keys", keys, np.float32, (None, kv_heads, head_dim))
     check_array("values", values, np.float32, keys.shape)
@@ -188,9 +189,7 @@ def check_tokens(keys: Floats, values: Floats, kv_heads: int, head_dim: int) -> 
     check_finite("values", values)
 
 
-def check_steps(
-    kv_heads: int, head_dim: int, key_format: Format, value_format: Format
-) -> Callable[[Floats, Floats], None]:
+def check_steps(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> Callable[[F32, F32], None]:
     """The check of the steps of one cache, which remembers nothing."""
     return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim)
 

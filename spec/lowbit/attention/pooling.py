@@ -39,10 +39,10 @@ from typing import Literal
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import EXACT, operation
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Floats
 
 Method = Literal["mean", "first"]
 METHODS: tuple[Method, ...] = ("mean", "first")
@@ -51,7 +51,7 @@ Kind = Literal["self", "cross", "encoder"]
 KINDS: tuple[Kind, ...] = ("self", "cross", "encoder")
 
 
-def pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> Floats:
+def pool(weights: F32, heads: int, groups: int, method: Method = "mean") -> F32:
     """Replace the heads of each group by their mean, or by the first of them.
 
     Four heads of one channel, in two groups:
@@ -78,16 +78,16 @@ def pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> F
     rows, columns = weights.shape
     members = weights.reshape(rows, groups, heads // groups, columns // heads)
     if method == "first":
-        first: Floats = members[:, :, 0].reshape(rows, -1).copy()  # where every group has one head, too
+        first: F32 = members[:, :, 0].reshape(rows, -1).copy()  # where every group has one head, too
         return first
     total = members[:, :, 0].astype(np.float64)  # not zeros: 0 + −0 is +0
     for member in range(1, heads // groups):
         total += members[:, :, member]
-    mean: Floats = (total / (heads // groups)).astype(np.float32)
+    mean: F32 = (total / (heads // groups)).astype(np.float32)
     return np.ascontiguousarray(mean.reshape(rows, -1))
 
 
-def random_heads(rows: int, columns: int, generator: np.random.Generator) -> Floats:
+def random_heads(rows: int, columns: int, generator: np.random.Generator) -> F32:
     r"""New heads from scratch: normal, with a standard deviation of :math:`1/\sqrt{\text{rows}}`.
 
     The paper does not say how its random heads were drawn; this is how its architecture draws them for a new model.
@@ -108,7 +108,7 @@ def random_heads(rows: int, columns: int, generator: np.random.Generator) -> Flo
     """
     check_integer("rows", rows, least=1)
     check_integer("columns", columns, least=1)
-    drawn: Floats = (generator.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32)
+    drawn: F32 = (generator.normal(size=(rows, columns)) / np.sqrt(rows)).astype(np.float32)
     return drawn
 
 
@@ -133,10 +133,10 @@ class KeyValueProjection:
 
     kind: Kind
     heads: int
-    key: Floats
-    value: Floats
-    key_bias: Floats | None = None
-    value_bias: Floats | None = None
+    key: F32
+    value: F32
+    key_bias: F32 | None = None
+    value_bias: F32 | None = None
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
@@ -168,7 +168,7 @@ def convert(layer: KeyValueProjection, groups: int, method: Method = "mean") -> 
     if layer.kind == "encoder":
         raise ArgumentError("kind", "'encoder'", "'self' or 'cross' (an encoder's self-attention keeps its heads)")
 
-    def pooled_bias(bias: Floats | None) -> Floats | None:
+    def pooled_bias(bias: F32 | None) -> F32 | None:
         return None if bias is None else pool(bias[np.newaxis], layer.heads, groups, method)[0]
 
     return replace(
@@ -191,7 +191,7 @@ def check_heads(argument: str, columns: int, heads: int) -> None:
         raise ArgumentError(f"columns of {argument}", columns, f"a multiple of the {heads} heads")
 
 
-def check_pool(weights: Floats, heads: int, groups: int, method: Method = "mean") -> None:
+def check_pool(weights: F32, heads: int, groups: int, method: Method = "mean") -> None:
     """The checks of `pool`."""
     check_choice("method", method, METHODS)
     check_array("weights", weights, np.float32, (None, None))

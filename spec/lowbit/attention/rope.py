@@ -32,15 +32,12 @@ Source: RoFormer (arXiv 2104.09864) §3.2.2 and §3.4.2; K-sort §II.D, equation
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.contract.checks import check_array, check_integer, check_reals
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.rounding import Arithmetic, Bound, direct_bound
 from lowbit.errors import ArgumentError
-
-Floats = npt.NDArray[np.float32]
-Reals = npt.NDArray[np.float64]
 
 MOST_CHANNELS = 2**16
 MOST_ANGLES = 2**28
@@ -60,9 +57,9 @@ class Layout:
         pair: int64, :math:`d_h`: which pair a channel belongs to, from 0, and so which :math:`\theta` turns it.
     """
 
-    partner: npt.NDArray[np.int64]
-    sign: Reals
-    pair: npt.NDArray[np.int64]
+    partner: I64
+    sign: F64
+    pair: I64
 
     @property
     def head_dim(self) -> int:
@@ -119,8 +116,8 @@ class Rotation:
     """
 
     layout: Layout
-    cos: Reals
-    sin: Reals
+    cos: F64
+    sin: F64
 
 
 def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
@@ -155,7 +152,7 @@ def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
     return Rotation(layout, np.cos(angle), layout.sign * np.sin(angle))
 
 
-def rotate(x: Reals, turn: Rotation) -> Reals:
+def rotate(x: F64, turn: Rotation) -> F64:
     """Turn the heads of T tokens: K-sort's equation 4, for any layout.
 
     A quarter of a turn carries the first channel of a pair onto the second:
@@ -222,13 +219,13 @@ def _check_head_dim(head_dim: int) -> None:
 # part of the operation, and a backend may round them to float32 first.
 
 
-def check_rotate(x: Floats, turn: Rotation) -> None:
+def check_rotate(x: F32, turn: Rotation) -> None:
     """The checks of `rope.rotate` on float32 heads."""
     check_rotation(turn)
     check_array("x", x, np.float32, (turn.cos.shape[0], None, turn.cos.shape[1]))
 
 
-def rotate_heads(x: Floats, turn: Rotation) -> Reals:
+def rotate_heads(x: F32, turn: Rotation) -> F64:
     """`rotate` for float32 heads, in float64: the reference of `rope.rotate`.
 
     Raises:
@@ -240,7 +237,7 @@ def rotate_heads(x: Floats, turn: Rotation) -> Reals:
     return rotate(x.astype(np.float64), turn)
 
 
-def rotate_bound(x: Floats, turn: Rotation, arithmetic: Arithmetic, exact: Reals) -> Bound:
+def rotate_bound(x: F32, turn: Rotation, arithmetic: Arithmetic, exact: F64) -> Bound:
     r"""The bound of `rope.rotate`: a term is rounded when its cosine or sine is stored, multiplied and added.
 
     .. math:: |\hat y - y| \le \gamma_D\,(|x||\cos| + |x_i||\sin|) + \text{underflow},

@@ -65,6 +65,7 @@ from pkgutil import iter_modules
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from lowbit.arrays import F32
 from lowbit.backend.prepared import PreparedLinear as PreparedLinear
 from lowbit.backend.session import Session
 from lowbit.contract.checks import check_choice, check_integer, spoken
@@ -74,7 +75,7 @@ from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
-from lowbit.quantization.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
+from lowbit.quantization.affine import QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.system.entries import entries, loaded
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
@@ -318,13 +319,13 @@ class Backend(ABC):
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         raise NotDeclaredError(self.name, "linear.qgemv")
 
-    def _linear_qgemv(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
+    def _linear_qgemv(self, x: F32, matrix: QuantizedMatrix) -> F32:
         return self.prepare(matrix).qgemv(x)
 
-    def _linear_qgemm(self, x: Floats, matrix: QuantizedMatrix) -> Floats:
+    def _linear_qgemm(self, x: F32, matrix: QuantizedMatrix) -> F32:
         return self.prepare(matrix).qgemm(x)
 
-    def _linear_qgemm_bfp(self, x: bfp.Blocks, matrix: QuantizedMatrix) -> Floats:
+    def _linear_qgemm_bfp(self, x: bfp.Blocks, matrix: QuantizedMatrix) -> F32:
         return self.prepare(matrix).qgemm_bfp(x)
 
     @property

@@ -18,13 +18,14 @@ from typing import Literal
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend.base import Backend
 from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import FORMULAS, Linear, plain_linear
 from lowbit.model.decoder import Decoder
 from lowbit.model.elementwise import Between
-from lowbit.model.weights import Floats, LlamaWeights, Matrix, Progress, matrices, to_float
+from lowbit.model.weights import LlamaWeights, Matrix, Progress, matrices, to_float
 
 Contract = Literal["float32", "integer"]
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
@@ -69,7 +70,7 @@ class BackendLinears:
         if self.contract == "integer":
             return prepared.qgemm_cast
 
-        def linear(x: Floats) -> Floats:
+        def linear(x: F32) -> F32:
             return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
 
         return linear
@@ -92,7 +93,7 @@ class BackendLinears:
         """Why matrices were multiplied by numpy in float32 instead, and how many for each reason."""
         return MappingProxyType(self._float)
 
-    def _plain(self, matrix: Floats, reason: str) -> Linear:
+    def _plain(self, matrix: F32, reason: str) -> Linear:
         self._float[reason] += 1
         self._bytes += matrix.nbytes
         return plain_linear(matrix)

@@ -11,16 +11,15 @@ Source: lowbit's own.
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.contract.checks import check_array, check_finite
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.linear.integer import ACTIVATIONS, check_activations
 from lowbit.quantization import bfp
-from lowbit.quantization.affine import Floats
 
 
 class PreparedLinear:
@@ -47,7 +46,7 @@ class PreparedLinear:
     def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
         self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
 
-    def qgemv(self, x: Floats, out: Floats | None = None) -> Floats:
+    def qgemv(self, x: F32, out: F32 | None = None) -> F32:
         """``y = x W`` for one vector, operation `linear.qgemv`.
 
         Args:
@@ -64,7 +63,7 @@ class PreparedLinear:
         self._qgemv(x, out)
         return out
 
-    def qgemm(self, x: Floats, out: Floats | None = None) -> Floats:
+    def qgemm(self, x: F32, out: F32 | None = None) -> F32:
         """``Y = X W`` for T vectors, operation `linear.qgemm`.
 
         Args:
@@ -81,7 +80,7 @@ class PreparedLinear:
         self._qgemm(x, out)
         return out
 
-    def qgemm_bfp(self, x: bfp.Blocks, out: Floats | None = None) -> Floats:
+    def qgemm_bfp(self, x: bfp.Blocks, out: F32 | None = None) -> F32:
         """``Y = X W`` for T rows of blocks, operation `linear.qgemm_bfp`; T = 1 is the product with one vector.
 
         Args:
@@ -99,7 +98,7 @@ class PreparedLinear:
         self._qgemm_bfp(x, out)
         return out
 
-    def qgemm_cast(self, x: Floats, out: Floats | None = None) -> Floats:
+    def qgemm_cast(self, x: F32, out: F32 | None = None) -> F32:
         """``qgemm_bfp(lowbit.quantization.bfp.cast(x, lowbit.linear.integer.ACTIVATIONS), out)``, to the bit: cast and product in one call.
 
         It is no operation of its own. It loses what the cast loses, and so is never called in place of `qgemm`.
@@ -128,20 +127,20 @@ class PreparedLinear:
         if format is not None and self._format_lacks is not None and (missing := self._format_lacks(format)):
             raise NotDeclaredError(self.backend, operation, missing)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         raise NotDeclaredError(self.backend, "linear.qgemv")
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         raise NotDeclaredError(self.backend, "linear.qgemm")
 
-    def _qgemm_bfp(self, x: bfp.Blocks, out: Floats) -> None:
+    def _qgemm_bfp(self, x: bfp.Blocks, out: F32) -> None:
         raise NotDeclaredError(self.backend, "linear.qgemm_bfp")
 
-    def _qgemm_cast(self, x: Floats, out: Floats) -> None:
+    def _qgemm_cast(self, x: F32, out: F32) -> None:
         """The two steps one after the other; a backend that casts by itself overrides this, and gives the same bits."""
         self._qgemm_bfp(bfp.cast(x, ACTIVATIONS), out)
 
-    def _checked_out(self, out: Floats | None, shape: tuple[int, ...], *inputs: npt.NDArray[Any]) -> Floats:
+    def _checked_out(self, out: F32 | None, shape: tuple[int, ...], *inputs: Array) -> F32:
         """The array to write to: a new one, or the caller's if it can hold the result and is no input."""
         if out is None:
             return placed(shape, np.float32, self._alignment, self._overread)
@@ -151,7 +150,7 @@ class PreparedLinear:
         return out
 
 
-def placed(shape: Sequence[int], dtype: npt.DTypeLike, alignment: int, overread: int) -> npt.NDArray[Any]:
+def placed(shape: Sequence[int], dtype: npt.DTypeLike, alignment: int, overread: int) -> Array:
     """A new array for a backend that declares an alignment or an over-read; its elements are left to chance.
 
     >>> placed((2, 3), np.float32, alignment=64, overread=0).ctypes.data % 64

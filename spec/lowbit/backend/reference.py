@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend.base import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, one_loop
@@ -19,7 +20,7 @@ from lowbit.linear import integer, linear
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import packing
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 
 
@@ -31,15 +32,15 @@ class ReferenceLinear(PreparedLinear):
         own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller may reuse his
         self._matrix, self._codes = replace(matrix, **own), packing.unpack(matrix.words, matrix.bits)
 
-    def _qgemv(self, x: Floats, out: Floats) -> None:
+    def _qgemv(self, x: F32, out: F32) -> None:
         with np.errstate(over="ignore"):
             out[:] = linear.qgemv_codes(x, self._codes, self._matrix)
 
-    def _qgemm(self, x: Floats, out: Floats) -> None:
+    def _qgemm(self, x: F32, out: F32) -> None:
         for row, result in zip(x, out, strict=True):
             self._qgemv(row, result)
 
-    def _qgemm_bfp(self, x: Blocks, out: Floats) -> None:
+    def _qgemm_bfp(self, x: Blocks, out: F32) -> None:
         with np.errstate(over="ignore"):
             out[:] = integer.scaled(integer.sums_of_codes(x, self._codes, self._matrix.group_size), self._matrix)
 

@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import Reals
 from lowbit.model.config import LlamaConfig
 from lowbit.model.replay import Recall
-from lowbit.model.weights import Floats, Progress
+from lowbit.model.weights import Progress
 from lowbit.moe.offload import MEMORIES, Memory
 
 Prefetch = Literal["auto", "on", "off"]
@@ -195,10 +195,10 @@ class DeviceDecoder(Protocol):
     def new_state(self) -> Any:
         """As of any `LanguageModel`."""
 
-    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> Reals:
+    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
         """As of any `LanguageModel`."""
 
-    def logits(self, hidden: Reals) -> Floats:
+    def logits(self, hidden: F64) -> F32:
         """As of any `LanguageModel`."""
 
     def account(self) -> DeviceAccount:

@@ -52,14 +52,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 from lowbit.text import quoted
 
 Tree = Any
 """What JSON can say: None, bool, int, float, str, a list of trees, or a dictionary from strings to trees."""
-Array = npt.NDArray[Any]
+
 Put = Callable[[Array], dict[str, Tree]]
 """Hands an array's bytes to the carrier, and answers with what the tree must say to find them again."""
 Get = Callable[[np.dtype[Any], tuple[int, ...], dict[str, Tree]], Array]

@@ -13,10 +13,10 @@ from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any
 
+from lowbit.arrays import F32, F64
 from lowbit.backend.whole_model import DeviceAccount, DeviceDecoder
-from lowbit.model.block import Reals
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import Floats, Progress
+from lowbit.model.weights import Progress
 
 
 class Interrupts:
@@ -87,12 +87,12 @@ class Interruptible:
         """The decoder's."""
         return self._decoder.new_state()
 
-    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> Reals:
+    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
         """The decoder's."""
         self._interrupts.check()
         return self._decoder.hidden(tokens, state, self._interrupts.checked(progress))
 
-    def logits(self, hidden: Reals) -> Floats:
+    def logits(self, hidden: F64) -> F32:
         """The decoder's."""
         self._interrupts.check()
         return self._decoder.logits(hidden)

@@ -5,11 +5,11 @@ They run before an operation reads or writes an array.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 
 
@@ -92,7 +92,7 @@ def _spoken_shape(shape: Sequence[int | None]) -> str:
     return " x ".join("any" if size is None else str(size) for size in shape)
 
 
-def check_finite(argument: str, array: npt.NDArray[Any]) -> None:
+def check_finite(argument: str, array: Array) -> None:
     """Refuse NaN and infinity, and say where the first one is."""
     finite = np.isfinite(array)
     if not finite.all():

@@ -44,12 +44,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F64
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError
-
-Doubles = npt.NDArray[np.float64]
 
 Form = Literal["dequantised", "factored", "offset", "direct", "integer"]
 Accumulator = Literal["float32", "float64"]
@@ -128,14 +126,12 @@ class Bound:
         derivation: one line a reader can check.
     """
 
-    limit: Doubles
-    gauge: Doubles
+    limit: F64
+    gauge: F64
     derivation: str
 
 
-def direct_bound(
-    terms: Doubles, length: int, arithmetic: Arithmetic, exact: Doubles, underflows: float | Doubles
-) -> Bound:
+def direct_bound(terms: F64, length: int, arithmetic: Arithmetic, exact: F64, underflows: float | F64) -> Bound:
     """The bound of an operation that has but one form: sums of at most `length` terms, each formed as it is written.
 
     Args:

@@ -34,6 +34,7 @@ from typing import Literal
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.contract.checks import check_array, check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.kernels.blocking import Block, solve_extended, tiles
@@ -42,7 +43,7 @@ from lowbit.kernels.layouts import ZCurve
 from lowbit.kernels.microkernel import algorithm_3, algorithm_3_streamed, closing, codes_per_turn
 from lowbit.kernels.program import Program, live_registers
 from lowbit.linear.linear import group_offsets
-from lowbit.quantization.affine import Floats, QuantizedMatrix, check_matrix
+from lowbit.quantization.affine import QuantizedMatrix, check_matrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORD_BITS, Words
 
 Order = Literal["printed", "streamed"]
@@ -210,7 +211,7 @@ def generate(bits: int, rows: int, columns: int, group_size: int, machine: Machi
 # the words of the chapter `vector` but for the sums of x.
 
 
-def multiply(plan: Plan, x: Floats, matrix: QuantizedMatrix) -> Floats:
+def multiply(plan: Plan, x: F32, matrix: QuantizedMatrix) -> F32:
     """``y = x W`` by the interpreter: slow, and for reading and testing.
 
     >>> from lowbit.quantization.affine import quantize
@@ -247,7 +248,7 @@ def multiply(plan: Plan, x: Floats, matrix: QuantizedMatrix) -> Floats:
     return _close_groups(plan, x, matrix, sums)
 
 
-def _multiply_block(plan: Plan, x: Floats, words: Words, codes: range, columns: range, sums: Floats) -> None:
+def _multiply_block(plan: Plan, x: F32, words: Words, codes: range, columns: range, sums: F32) -> None:
     """Add the products of one block to the sums of the groups that it meets: a Mini-GEMV."""
     turn = codes_per_turn(plan.bits, plan.tile.m_u)
     for first in range(codes.start, codes.stop, plan.group_size):  # a block is within a group, or whole groups
@@ -272,7 +273,7 @@ def _kernel(tile: Tile, bits: int, lanes: int, stride: int) -> Program:
     return tile.kernel(bits, lanes, stride)
 
 
-def _close_groups(plan: Plan, x: Floats, matrix: QuantizedMatrix, sums: Floats) -> Floats:
+def _close_groups(plan: Plan, x: F32, matrix: QuantizedMatrix, sums: F32) -> F32:
     """Scale and offset of every group, one register of columns at a time."""
     y = np.zeros(plan.columns, np.float32)
     scales, offsets = matrix.scales.astype(np.float32), group_offsets(matrix).astype(np.float32)

@@ -39,8 +39,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import check_array, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.kernels.program import (
@@ -58,7 +58,7 @@ from lowbit.kernels.program import (
 )
 from lowbit.kernels.vector import VOCABULARY, Operand, multiply_then_add
 
-Memory = Mapping[str, npt.NDArray[Any]]
+Memory = Mapping[str, Array]
 Sizes = Mapping[str, int | Sequence[int]]
 
 
@@ -117,7 +117,7 @@ class _Machine:
         self.lanes, self.memory, self.sizes, self.fused, self.counts = program.lanes, memory, sizes, fused, counts
         self.pointers = dict.fromkeys(memory, 0)
         self.indices: dict[str, int] = {}
-        self.registers: dict[str, npt.NDArray[Any]] = {}
+        self.registers: dict[str, Array] = {}
 
     def block(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
@@ -151,7 +151,7 @@ class _Machine:
             return self.lanes_at(step, argument) if operand == "address" else self.number_at(step, argument)
         return argument if operand in ("scalar", "count") else self.registers[str(argument)]
 
-    def lanes_at(self, step: Instruction, address: Address) -> npt.NDArray[Any]:
+    def lanes_at(self, step: Instruction, address: Address) -> Array:
         count = self.counts.written if step.word == "store" else self.counts.read
         elements = self.lanes * VOCABULARY[step.word].lane_bytes // 4
         count[address.pointer] += elements
@@ -162,7 +162,7 @@ class _Machine:
         kind = np.uint32 if VOCABULARY[step.word].gives == "int" else np.float32
         return self._elements(step, address, 1).view(kind)[0]
 
-    def _elements(self, step: Instruction, address: Address, length: int) -> npt.NDArray[Any]:
+    def _elements(self, step: Instruction, address: Address, length: int) -> Array:
         """A view of memory; a kernel that would leave it is wrong, whatever lies there on a real machine."""
         if address.pointer not in self.memory:
             raise ArgumentError("memory", f"missing for {address.pointer}", f"an array for it, as {step.word} uses it")

@@ -34,8 +34,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, U32
 from lowbit.kernels.vector_elementwise import (
     add_neighbours,
     add_neighbours_int,
@@ -58,14 +58,11 @@ from lowbit.kernels.vector_integer import (
     permute,
 )
 
-Ints = npt.NDArray[np.uint32]
-Reals = npt.NDArray[np.float32]
-
 # **Memory.** An address is a view of the L elements that begin there. A register has a copy of its own, so that a later
 # write to memory does not change it.
 
 
-def load_int(address: Ints) -> Ints:
+def load_int(address: U32) -> U32:
     """The L words at an address.
 
     >>> load_int(np.array([7, 8], np.uint32))
@@ -76,7 +73,7 @@ def load_int(address: Ints) -> Ints:
     return address.view(np.uint32).copy()
 
 
-def load_float(address: Reals) -> Reals:
+def load_float(address: F32) -> F32:
     """The L float32 numbers at an address; the 32 bits are taken as they are.
 
     Source: QIGen table 1, load.
@@ -84,7 +81,7 @@ def load_float(address: Reals) -> Reals:
     return address.view(np.float32).copy()
 
 
-def store(address: Reals, a: Reals) -> None:
+def store(address: F32, a: F32) -> None:
     """Write the lanes to an address.
 
     Source: QIGen table 1, store.
@@ -92,7 +89,7 @@ def store(address: Reals, a: Reals) -> None:
     address.view(np.float32)[:] = a
 
 
-def broadcast_int(a: int, lanes: int) -> Ints:
+def broadcast_int(a: int, lanes: int) -> U32:
     """Every lane is this integer.
 
     >>> broadcast_int(15, lanes=4)
@@ -103,7 +100,7 @@ def broadcast_int(a: int, lanes: int) -> Ints:
     return np.full(lanes, a, np.uint32)
 
 
-def broadcast_float(a: float, lanes: int) -> Reals:
+def broadcast_float(a: float, lanes: int) -> F32:
     """Every lane is this number.
 
     Source: QIGen table 1, broadcast.
@@ -114,7 +111,7 @@ def broadcast_float(a: float, lanes: int) -> Reals:
 # **Integers.** Lanes are unsigned, so what is shifted in is zero, and what is shifted out is lost.
 
 
-def srli(a: Ints, i: int) -> Ints:
+def srli(a: U32, i: int) -> U32:
     """Each lane shifted right by `i` bits.
 
     >>> srli(np.array([0x87654321], np.uint32), 28)
@@ -125,12 +122,12 @@ def srli(a: Ints, i: int) -> Ints:
     return np.asarray(a >> np.uint32(i))
 
 
-def slli(a: Ints, i: int) -> Ints:
+def slli(a: U32, i: int) -> U32:
     """Each lane shifted left by `i` bits; beyond Table 1."""
     return np.asarray(a << np.uint32(i))
 
 
-def bitwise_and(a: Ints, m: Ints) -> Ints:
+def bitwise_and(a: U32, m: U32) -> U32:
     """The bits that both have.
 
     Source: QIGen table 1, and.
@@ -138,17 +135,17 @@ def bitwise_and(a: Ints, m: Ints) -> Ints:
     return np.asarray(a & m)
 
 
-def bitwise_or(a: Ints, b: Ints) -> Ints:
+def bitwise_or(a: U32, b: U32) -> U32:
     """The bits that either has; beyond Table 1."""
     return np.asarray(a | b)
 
 
-def add_int(a: Ints, b: Ints) -> Ints:
+def add_int(a: U32, b: U32) -> U32:
     """The sum of two integers; wraps at 32 bits. Beyond Table 1."""
     return np.asarray(a + b)
 
 
-def cvt_int_float(a: Ints) -> Reals:
+def cvt_int_float(a: U32) -> F32:
     """Each lane, below :math:`2^{31}`, as float32; exact for a code wherever it stands, as it has at most 8 bits.
 
     Source: QIGen table 1, cvt_int_float.
@@ -160,7 +157,7 @@ def cvt_int_float(a: Ints) -> Reals:
 # round twice. Both are right, they differ in the last bit, and an instruction set says which it has.
 
 
-def fmadd(a: Reals, b: Reals, c: Reals) -> Reals:
+def fmadd(a: F32, b: F32, c: F32) -> F32:
     """``a * b + c`` rounded once to float32, which numpy does not offer.
 
     The product is exact in float64. The sum is not always; rounding it to float64 and then to float32 would round
@@ -186,22 +183,22 @@ def fmadd(a: Reals, b: Reals, c: Reals) -> Reals:
     return np.where(inexact, odd, total).astype(np.float32)
 
 
-def multiply_then_add(a: Reals, b: Reals, c: Reals) -> Reals:
+def multiply_then_add(a: F32, b: F32, c: F32) -> F32:
     """``a * b + c`` rounded twice: `fmadd` where a processor has no such instruction."""
     return np.asarray(a * b + c)
 
 
-def add(a: Reals, b: Reals) -> Reals:
+def add(a: F32, b: F32) -> F32:
     """``a + b`` rounded to float32; beyond Table 1."""
     return np.asarray(a + b)
 
 
-def multiply(a: Reals, b: Reals) -> Reals:
+def multiply(a: F32, b: F32) -> F32:
     """``a * b`` rounded to float32; beyond Table 1."""
     return np.asarray(a * b)
 
 
-def reduce_add(a: Reals) -> Reals:
+def reduce_add(a: F32) -> F32:
     """The sum of the lanes, in every lane, by halves: the upper half is added to the lower until one lane is left.
 
     No algorithm needs it, since lanes are output columns and are never summed (errata Q5).

@@ -28,18 +28,16 @@ Source: lowbit's own; the instructions are those of x86 (DIVPS, MAXPS, MINPS, PS
 """
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.uint32]
-Reals = npt.NDArray[np.float32]
+from lowbit.arrays import F32, U32
 
 
-def divide(a: Reals, b: Reals) -> Reals:
+def divide(a: F32, b: F32) -> F32:
     """``a / b`` rounded to float32."""
     return np.asarray(a / b)
 
 
-def maximum(a: Reals, b: Reals) -> Reals:
+def maximum(a: F32, b: F32) -> F32:
     """``a`` where it is greater than ``b``, else ``b``, also where one of them is not a number.
 
     >>> maximum(np.array([1, 5, np.nan], np.float32), np.array([2, 4, 6], np.float32))
@@ -48,12 +46,12 @@ def maximum(a: Reals, b: Reals) -> Reals:
     return np.where(a > b, a, b)
 
 
-def minimum(a: Reals, b: Reals) -> Reals:
+def minimum(a: F32, b: F32) -> F32:
     """``a`` where it is less than ``b``, else ``b``, also where one of them is not a number."""
     return np.where(a < b, a, b)
 
 
-def as_int(a: Reals) -> Ints:
+def as_int(a: F32) -> U32:
     """The bits of each lane, taken as an integer.
 
     >>> as_int(np.array([1.0, -0.0], np.float32)).tolist()
@@ -62,12 +60,12 @@ def as_int(a: Reals) -> Ints:
     return a.view(np.uint32).copy()
 
 
-def subtract_int(a: Ints, b: Ints) -> Ints:
+def subtract_int(a: U32, b: U32) -> U32:
     """The difference of two integers; wraps at 32 bits."""
     return np.asarray(a - b)
 
 
-def add_neighbours(a: Reals, b: Reals) -> Reals:
+def add_neighbours(a: F32, b: F32) -> F32:
     """The sums of lanes 0 and 1, 2 and 3, … of `a`, and behind them those of `b`; their number is even.
 
     >>> add_neighbours(np.array([1, 2, 3, 4], np.float32), np.array([10, 20, 30, 40], np.float32))
@@ -77,7 +75,7 @@ def add_neighbours(a: Reals, b: Reals) -> Reals:
     return np.asarray(both[::2] + both[1::2])
 
 
-def add_neighbours_int(a: Ints, b: Ints) -> Ints:
+def add_neighbours_int(a: U32, b: U32) -> U32:
     """The same of integers; each sum wraps at 32 bits."""
     both = np.concatenate([a, b])
     return np.asarray(both[::2] + both[1::2])

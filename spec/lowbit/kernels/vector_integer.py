@@ -32,11 +32,10 @@ Source: lowbit's own; the instructions are those of x86 (PMADDUBSW, PMADDWD, VPD
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.uint32]
-Reals = npt.NDArray[np.float32]
+from lowbit.arrays import F32, I64, U32
 
 
-def load_half(address: Ints) -> Reals:
+def load_half(address: U32) -> F32:
     """The float16 numbers at an address, two in each element, as float32; exact.
 
     >>> load_half(np.array([1.0, -2.5], np.float16).view(np.uint32))
@@ -45,7 +44,7 @@ def load_half(address: Ints) -> Reals:
     return address.view(np.float16).astype(np.float32)
 
 
-def load_byte(address: Ints) -> Ints:
+def load_byte(address: U32) -> U32:
     """The bytes at an address, four in each element, as integers.
 
     >>> load_byte(np.array([0x04030201], np.uint32))
@@ -54,7 +53,7 @@ def load_byte(address: Ints) -> Ints:
     return address.view(np.uint8).astype(np.uint32)
 
 
-def permute(table: Reals, index: Ints) -> Reals:
+def permute(table: F32, index: U32) -> F32:
     """Each lane is the element of the table that its index names, modulo the number of lanes, a power of two.
 
     >>> permute(np.array([10, 11, 12, 13], np.float32), np.array([3, 0, 0, 6], np.uint32))
@@ -63,17 +62,17 @@ def permute(table: Reals, index: Ints) -> Reals:
     return np.asarray(table[index % np.uint32(len(table))])
 
 
-def as_float(a: Ints) -> Reals:
+def as_float(a: U32) -> F32:
     """The bits of each lane, taken as a float32."""
     return a.view(np.float32).copy()
 
 
-def and_or(a: Ints, m: Ints, o: Ints) -> Ints:
+def and_or(a: U32, m: U32, o: U32) -> U32:
     """``(a & m) | o``."""
     return np.asarray(a & m | o)
 
 
-def dot4(c: Ints, a: Ints, b: Ints) -> Ints:
+def dot4(c: U32, a: U32, b: U32) -> U32:
     """``c`` plus four products of bytes, those of `a` unsigned and those of `b` signed; wraps at 32 bits.
 
     >>> a, b = np.array([[1, 2, 3, 255]], np.uint8), np.array([[1, 10, -1, -128]], np.int8)
@@ -84,7 +83,7 @@ def dot4(c: Ints, a: Ints, b: Ints) -> Ints:
     return np.asarray(c + products.sum(axis=-1).astype(np.int32).view(np.uint32))
 
 
-def dot4_pairs(a: Ints, b: Ints) -> Ints:
+def dot4_pairs(a: U32, b: U32) -> U32:
     """Two signed 16-bit numbers a lane: the sums of products of bytes 0 and 1, and of 2 and 3, saturated.
 
     >>> a, b = np.array([255, 255, 1, 2], np.uint8), np.array([127, 127, 3, -4], np.int8)
@@ -96,12 +95,12 @@ def dot4_pairs(a: Ints, b: Ints) -> Ints:
     return np.asarray(np.clip(sums, -(2**15), 2**15 - 1).astype(np.int16).view(np.uint32)[:, 0])
 
 
-def add_pairs(a: Ints, b: Ints) -> Ints:
+def add_pairs(a: U32, b: U32) -> U32:
     """The two 16-bit numbers of each lane added, each wrapping by itself."""
     return (a.view(np.uint16) + b.view(np.uint16)).view(np.uint32)
 
 
-def dot2(c: Ints, a: Ints, b: Ints) -> Ints:
+def dot2(c: U32, a: U32, b: U32) -> U32:
     """``c`` plus two products of signed 16-bit numbers; wraps at 32 bits.
 
     >>> pair = np.array([300, -2], np.int16).view(np.uint32)
@@ -112,11 +111,11 @@ def dot2(c: Ints, a: Ints, b: Ints) -> Ints:
     return np.asarray(c + products.reshape(-1, 2).sum(axis=-1).astype(np.uint64).astype(np.uint32))
 
 
-def cvt_signed_float(a: Ints) -> Reals:
+def cvt_signed_float(a: U32) -> F32:
     """Each lane, a signed integer, as float32; exact below 2^24, else rounded to nearest, ties to even."""
     return a.view(np.int32).astype(np.float32)
 
 
-def _bytes(a: Ints, dtype: npt.DTypeLike) -> npt.NDArray[np.int64]:
+def _bytes(a: U32, dtype: npt.DTypeLike) -> I64:
     """The four bytes of each lane, as numbers that do not overflow."""
     return a.view(dtype).reshape(-1, 4).astype(np.int64)

@@ -25,6 +25,7 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_choice
 from lowbit.contract.rounding import (
     FORMS,
@@ -37,12 +38,12 @@ from lowbit.contract.rounding import (
     gamma,
     one_loop,
 )
-from lowbit.linear.linear import Doubles, group_offsets
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.linear.linear import group_offsets
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, unpack
 
 
-def gauge(x: Floats, codes: Codes, matrix: QuantizedMatrix, form: Form) -> Doubles:
+def gauge(x: F32, codes: Codes, matrix: QuantizedMatrix, form: Form) -> F64:
     r"""The gauge :math:`\sum_k |t_k|` of each column, for the terms that the form sums.
 
     Args:
@@ -71,7 +72,7 @@ def gauge(x: Floats, codes: Codes, matrix: QuantizedMatrix, form: Form) -> Doubl
     return total
 
 
-def conversion_error(x: Floats, codes: Codes, matrix: QuantizedMatrix) -> Doubles:
+def conversion_error(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
     r""":math:`\sum_k |x_k||\hat w_k - w_k|`: what rounding the weights to float32 may add, for each column.
 
     Args and returns: as `gauge`.
@@ -88,7 +89,7 @@ def conversion_error(x: Floats, codes: Codes, matrix: QuantizedMatrix) -> Double
     return rounding + 2 * HALF_LEAST_SUBNORMAL * float(np.sum(np.abs(x.astype(np.float64))))
 
 
-def linear_bound(x: Floats, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def linear_bound(x: F32, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `linear.qgemv/C2` for one vector of activations.
 
     Args:

@@ -64,17 +64,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F64, I64
 from lowbit.contract.operation import BOUNDED, Parameters, operation
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles, group_offsets
+from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.quantization.bfp import Blocks, bfp16, check_blocks, format_parameters
 from lowbit.quantization.bfp_dot import LARGEST_SUM
 from lowbit.quantization.packing import Codes, unpack
-
-Integers = npt.NDArray[np.int64]
 
 ACTIVATIONS = bfp16(32)
 """The format of activations where nothing else is said: 8-bit mantissas, blocks of 32."""
@@ -133,10 +131,10 @@ class CodeSums:
         groups: int64, P: the group of weights that each segment lies in, ascending.
     """
 
-    products: Integers
-    mantissas: Integers
-    exponents: Integers
-    groups: Integers
+    products: I64
+    mantissas: I64
+    exponents: I64
+    groups: I64
 
 
 def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
@@ -190,7 +188,7 @@ def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
 # no library sum, so that the result is the same to the bit on every machine.
 
 
-def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> Doubles:
+def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> F64:
     """``Y = X W`` for activations in Block Floating Point; T = 1 is the product with a single vector.
 
     >>> from lowbit.quantization.affine import quantize
@@ -215,7 +213,7 @@ def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> Doubles:
     return scaled(code_sums(x, matrix), matrix)
 
 
-def scaled(sums: CodeSums, matrix: QuantizedMatrix) -> Doubles:
+def scaled(sums: CodeSums, matrix: QuantizedMatrix) -> F64:
     """The rest of `qgemm_bfp`, once the integers are there.
 
     Args:

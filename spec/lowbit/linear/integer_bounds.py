@@ -34,6 +34,7 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 
 import numpy as np
 
+from lowbit.arrays import F64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.contract.rounding import (
     HALF_LEAST_SUBNORMAL,
@@ -45,7 +46,7 @@ from lowbit.contract.rounding import (
     gamma,
 )
 from lowbit.linear.integer import CodeSums, code_sums
-from lowbit.linear.linear import Doubles, group_offsets
+from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 
@@ -87,7 +88,7 @@ def integer_loop(block: int) -> Roundings:
     return roundings
 
 
-def integer_bound(x: Blocks, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def integer_bound(x: Blocks, matrix: QuantizedMatrix, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `linear.qgemm_bfp/C2`.
 
     Args:
@@ -118,7 +119,7 @@ def integer_bound(x: Blocks, matrix: QuantizedMatrix, arithmetic: Arithmetic, ex
     return Bound(limit + reference * terms, terms, derivation)
 
 
-def gauge_and_losses(sums: CodeSums, matrix: QuantizedMatrix) -> tuple[Doubles, Doubles]:
+def gauge_and_losses(sums: CodeSums, matrix: QuantizedMatrix) -> tuple[F64, F64]:
     """The gauge, and how many half least subnormals the products of an element may lose between them.
 
     Args:

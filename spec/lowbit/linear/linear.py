@@ -29,21 +29,18 @@ Source: QIGen §2, equations 1 and 2; §3, Algorithm 1; errata Q1 to Q5.
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_array
 from lowbit.contract.operation import BOUNDED, operation
-from lowbit.quantization.affine import Floats, QuantizedMatrix, check_matrix, matrix_parameters
+from lowbit.quantization.affine import QuantizedMatrix, check_matrix, matrix_parameters
 from lowbit.quantization.packing import Codes, unpack
-
-Doubles = npt.NDArray[np.float64]
-
 
 # **The identities.** Each equation is two functions, its left and its right side. On inputs whose every partial sum
 # is exactly representable they are equal to the bit, whatever the order of the sum, and that is how they are tested.
 
 
-def equation_1_left(y: Doubles, codes: Doubles, scale: float, zero: float) -> float:
+def equation_1_left(y: F64, codes: F64, scale: float, zero: float) -> float:
     r""":math:`\langle y, s\,(x_q - z)\rangle`: every code is turned into a weight first.
 
     Args:
@@ -57,7 +54,7 @@ def equation_1_left(y: Doubles, codes: Doubles, scale: float, zero: float) -> fl
     return float(np.sum(y * (scale * (codes - zero))))
 
 
-def equation_1_right(y: Doubles, codes: Doubles, scale: float, zero: float) -> float:
+def equation_1_right(y: F64, codes: F64, scale: float, zero: float) -> float:
     r""":math:`s\,(\langle y, x_q\rangle - z\,\langle y, 1\rangle)`: scale and zero are applied once, at the end.
 
     >>> y, codes = np.array([1.0, -2.0, 3.0]), np.array([7.0, 0.0, 15.0])
@@ -77,7 +74,7 @@ def equation_1_right(y: Doubles, codes: Doubles, scale: float, zero: float) -> f
     return float(scale * (np.sum(y * codes) - zero * np.sum(y)))
 
 
-def equation_2_left(y: list[Doubles], codes: list[Doubles], scales: list[float], zeros: list[float]) -> float:
+def equation_2_left(y: list[F64], codes: list[F64], scales: list[float], zeros: list[float]) -> float:
     r""":math:`\sum_i \langle y_i, s_i\,(x_{iq} - z_i)\rangle`.
 
     Args:
@@ -91,7 +88,7 @@ def equation_2_left(y: list[Doubles], codes: list[Doubles], scales: list[float],
     return sum(equation_1_left(*group) for group in zip(y, codes, scales, zeros, strict=True))
 
 
-def equation_2_right(y: list[Doubles], codes: list[Doubles], scales: list[float], zeros: list[float]) -> float:
+def equation_2_right(y: list[F64], codes: list[F64], scales: list[float], zeros: list[float]) -> float:
     r""":math:`\sum_i s_i \langle y_i, x_{iq}\rangle - \sum_i s_i z_i \langle y_i, 1\rangle`, errata Q3.
 
     >>> y = [np.array([1.0, -2.0]), np.array([3.0, 1.0])]
@@ -121,7 +118,7 @@ def equation_2_right(y: list[Doubles], codes: list[Doubles], scales: list[float]
 # result is the same to the bit on every machine.
 
 
-def qgemv(x: Floats, matrix: QuantizedMatrix) -> Doubles:
+def qgemv(x: F32, matrix: QuantizedMatrix) -> F64:
     """``y = x W`` by equation 2, for one activation vector.
 
     >>> from lowbit.quantization.affine import quantize
@@ -145,7 +142,7 @@ def qgemv(x: Floats, matrix: QuantizedMatrix) -> Doubles:
     return qgemv_codes(x, unpack(matrix.words, matrix.bits), matrix)
 
 
-def qgemv_codes(x: Floats, codes: Codes, matrix: QuantizedMatrix) -> Doubles:
+def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
     """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
 
     Args:
@@ -171,7 +168,7 @@ def qgemv_codes(x: Floats, codes: Codes, matrix: QuantizedMatrix) -> Doubles:
     return y
 
 
-def group_offsets(matrix: QuantizedMatrix) -> Doubles:
+def group_offsets(matrix: QuantizedMatrix) -> F64:
     r"""The offset :math:`o_i = -s_i z_i` of each group: what a code of 0 stands for.
 
     Args:
@@ -188,7 +185,7 @@ def group_offsets(matrix: QuantizedMatrix) -> Doubles:
 # read once and multiplied into T accumulators. Each row of the result depends on its own row of activations only.
 
 
-def qgemm(x: Floats, matrix: QuantizedMatrix) -> Doubles:
+def qgemm(x: F32, matrix: QuantizedMatrix) -> F64:
     """``Y = X W`` by equation 2, the T accumulators side by side.
 
     Args:
@@ -218,13 +215,13 @@ def qgemm(x: Floats, matrix: QuantizedMatrix) -> Doubles:
     return y
 
 
-def check_qgemv(x: Floats, matrix: QuantizedMatrix) -> None:
+def check_qgemv(x: F32, matrix: QuantizedMatrix) -> None:
     """The checks of `qgemv`."""
     check_matrix(matrix)
     check_array("x", x, np.float32, (matrix.rows,))
 
 
-def check_qgemm(x: Floats, matrix: QuantizedMatrix) -> None:
+def check_qgemm(x: F32, matrix: QuantizedMatrix) -> None:
     """The checks of `qgemm`."""
     check_matrix(matrix)
     check_array("x", x, np.float32, (None, matrix.rows))

@@ -43,8 +43,8 @@ equation 6; Mixtral (arXiv 2401.04088) §2.1; GQA §2.2; Gemma 3 (arXiv 2503.197
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64
 from lowbit.attention.attention import KeyValueCache, attend, softmax
 from lowbit.attention.rope import Rotation, rotate
 from lowbit.contract.checks import check_array
@@ -52,18 +52,16 @@ from lowbit.contract.operation import BOUNDED, operation
 from lowbit.errors import ArgumentError
 from lowbit.model.config import Activation, LlamaConfig, Routing
 from lowbit.model.elementwise import Between
-from lowbit.model.weights import FeedForwardWeights, Floats, GatedWeights, LayerWeights, Matrix, SparseWeights
+from lowbit.model.weights import FeedForwardWeights, GatedWeights, LayerWeights, Matrix, SparseWeights
 from lowbit.moe.routing import Ids, silu, top_k, weights
 
-Reals = npt.NDArray[np.float64]
-
-Linear = Callable[[Floats], Floats]
+Linear = Callable[[F32], F32]
 """A linear layer: float32, T × K, to float32, T × N."""
 
 MakeLinear = Callable[[Matrix], Linear]
 """From a matrix to the function that multiplies by it."""
 
-Observer = Callable[[int, Reals, Ids], None]
+Observer = Callable[[int, F64, Ids], None]
 """Called by a sparse layer with its number, its input (float64, T × hidden) and the experts chosen (T × k)."""
 
 
@@ -80,22 +78,22 @@ def plain_linear(matrix: Matrix) -> Linear:
     return lambda x: x @ matrix
 
 
-def through(linear: Linear, x: Reals) -> Reals:
+def through(linear: Linear, x: F64) -> F64:
     """Through the door of a linear layer and back: float32 inside, float64 outside."""
     return linear(x.astype(np.float32)).astype(np.float64)
 
 
-def rms_norm(x: Reals, gain: Reals, epsilon: float) -> Reals:
+def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
     """Scale each vector to a root mean square of 1, then each channel by its gain.
 
     >>> rms_norm(np.array([[3.0, 4.0]]), np.ones(2), epsilon=0.0).round(4)
     array([[0.8485, 1.1314]])
     """
-    mean_square: Reals = np.mean(x * x, axis=-1, keepdims=True)
+    mean_square: F64 = np.mean(x * x, axis=-1, keepdims=True)
     return gain * (x / np.sqrt(mean_square + epsilon))
 
 
-def norm(gain: Floats | None, epsilon: float) -> Callable[[Reals], Reals]:
+def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
     """The norm with this gain, or nothing at all where a model has no gain for it.
 
     >>> norm(None, epsilon=0.0)(np.array([[3.0, 4.0]]))
@@ -123,11 +121,11 @@ FORMULAS = Between(
 class Projection:
     """From the stream to heads: a linear layer and, where the model has them, a bias and a norm of each head."""
 
-    def __init__(self, linear: Linear, head_dim: int, bias: Floats | None, norm: Callable[[Reals], Reals]) -> None:
+    def __init__(self, linear: Linear, head_dim: int, bias: F32 | None, norm: Callable[[F64], F64]) -> None:
         self._linear, self._head_dim, self._norm = linear, head_dim, norm
         self._bias = None if bias is None else bias.astype(np.float64)
 
-    def __call__(self, x: Reals) -> Reals:
+    def __call__(self, x: F64) -> F64:
         """Float64, T × heads × d_h."""
         y = through(self._linear, x)
         if self._bias is not None:
@@ -141,7 +139,7 @@ class Attention:
     def __init__(
         self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None, between: Between
     ) -> None:
-        def projection(matrix: Matrix, bias: Floats | None, gain: Floats | None) -> Projection:
+        def projection(matrix: Matrix, bias: F32 | None, gain: F32 | None) -> Projection:
             return Projection(linear(matrix), config.head_dim, bias, between.norm(gain, config.rms_epsilon))
 
         self._query = projection(layer.query, layer.query_bias, layer.query_norm)
@@ -150,7 +148,7 @@ class Attention:
         self._output = linear(layer.output)
         self._window, self._between = window, between
 
-    def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
+    def __call__(self, x: F64, turn: Rotation, cache: KeyValueCache) -> F64:
         """Float64, T × hidden, for the normed stream; the T tokens are added to the cache."""
         cache.append(self._between.rotate(self._key(x), turn), self._value(x))
         mixed = self._between.attend(self._between.rotate(self._query(x), turn), cache, self._window)
@@ -160,7 +158,7 @@ class Attention:
 # **Feed-forward**, dense or sparse: float64, T × hidden, to the same.
 
 
-def gelu(a: Reals) -> Reals:
+def gelu(a: F64) -> F64:
     r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
 
     :math:`\Phi`, the distribution function of the normal distribution, is replaced by a tanh that comes close to it;
@@ -171,7 +169,7 @@ def gelu(a: Reals) -> Reals:
 
     Source: GELU (arXiv 1606.08415) §2.
     """
-    share: Reals = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
+    share: F64 = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
     return a * share
 
 
@@ -182,11 +180,11 @@ class Gated:
         self._joined = between.swiglu if activation == "silu" else lambda gate, up: gelu(gate) * up
         self._gate, self._up, self._down = linear(part.gate), linear(part.up), linear(part.down)
 
-    def __call__(self, x: Reals) -> Reals:
+    def __call__(self, x: F64) -> F64:
         return through(self._down, self._joined(through(self._gate, x), through(self._up, x)))
 
 
-def routes(scores: Floats, routing: Routing) -> tuple[Ids, Reals]:
+def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
     """The experts of each token and their weights, T × k both, for a router's scores (float32, T × E).
 
     >>> routes(np.array([[0, 2, 1, 2]], np.float32), Routing(experts=4, top_k=2))
@@ -216,14 +214,14 @@ class Sparse:
         activation: Activation,
         part: SparseWeights,
         linear: MakeLinear,
-        observe: Callable[[Reals, Ids], None] | None,
+        observe: Callable[[F64, Ids], None] | None,
         between: Between,
     ) -> None:
         self._routing, self._observe = routing, observe
         self._router = linear(part.router)
         self._experts = [Gated(activation, expert, linear, between) for expert in part.experts]
 
-    def __call__(self, x: Reals) -> Reals:
+    def __call__(self, x: F64) -> F64:
         chosen, shares = routes(self._router(x.astype(np.float32)), self._routing)
         if self._observe is not None:
             self._observe(x, chosen)
@@ -238,9 +236,9 @@ def feed_forward(
     config: LlamaConfig,
     part: FeedForwardWeights,
     linear: MakeLinear,
-    observe: Callable[[Reals, Ids], None] | None = None,
+    observe: Callable[[F64, Ids], None] | None = None,
     between: Between = FORMULAS,
-) -> Callable[[Reals], Reals]:
+) -> Callable[[F64], F64]:
     """The feed-forward part of a block, of the kind that its weights are."""
     if isinstance(part, GatedWeights):
         return Gated(config.activation, part, linear, between)
@@ -265,7 +263,7 @@ class Block:
         number: int,
         layer: LayerWeights,
         linear: MakeLinear,
-        observe: Callable[[Reals, Ids], None] | None = None,
+        observe: Callable[[F64, Ids], None] | None = None,
         between: Between = FORMULAS,
     ) -> None:
         self.rope_base = config.layer_rope_base(number)
@@ -277,7 +275,7 @@ class Block:
         self._before_feed_forward = norm_of(layer.feed_forward_norm, epsilon)
         self._after_feed_forward = norm_of(layer.feed_forward_post_norm, epsilon)
 
-    def __call__(self, x: Reals, turn: Rotation, cache: KeyValueCache) -> Reals:
+    def __call__(self, x: F64, turn: Rotation, cache: KeyValueCache) -> F64:
         """The residual stream after this block: float64, T × hidden."""
         x = x + self._after_attention(self._attention(self._before_attention(x), turn, cache))
         return x + self._after_feed_forward(self._feed_forward(self._before_feed_forward(x)))
@@ -290,7 +288,7 @@ class Block:
 LEAST_EPSILON, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
 
 
-def check_rms_norm(x: Floats, gain: Floats, epsilon: float) -> None:
+def check_rms_norm(x: F32, gain: F32, epsilon: float) -> None:
     """The checks of `blocks.rms_norm`; numbers that are not finite are welcome."""
     check_array("x", x, np.float32, (None, None))
     check_array("gain", gain, np.float32, (x.shape[1],))
@@ -298,13 +296,13 @@ def check_rms_norm(x: Floats, gain: Floats, epsilon: float) -> None:
         raise ArgumentError("epsilon", repr(epsilon), "a number from 2^-126 to the largest float32")
 
 
-def check_swiglu(gate: Floats, up: Floats) -> None:
+def check_swiglu(gate: F32, up: F32) -> None:
     """The checks of `blocks.swiglu`; numbers that are not finite are welcome."""
     check_array("gate", gate, np.float32, (None, None))
     check_array("up", up, np.float32, gate.shape)
 
 
-def rms_norm_of(x: Floats, gain: Floats, epsilon: float) -> Reals:
+def rms_norm_of(x: F32, gain: F32, epsilon: float) -> F64:
     """`rms_norm` of float32 rows, in float64: the reference of `blocks.rms_norm`.
 
     >>> rms_norm_of(np.array([[1, -1, 1, 1]], np.float32), np.array([1, 2, 3, 4], np.float32), 3.0)
@@ -328,7 +326,7 @@ def rms_norm_of(x: Floats, gain: Floats, epsilon: float) -> Reals:
         return rms_norm(x.astype(np.float64), gain.astype(np.float64), epsilon)
 
 
-def swiglu_of(gate: Floats, up: Floats) -> Reals:
+def swiglu_of(gate: F32, up: F32) -> F64:
     """silu(gate) ⊗ up for float32 inputs, in float64: the reference of `blocks.swiglu`.
 
     >>> swiglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)

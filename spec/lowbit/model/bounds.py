@@ -42,9 +42,10 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
 from lowbit.moe.bounds import QUOTIENT, REFERENCE, Steps, declared, silu_error
-from lowbit.moe.routing import Doubles, Floats, silu
+from lowbit.moe.routing import silu
 
 MEAN_ROUNDINGS = 4
 PRODUCTS = 2
@@ -52,7 +53,7 @@ EXPONENTIAL_VANISHED = 2.0**-119
 
 
 def rms_norm_bound(
-    x: Floats, gain: Floats, epsilon: float, arithmetic: Arithmetic, exact: Doubles, *, summed_exactly: bool = False
+    x: F32, gain: F32, epsilon: float, arithmetic: Arithmetic, exact: F64, *, summed_exactly: bool = False
 ) -> Bound:
     """The bound of `blocks.rms_norm`.
 
@@ -80,12 +81,12 @@ def rms_norm_bound(
     return Bound(limit + lost, np.abs(exact), f"{summed}, and a mean, a root, a quotient and two products in float32")
 
 
-def mean_error(steps: Steps, sums: float, under_root: Doubles) -> Doubles:
+def mean_error(steps: Steps, sums: float, under_root: F64) -> F64:
     """The relative error of the mean square plus Îµ, float64: e at the top of this chapter."""
     return (1 + sums) * (1 + gamma(MEAN_ROUNDINGS, steps.unit)) - 1 + 3 * HALF_LEAST_SUBNORMAL / under_root
 
 
-def swiglu_bound(gate: Floats, up: Floats, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def swiglu_bound(gate: F32, up: F32, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `blocks.swiglu`, which has no sum, so that of the declared arithmetic nothing matters but that it is
     float32 or better.
 

@@ -21,16 +21,16 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation, half_split, rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import FORMULAS, Block, MakeLinear, Observer, Reals, plain_linear
+from lowbit.model.block import FORMULAS, Block, MakeLinear, Observer, plain_linear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.elementwise import Between
-from lowbit.model.weights import Floats, LlamaWeights, Progress
+from lowbit.model.weights import LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
 """A prompt goes through the blocks this many tokens at a time, so that its scores stay small in memory."""
@@ -76,7 +76,7 @@ class Decoder:
         config = self.config
         return [self._cache(config.kv_heads, config.head_dim, capacity) for _ in range(config.layers)]
 
-    def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> Reals:
+    def hidden(self, tokens: Sequence[int], state: list[KeyValueCache], progress: Progress | None = None) -> F64:
         """Send T tokens through the blocks, after the ones that `state` holds, and add them to it.
 
         Args:
@@ -104,7 +104,7 @@ class Decoder:
             parts.append(self._norm(x))
         return np.concatenate(parts)
 
-    def logits(self, hidden: Reals) -> Floats:
+    def logits(self, hidden: F64) -> F32:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
 
         Raises:
@@ -122,7 +122,7 @@ class Decoder:
         return {base: rotation(self._layout, base, start, count) for base in bases}
 
 
-def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> npt.NDArray[np.int64]:
+def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
     """Tokens as an array, after `already` others.
 
     Raises:
@@ -150,10 +150,10 @@ class LanguageModel(Protocol):
     def new_state(self) -> Any:
         """The state of an empty sequence, of a kind that only the model itself knows."""
 
-    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> Reals:
+    def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
         """Read tokens after those that `state` holds: float64, T × hidden, for `logits`; see `Decoder.hidden`."""
 
-    def logits(self, hidden: Reals) -> Floats:
+    def logits(self, hidden: F64) -> F32:
         """The score of every token: float32, T × vocabulary; see `Decoder.logits`."""
 
 
@@ -166,10 +166,10 @@ class Step:
     """One generated token, and the logits (float32, vocabulary) from which it was chosen."""
 
     token: int
-    logits: Floats
+    logits: F32
 
 
-def next_logits(decoder: LanguageModel, tokens: Sequence[int], progress: Progress | None = None) -> Floats:
+def next_logits(decoder: LanguageModel, tokens: Sequence[int], progress: Progress | None = None) -> F32:
     """The logits of the token that follows `tokens`: float32, vocabulary."""
     hidden = decoder.hidden(tokens, decoder.new_state(), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)

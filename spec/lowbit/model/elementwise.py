@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lowbit.attention.attention import Floats, KeyValueCache, Reals
+from lowbit.arrays import F32, F64
+from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation
 from lowbit.errors import NotDeclaredError
 from lowbit.model.config import LlamaConfig
@@ -43,10 +44,10 @@ class Between:
         cache: an empty cache, by key-value heads, channels of a head, and tokens that it has room for at first.
     """
 
-    norm: Callable[[Floats | None, float], Callable[[Reals], Reals]]
-    swiglu: Callable[[Reals, Reals], Reals]
-    rotate: Callable[[Reals, Rotation], Reals]
-    attend: Callable[[Reals, KeyValueCache, int | None], Reals]
+    norm: Callable[[F32 | None, float], Callable[[F64], F64]]
+    swiglu: Callable[[F64, F64], F64]
+    rotate: Callable[[F64, Rotation], F64]
+    attend: Callable[[F64, KeyValueCache, int | None], F64]
     cache: Callable[[int, int, int], KeyValueCache]
 
 
@@ -115,14 +116,12 @@ def on_backend(backend: "Backend", config: LlamaConfig, otherwise: Between) -> S
     return Steps(made, tuple(sorted(calls)))
 
 
-def _narrow(x: Reals) -> Floats:
+def _narrow(x: F64) -> F32:
     return x.astype(np.float32)
 
 
-def _norm(
-    call: Callable[..., Floats], otherwise: Between
-) -> Callable[[Floats | None, float], Callable[[Reals], Reals]]:
-    def norm(gain: Floats | None, epsilon: float) -> Callable[[Reals], Reals]:
+def _norm(call: Callable[..., F32], otherwise: Between) -> Callable[[F32 | None, float], Callable[[F64], F64]]:
+    def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
         if gain is None:
             return otherwise.norm(gain, epsilon)
         channels = gain.size
@@ -131,16 +130,16 @@ def _norm(
     return norm
 
 
-def _swiglu(call: Callable[..., Floats]) -> Callable[[Reals, Reals], Reals]:
+def _swiglu(call: Callable[..., F32]) -> Callable[[F64, F64], F64]:
     return lambda gate, up: call(_narrow(gate), _narrow(up)).astype(np.float64)
 
 
-def _rotate(call: Callable[..., Floats]) -> Callable[[Reals, Rotation], Reals]:
+def _rotate(call: Callable[..., F32]) -> Callable[[F64, Rotation], F64]:
     return lambda x, turn: call(_narrow(x), turn).astype(np.float64)
 
 
-def _attend(call: Callable[..., Floats]) -> Callable[[Reals, KeyValueCache, int | None], Reals]:
-    def attend(queries: Reals, cache: KeyValueCache, window: int | None) -> Reals:
+def _attend(call: Callable[..., F32]) -> Callable[[F64, KeyValueCache, int | None], F64]:
+    def attend(queries: F64, cache: KeyValueCache, window: int | None) -> F64:
         keys: Any = cache.keys
         values: Any = cache.values
         group = queries.shape[1] // len(keys)

@@ -25,12 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.decoder import LanguageModel
-from lowbit.model.weights import Floats, Progress
+from lowbit.model.weights import Progress
 
 LOGIT_ROWS = 64
 """Logits are made for this many positions at a time: a row is as long as the vocabulary."""
@@ -101,7 +101,7 @@ def _part_of(progress: Progress | None, start: int, total: int, window: int) -> 
     return lambda done, whole: progress(start + size * done // whole, total)
 
 
-def negative_log_likelihood(logits: Floats, followers: Sequence[int]) -> float:
+def negative_log_likelihood(logits: F32, followers: Sequence[int]) -> float:
     r"""The sum of :math:`-\ln \mathrm{softmax}(\mathrm{logits}_i)[t_i]` over the rows, in nats.
 
     Two tokens that are equally likely, seen once each:
@@ -113,7 +113,7 @@ def negative_log_likelihood(logits: Floats, followers: Sequence[int]) -> float:
         logits: float32, T × vocabulary.
         followers: the T tokens that came.
     """
-    scores: npt.NDArray[np.float64] = logits.astype(np.float64)
+    scores: F64 = logits.astype(np.float64)
     top = scores.max(axis=-1)
     log_sum = top + np.log(np.exp(scores - top[:, np.newaxis]).sum(axis=-1))
     return float((log_sum - scores[np.arange(len(followers)), followers]).sum())

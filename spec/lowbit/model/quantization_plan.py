@@ -23,10 +23,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import Floats, LlamaWeights, Matrix, Progress, linear_shapes, to_float
+from lowbit.model.weights import LlamaWeights, Matrix, Progress, linear_shapes, to_float
 from lowbit.quantization import hqq
 from lowbit.quantization.affine import QuantizedMatrix, group_codes, quantize
 from lowbit.quantization.packing import BITS, check_rows, pack
@@ -59,7 +60,7 @@ class Quantization:
         check_integer("group_size", self.group_size, least=1)
         check_choice("method", self.method, METHODS)
 
-    def __call__(self, weights: Floats) -> QuantizedMatrix:
+    def __call__(self, weights: F32) -> QuantizedMatrix:
         """These weights (float32, K × N) so quantised.
 
         Raises:
@@ -91,7 +92,7 @@ class Quantization:
         return rows * columns * self.bits // 8 + 2 * 2 * columns * -(-rows // self.group_size)
 
 
-def by_hqq(weights: Floats, bits: int, group_size: int) -> QuantizedMatrix:
+def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
     """Weights with the minima that HQQ finds in place of the least of each group.
 
     >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3

@@ -45,13 +45,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.block import rms_norm
 from lowbit.moe.offload import Event
-from lowbit.moe.routing import Doubles, Floats, gate, top_k
+from lowbit.moe.routing import gate, top_k
 
 Rule = Literal["lru", "lfu", "lfru", "static", "belady"]
 RULES: tuple[Rule, ...] = ("lru", "lfu", "lfru", "static", "belady")
@@ -220,11 +220,11 @@ def _check(recording: Recording, slots: int, rule: Rule, rho: float) -> None:
 class Norm:
     """A layer's RMSNorm before its gate: gain (float64, hidden) and ε."""
 
-    gain: Doubles
+    gain: F64
     epsilon: float
 
 
-def guess(gate_input: Floats, later_router: Floats, count: int, norm: Norm | None = None) -> npt.NDArray[np.int64]:
+def guess(gate_input: F32, later_router: F32, count: int, norm: Norm | None = None) -> I64:
     """The experts that a later layer will probably need, likeliest first.
 
     Args:
@@ -246,7 +246,7 @@ def guess(gate_input: Floats, later_router: Floats, count: int, norm: Norm | Non
     return top_k(gate(gate_input, later_router).astype(np.float32), count)
 
 
-def guess_recall(needed: npt.NDArray[np.int64], guessed: npt.NDArray[np.int64]) -> Recall:
+def guess_recall(needed: I64, guessed: I64) -> Recall:
     """How many needed experts were guessed, in isolation from any cache: the right half of the paper's figure 2.
 
     >>> guess_recall(needed=np.array([[0, 3], [1, 2]]), guessed=np.array([[3], [0]]))
@@ -274,14 +274,14 @@ class Walk:
         routers: float32, layers × width × E.
     """
 
-    inputs: Floats
-    routers: Floats
+    inputs: F32
+    routers: F32
 
-    def needed(self, layer: int, k: int) -> npt.NDArray[np.int64]:
+    def needed(self, layer: int, k: int) -> I64:
         """The k experts of each token, T × k."""
         return top_k(gate(self.inputs[layer], self.routers[layer]).astype(np.float32), k)
 
-    def guessed(self, layer: int, ahead: int, count: int) -> npt.NDArray[np.int64]:
+    def guessed(self, layer: int, ahead: int, count: int) -> I64:
         """What is guessed for `layer` from `ahead` layers before it, T × count."""
         return guess(self.inputs[layer - ahead], self.routers[layer], count)
 
@@ -302,7 +302,7 @@ def residual_walk(
     """
     rng = np.random.default_rng(seed)
 
-    def drifting() -> Doubles:
+    def drifting() -> F64:
         noise = rng.standard_normal((tokens, width))
         for t in range(1, tokens):
             noise[t] = memory * noise[t - 1] + np.sqrt(1 - memory**2) * noise[t]

@@ -25,13 +25,13 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
 
-Floats = npt.NDArray[np.float32]
-Matrix = QuantizedMatrix | Floats
+Matrix = QuantizedMatrix | F32
 """K × N weights: quantised, or float32."""
 
 Change = Callable[[str, Matrix], Matrix]
@@ -41,7 +41,7 @@ Progress = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
 
 
-def to_float(matrix: Matrix) -> Floats:
+def to_float(matrix: Matrix) -> F32:
     """The float32 weights, K × N; exact for either kind."""
     return dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else matrix
 
@@ -94,7 +94,7 @@ class SparseWeights:
         experts: E of them.
     """
 
-    router: Floats
+    router: F32
     experts: tuple[GatedWeights, ...]
 
     def linears(self) -> dict[str, Matrix]:
@@ -138,20 +138,20 @@ class LayerWeights:
         feed_forward_post_norm: hidden: gain after the feed-forward part.
     """
 
-    attention_norm: Floats
+    attention_norm: F32
     query: Matrix
     key: Matrix
     value: Matrix
     output: Matrix
-    feed_forward_norm: Floats
+    feed_forward_norm: F32
     feed_forward: FeedForwardWeights
-    query_bias: Floats | None = None
-    key_bias: Floats | None = None
-    value_bias: Floats | None = None
-    query_norm: Floats | None = None
-    key_norm: Floats | None = None
-    attention_post_norm: Floats | None = None
-    feed_forward_post_norm: Floats | None = None
+    query_bias: F32 | None = None
+    key_bias: F32 | None = None
+    value_bias: F32 | None = None
+    query_norm: F32 | None = None
+    key_norm: F32 | None = None
+    attention_post_norm: F32 | None = None
+    feed_forward_post_norm: F32 | None = None
 
     def linears(self) -> dict[str, Matrix]:
         """Its matrices by the names of `linear_shapes`."""
@@ -175,11 +175,11 @@ class LayeredWeights(Protocol):
         """Its shape."""
 
     @property
-    def embedding(self) -> Floats:
+    def embedding(self) -> F32:
         """Float32, vocabulary × hidden: the row of each token."""
 
     @property
-    def norm(self) -> Floats:
+    def norm(self) -> F32:
         """Float32, hidden: gain of the last norm."""
 
     @property
@@ -210,9 +210,9 @@ class LlamaWeights:
     """
 
     config: LlamaConfig
-    embedding: Floats
+    embedding: F32
     layers: tuple[LayerWeights, ...]
-    norm: Floats
+    norm: F32
     head: Matrix
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import (
     HALF_LEAST_SUBNORMAL,
     UNIT_ROUNDOFF,
@@ -47,7 +48,7 @@ from lowbit.contract.rounding import (
     gamma,
     one_loop,
 )
-from lowbit.moe.routing import Doubles, Floats, Ids, Scores, Softmax, expert, product, silu
+from lowbit.moe.routing import Ids, Scores, Softmax, expert, product, silu
 
 EXPONENTIAL = 8
 QUOTIENT = 4
@@ -76,7 +77,7 @@ class Steps:
         """
         return checked_gamma(self.arithmetic, length, length)
 
-    def stored(self, value: Doubles, error: Doubles) -> Doubles:
+    def stored(self, value: F64, error: F64) -> F64:
         """The error of a sum after it has left its accumulator, which may be finer than what follows."""
         if UNIT_ROUNDOFF[self.arithmetic.accumulator] < self.unit:
             return error + self.unit * (np.abs(value) + error)
@@ -94,7 +95,7 @@ REFERENCE = Steps(Arithmetic("direct", "float64", one_loop), UNIT_ROUNDOFF["floa
 # **The steps.** Each takes exact values with an error for each, and returns the error of its result.
 
 
-def product_error(steps: Steps, x: Doubles, error: Doubles, matrix: Floats) -> Doubles:
+def product_error(steps: Steps, x: F64, error: F64, matrix: F32) -> F64:
     """Of ``x W``, where x is off by `error`: float64, T × N."""
     relative, magnitudes = steps.sum_gamma(matrix.shape[0]), np.abs(matrix.astype(np.float64))
     summed = relative * ((np.abs(x) + error) @ magnitudes) + error @ magnitudes
@@ -102,13 +103,13 @@ def product_error(steps: Steps, x: Doubles, error: Doubles, matrix: Floats) -> D
     return steps.stored(product(x, matrix), summed + underflow)
 
 
-def silu_error(steps: Steps, a: Doubles, error: Doubles) -> Doubles:
+def silu_error(steps: Steps, a: F64, error: F64) -> F64:
     """Of ``silu(a)``, where a is off by `error`."""
     moved = SILU_SLOPE * error
     return moved + gamma(EXPONENTIAL + 1 + QUOTIENT, steps.unit) * (np.abs(silu(a)) + moved) + SILU_VANISHED
 
 
-def softmax_error(steps: Steps, logits: Doubles, error: Doubles) -> Doubles:
+def softmax_error(steps: Steps, logits: F64, error: F64) -> F64:
     """Of the softmax along the last axis, where the logits are off by `error`."""
     below = logits - logits.max(axis=-1, keepdims=True)
     shift = error + steps.unit * (np.abs(below) + 2 * error.max(axis=-1, keepdims=True))
@@ -116,12 +117,12 @@ def softmax_error(steps: Steps, logits: Doubles, error: Doubles) -> Doubles:
     sums = 2 * steps.sum_gamma(logits.shape[-1])
     relative = (1 + gamma(3 * EXPONENTIAL + QUOTIENT, steps.unit)) * (1 + sums) - 1
     log_p = below - np.log(np.exp(below).sum(axis=-1, keepdims=True))
-    greatest: Doubles = np.minimum(np.exp(np.minimum(log_p + shift, 0)), 1) * (1 + relative)  # no probability exceeds 1
-    limit: Doubles = greatest - np.exp(log_p) + logits.shape[-1] * LEAST_NORMAL
+    greatest: F64 = np.minimum(np.exp(np.minimum(log_p + shift, 0)), 1) * (1 + relative)  # no probability exceeds 1
+    limit: F64 = greatest - np.exp(log_p) + logits.shape[-1] * LEAST_NORMAL
     return limit
 
 
-def expert_error(steps: Steps, x: Floats, gate: Floats, up: Floats, down: Floats) -> tuple[Doubles, Doubles]:
+def expert_error(steps: Steps, x: F32, gate: F32, up: F32, down: F32) -> tuple[F64, F64]:
     """Of one expert: its error and the gauge of its last sum, both T × hidden."""
     exactly, wide = np.zeros(x.shape), x.astype(np.float64)
     a, b = product(x, gate), product(x, up)
@@ -141,7 +142,7 @@ def _described(arithmetic: Arithmetic, length: int) -> str:
     return f"γ_{depth}({arithmetic.accumulator}) for a sum of {length}"
 
 
-def gate_bound(x: Floats, router: Floats, scores: Scores, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def gate_bound(x: F32, router: F32, scores: Scores, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `routing.gate`.
 
     Args:
@@ -168,7 +169,7 @@ def gate_bound(x: Floats, router: Floats, scores: Scores, arithmetic: Arithmetic
     return Bound(np.asarray(limit), gauge, how)
 
 
-def weights_bound(scores: Floats, chosen: Ids, softmax: Softmax, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def weights_bound(scores: F32, chosen: Ids, softmax: Softmax, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `routing.weights`.
 
     Args:
@@ -193,7 +194,7 @@ def weights_bound(scores: Floats, chosen: Ids, softmax: Softmax, arithmetic: Ari
     return Bound(limit, exact, f"{_described(arithmetic, k)} {what} and a quotient")
 
 
-def expert_bound(x: Floats, gate: Floats, up: Floats, down: Floats, arithmetic: Arithmetic) -> Bound:
+def expert_bound(x: F32, gate: F32, up: F32, down: F32, arithmetic: Arithmetic) -> Bound:
     """The bound of `routing.expert`; arguments as there, and what the backend declares.
 
     Raises:
@@ -207,14 +208,14 @@ def expert_bound(x: Floats, gate: Floats, up: Floats, down: Floats, arithmetic: 
 
 
 def sparse_bound(
-    x: Floats,
-    gate: Floats,
-    up: Floats,
-    down: Floats,
+    x: F32,
+    gate: F32,
+    up: F32,
+    down: F32,
     chosen: Ids,
-    weights: Floats,
+    weights: F32,
     arithmetic: Arithmetic,
-    exact: Doubles,
+    exact: F64,
 ) -> Bound:
     """The bound of `routing.sparse`; arguments as there, what the backend declares, and the reference's result.
 

@@ -46,14 +46,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.attention import attention
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, operation
 from lowbit.errors import ArgumentError
 
-Floats = npt.NDArray[np.float32]
-Doubles = npt.NDArray[np.float64]
-Ids = npt.NDArray[np.int64]
+Ids = I64
 
 Scores = Literal["logits", "probabilities"]
 SCORES: tuple[Scores, ...] = ("logits", "probabilities")
@@ -64,7 +63,7 @@ SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
 # **Gate and choice.**
 
 
-def product(x: npt.NDArray[np.floating], matrix: Floats) -> Doubles:
+def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
     """``x W`` in float64, one row of the matrix at a time, so that the order of the sum is the same on every host.
 
     >>> product(np.array([[1.0, 2.0]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
@@ -84,7 +83,7 @@ def product(x: npt.NDArray[np.floating], matrix: Floats) -> Doubles:
     return total
 
 
-def gate(x: Floats, router: Floats, scores: Scores = "logits") -> Doubles:
+def gate(x: F32, router: F32, scores: Scores = "logits") -> F64:
     """The score of every expert for every token.
 
     >>> router = np.array([[1, 0, 2]], np.float32)
@@ -112,7 +111,7 @@ def gate(x: Floats, router: Floats, scores: Scores = "logits") -> Doubles:
         return logits if scores == "logits" else attention.softmax(logits)
 
 
-def top_k(scores: Floats, k: int) -> Ids:
+def top_k(scores: F32, k: int) -> Ids:
     """The k experts of the greatest scores, best first; of equal scores the lowest id first.
 
     >>> top_k(np.array([[0.5, 2.0, 0.5, 2.0]], np.float32), k=3)
@@ -132,7 +131,7 @@ def top_k(scores: Floats, k: int) -> Ids:
     return np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int64)  # stable: equals keep their order
 
 
-def weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> Doubles:
+def weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> F64:
     """The weights of the chosen experts, which sum to 1 for each token.
 
     >>> logits, chosen = np.log(np.array([[1, 3, 4]], np.float32)), np.array([[2, 1]])
@@ -160,7 +159,7 @@ def weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> Doubles:
     own = np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
     if softmax == "after":
         return attention.softmax(own)
-    total: Doubles = own.sum(axis=1, keepdims=True)
+    total: F64 = own.sum(axis=1, keepdims=True)
     return own / total
 
 
@@ -169,7 +168,7 @@ def weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> Doubles:
 # the same order.
 
 
-def silu(a: Doubles) -> Doubles:
+def silu(a: F64) -> F64:
     """a / (1 + e^−a), close to a for large a and to 0 for very negative a.
 
     >>> silu(np.array([-1000.0, 0.0, 1000.0]))
@@ -179,7 +178,7 @@ def silu(a: Doubles) -> Doubles:
         return a / (1.0 + np.exp(-a))
 
 
-def expert(x: Floats, gate: Floats, up: Floats, down: Floats) -> Doubles:
+def expert(x: F32, gate: F32, up: F32, down: F32) -> F64:
     """One SwiGLU expert.
 
     >>> one = np.ones((1, 1), np.float32)
@@ -206,7 +205,7 @@ def expert(x: Floats, gate: Floats, up: Floats, down: Floats) -> Doubles:
     return product(inner, down)
 
 
-def sparse(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Doubles:
+def sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> F64:
     """The sparse layer: for each token the weighted sum of its experts, in ascending order of their ids.
 
     Args:
@@ -238,21 +237,21 @@ def sparse(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weigh
 # **Checks.**
 
 
-def check_gate(x: Floats, router: Floats, scores: Scores = "logits") -> None:
+def check_gate(x: F32, router: F32, scores: Scores = "logits") -> None:
     """The checks of `gate`."""
     check_choice("scores", scores, SCORES)
     check_array("router", router, np.float32, (None, None))
     check_array("x", x, np.float32, (None, router.shape[0]))
 
 
-def check_top_k(scores: Floats, k: int) -> None:
+def check_top_k(scores: F32, k: int) -> None:
     """The checks of `top_k`."""
     check_array("scores", scores, np.float32, (None, None))
     check_integer("k", k, 1, scores.shape[1])
     check_finite("scores", scores)
 
 
-def check_weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> None:
+def check_weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> None:
     """The checks of `weights`."""
     check_choice("softmax", softmax, SOFTMAXES)
     check_array("scores", scores, np.float32, (None, None))
@@ -265,7 +264,7 @@ def check_weights(scores: Floats, chosen: Ids, softmax: Softmax = "after") -> No
             raise ArgumentError("scores", "0 for all the chosen experts of a token", "a chosen expert above 0")
 
 
-def check_expert(x: Floats, gate: Floats, up: Floats, down: Floats) -> None:
+def check_expert(x: F32, gate: F32, up: F32, down: F32) -> None:
     """The checks of `expert`."""
     check_array("gate", gate, np.float32, (None, None))
     check_array("up", up, np.float32, gate.shape)
@@ -273,7 +272,7 @@ def check_expert(x: Floats, gate: Floats, up: Floats, down: Floats) -> None:
     check_array("x", x, np.float32, (None, gate.shape[0]))
 
 
-def check_sparse(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> None:
+def check_sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> None:
     """The checks of `sparse`."""
     check_array("gate", gate, np.float32, (None, None, None))
     experts, hidden, inner = gate.shape

@@ -18,13 +18,13 @@ Source: lowbit's own; ``g_idx`` as GPTQ files store it.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, I32, I64
 from lowbit.contract.checks import check_array, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Floats, QuantizedMatrix, dequantize
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
 
-Order = npt.NDArray[np.int64]
+Order = I64
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +56,20 @@ class OrderedMatrix:
             raise ArgumentError("order", "not a permutation", f"each of 0 to {self.matrix.rows - 1} once")
 
     @property
-    def g_idx(self) -> npt.NDArray[np.int32]:
+    def g_idx(self) -> I32:
         """int32, K: the group of each row of W, as files store it. The order inside a group is lost; it has no use."""
         group = np.empty(self.matrix.rows, np.int32)
         group[self.order] = np.arange(self.matrix.rows) // self.matrix.group_size
         return group
 
-    def dequantize(self) -> Floats:
+    def dequantize(self) -> F32:
         """float32, K × N, rows in the order of W."""
         weights = np.empty((self.matrix.rows, self.matrix.columns), np.float32)
         weights[self.order] = dequantize(self.matrix)
         return weights
 
 
-def order_of(g_idx: npt.NDArray[np.int32], group_size: int) -> Order:
+def order_of(g_idx: I32, group_size: int) -> Order:
     """The order in which a file's rows must be taken so that its groups become runs; equal ones keep theirs.
 
     >>> order_of(np.array([1, 0, 1, 0], np.int32), group_size=2)

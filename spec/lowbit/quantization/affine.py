@@ -51,6 +51,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.errors import ArgumentError
@@ -61,7 +62,7 @@ ScaleDtype = Literal["float32", "float16"]
 CONVENTIONS: tuple[Convention, ...] = ("minimum", "zero_point")
 SCALE_DTYPES: tuple[ScaleDtype, ...] = ("float32", "float16")
 
-Floats = npt.NDArray[np.float32]
+
 Scales = npt.NDArray[np.floating[Any]]
 
 
@@ -88,7 +89,7 @@ class QuantizedMatrix:
 
     words: Words
     scales: Scales
-    zeros: npt.NDArray[Any]
+    zeros: Array
     bits: int
     rows: int
     group_size: int
@@ -146,7 +147,7 @@ class QuantizedMatrix:
 
 
 def quantize(
-    weights: Floats,
+    weights: F32,
     *,
     bits: int,
     group_size: int,
@@ -189,7 +190,7 @@ def quantize(
 
 
 def check_quantize(
-    weights: Floats,
+    weights: F32,
     *,
     bits: int,
     group_size: int,
@@ -206,9 +207,7 @@ def check_quantize(
     check_finite("weights", weights)
 
 
-def group_scale_and_zero(
-    group: Floats, bits: int, convention: Convention, dtype: np.dtype[Any]
-) -> tuple[Scales, npt.NDArray[Any]]:
+def group_scale_and_zero(group: F32, bits: int, convention: Convention, dtype: np.dtype[Any]) -> tuple[Scales, Array]:
     """Scale and zero of one group, for each of its N columns, already in the dtypes in which they are stored."""
     low, high = group.min(axis=0), group.max(axis=0)
     if convention == "zero_point":  # the range must hold 0, so that a zero weight stays exactly zero
@@ -232,7 +231,7 @@ def group_scale_and_zero(
     return scale, zero.astype(np.uint8)
 
 
-def group_codes(group: Floats, scale: Scales, zero: npt.NDArray[Any], bits: int, convention: Convention) -> Codes:
+def group_codes(group: F32, scale: Scales, zero: Array, bits: int, convention: Convention) -> Codes:
     """The codes of one group, by the stored scale and zero, in float32 and in the order of the table above."""
     scale, offset = scale.astype(np.float32), zero.astype(np.float32)
     if convention == "minimum":
@@ -245,7 +244,7 @@ def group_codes(group: Floats, scale: Scales, zero: npt.NDArray[Any], bits: int,
 # **Dequantise.** The other direction is one expression, and again float32 in the order written.
 
 
-def dequantize(matrix: QuantizedMatrix) -> Floats:
+def dequantize(matrix: QuantizedMatrix) -> F32:
     """The float32 weights that a quantised matrix stands for.
 
     >>> weights = np.array([[3.5]] * 8, np.float32)  # a constant group is represented exactly
@@ -272,10 +271,10 @@ def dequantize(matrix: QuantizedMatrix) -> Floats:
     return weights
 
 
-def group_values(codes: Codes, scale: Scales, zero: npt.NDArray[Any], convention: Convention) -> Floats:
+def group_values(codes: Codes, scale: Scales, zero: Array, convention: Convention) -> F32:
     """What the codes of one group stand for; scale and zero are widened to float32 first."""
     q, scale, zero = codes.astype(np.float32), scale.astype(np.float32), zero.astype(np.float32)
-    values: Floats = scale * q + zero if convention == "minimum" else scale * (q - zero)
+    values: F32 = scale * q + zero if convention == "minimum" else scale * (q - zero)
     return values
 
 

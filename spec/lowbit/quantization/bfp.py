@@ -42,11 +42,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I64
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.errors import ArgumentError
 
-Floats = npt.NDArray[np.float32]
 Mantissas = npt.NDArray[np.signedinteger[Any]]
 Exponents = npt.NDArray[np.int16]
 
@@ -168,7 +168,7 @@ class Blocks:
         return int(self.mantissas.shape[1])
 
 
-def cast(x: Floats, format: Format) -> Blocks:
+def cast(x: F32, format: Format) -> Blocks:
     r"""Round each row to blocks: exponent from the largest element, then mantissas :math:`\mathrm{rint}(x / 2^e)`.
 
     The largest element, 5, is between 4 and 8, so a step is 1; 0.5 and 2.5 are ties and go to the even mantissa, and
@@ -205,7 +205,7 @@ def cast(x: Floats, format: Format) -> Blocks:
     return Blocks(mantissas, exponents, format)
 
 
-def block_exponent(largest: npt.NDArray[np.float64], format: Format) -> npt.NDArray[np.int64]:
+def block_exponent(largest: F64, format: Format) -> I64:
     r""":math:`e = E' - 1 - (p - 2)`, clamped to the exponent's range; a block of zeros takes the least exponent.
 
     >>> block_exponent(np.array([1.0, 0.75, 2.0**-200, 0.0]), bfp12(32))
@@ -225,7 +225,7 @@ def block_exponent(largest: npt.NDArray[np.float64], format: Format) -> npt.NDAr
     return np.where(largest == 0, -format.reach, e)
 
 
-def decode(blocks: Blocks) -> Floats:
+def decode(blocks: Blocks) -> F32:
     r"""The values :math:`2^e \cdot M` of equation 1, in float32.
 
     What `cast` made of float32 is decoded without a rounding. Only exponents that no such cast yields can leave the
@@ -258,7 +258,7 @@ def decode(blocks: Blocks) -> Floats:
 # **Checks.**
 
 
-def check_cast(x: Floats, format: Format) -> None:
+def check_cast(x: F32, format: Format) -> None:
     """The checks of `cast`."""
     if not isinstance(format, Format):
         raise ArgumentError("format", f"a {type(format).__name__}", "a lowbit.quantization.bfp.Format")

@@ -22,14 +22,12 @@ Source: K-sort §II.B, §III.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, I32, I64
 from lowbit.contract.checks import check_array
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.errors import ArgumentError
-from lowbit.quantization.bfp import Blocks, Floats, check_blocks
-
-Reals = npt.NDArray[np.float64]
+from lowbit.quantization.bfp import Blocks, check_blocks
 
 LARGEST_SUM = 2**53
 """The integers of a block must stay below this, so that a float64 holds them; 8-bit mantissas reach it with blocks of
@@ -48,8 +46,8 @@ class BlockSums:
         ArgumentError: arrays of other dtypes or shapes, or a sum that is too large.
     """
 
-    sums: npt.NDArray[np.int64]
-    exponents: npt.NDArray[np.int32]
+    sums: I64
+    exponents: I32
 
     def __post_init__(self) -> None:
         check_array("sums", self.sums, np.int64, (None, None, None))
@@ -91,7 +89,7 @@ def dot(a: Blocks, b: Blocks) -> BlockSums:
     return BlockSums(sums, exponents)
 
 
-def total(blocks: BlockSums) -> Floats:
+def total(blocks: BlockSums) -> F32:
     r"""Add the blocks of each dot product in float32: :math:`y \leftarrow \mathrm{fl}(y + 2^e S)`, first block first.
 
     Each step rounds once, as a fused multiply-add does whose factors are exact. A block whose integer has more than 24
@@ -126,7 +124,7 @@ def total(blocks: BlockSums) -> Floats:
 # and lies on the same side of every tie as the exact sum, so the conversion rounds as if it had seen the exact sum.
 
 
-def add_rounded_once(y: Floats, term: Reals) -> Floats:
+def add_rounded_once(y: F32, term: F64) -> F32:
     """The exact sum of a float32 and a float64, rounded once to float32.
 
     A sum just above the tie between 1 and its successor goes up; rounded to float64 first, it would be the tie, and

@@ -35,12 +35,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import U8
 from lowbit.contract.checks import check_array, check_integer
 from lowbit.contract.operation import EXACT, operation
 from lowbit.errors import ArgumentError
 from lowbit.quantization.bfp import Blocks, Exponents, Format, Mantissas, check_blocks, format_parameters
-
-Bytes = npt.NDArray[np.uint8]
 
 EXPONENT_BIAS = 127
 STORED_EXPONENT_BITS = 8
@@ -60,8 +59,8 @@ class StoredBlocks:
         ArgumentError: arrays of other dtypes or shapes; a format that cannot be stored.
     """
 
-    mantissas: Bytes
-    exponents: Bytes
+    mantissas: U8
+    exponents: U8
     columns: int
     format: Format
 
@@ -137,7 +136,7 @@ def load(stored: StoredBlocks) -> Blocks:
 # to 25 bits touches at most five bytes.
 
 
-def pack_signed(mantissas: Mantissas, bits: int) -> Bytes:
+def pack_signed(mantissas: Mantissas, bits: int) -> U8:
     """Signed integers, R × n, as the bytes of one stream a row: uint8, R × ⌈n·bits/8⌉."""
     rows, columns = mantissas.shape
     stream = np.zeros((rows, row_bytes(columns, bits)), np.uint8)
@@ -152,7 +151,7 @@ def pack_signed(mantissas: Mantissas, bits: int) -> Bytes:
     return stream
 
 
-def unpack_signed(stream: Bytes, columns: int, format: Format) -> Mantissas:
+def unpack_signed(stream: U8, columns: int, format: Format) -> Mantissas:
     """The inverse of `pack_signed`: signed integers of the format's dtype, R × n."""
     bits = format.mantissa
     mantissas = np.empty((len(stream), columns), format.dtype)
@@ -169,7 +168,7 @@ def unpack_signed(stream: Bytes, columns: int, format: Format) -> Mantissas:
 # **MXINT8.** Where the two coincide, one is the other with its exponents read differently.
 
 
-def to_mxint8(blocks: Blocks) -> tuple[Bytes, npt.NDArray[np.int8]]:
+def to_mxint8(blocks: Blocks) -> tuple[U8, npt.NDArray[np.int8]]:
     """The same numbers as MXINT8: E8M0 scales, uint8, R × P, and elements, int8, R × n.
 
     >>> from lowbit.quantization.bfp import bfp16, cast
@@ -223,7 +222,7 @@ def check_load(stored: StoredBlocks) -> None:
         raise ArgumentError("bits after the last mantissa of a row", "set", "all 0")
 
 
-def _check_bytes(exponents: Exponents | Bytes, least: int, most: int) -> None:
+def _check_bytes(exponents: Exponents | U8, least: int, most: int) -> None:
     if (exponents < least).any() or (exponents > most).any():
         given = f"from {exponents.min()} to {exponents.max()}"
         raise ArgumentError("bytes of exponents", given, f"{least} to {most}")

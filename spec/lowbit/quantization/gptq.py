@@ -61,14 +61,13 @@ The papers leave damping, order and symmetry open; they are fixed here.
 import numpy as np
 import numpy.typing as npt
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_array, check_choice, check_finite
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles
 from lowbit.quantization.act_order import OrderedMatrix
 from lowbit.quantization.affine import (
     Convention,
-    Floats,
     QuantizedMatrix,
     ScaleDtype,
     check_quantize,
@@ -78,8 +77,6 @@ from lowbit.quantization.affine import (
 )
 from lowbit.quantization.packing import pack
 
-Reals = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-
 DAMPING = 0.01
 """The part of the mean of the diagonal that is added to it unless something else is asked for; GPTQ's own."""
 
@@ -87,7 +84,7 @@ DAMPING = 0.01
 # product at a time, in float64, so that it is the same on every machine.
 
 
-def hessian(x: Floats) -> Doubles:
+def hessian(x: F32) -> F64:
     """``H = X^T X``.
 
     >>> hessian(np.array([[1, 2], [3, 0]], np.float32))
@@ -112,9 +109,9 @@ def hessian(x: Floats) -> Doubles:
     return total
 
 
-def damped(hessian: Reals, damping: float) -> Doubles:
+def damped(hessian: F32 | F64, damping: float) -> F64:
     """The Hessian with `damping` times the mean of its diagonal added to its diagonal, in float64."""
-    wide: Doubles = hessian.astype(np.float64)
+    wide: F64 = hessian.astype(np.float64)
     return wide + damping * float(np.mean(np.diagonal(wide))) * np.eye(len(wide))
 
 
@@ -122,7 +119,7 @@ def damped(hessian: Reals, damping: float) -> Doubles:
 # what the column explains is taken off, and the rest is a smaller problem of the same kind.
 
 
-def factor(hessian: Reals) -> Doubles:
+def factor(hessian: F32 | F64) -> F64:
     """The upper triangular M with a positive diagonal and ``M M^T = H``.
 
     >>> factor(np.array([[10.0, 2.0], [2.0, 4.0]]))
@@ -141,7 +138,7 @@ def factor(hessian: Reals) -> Doubles:
     Source: Cholesky's factorisation, backwards; GPTQ §3.3, where it is that of the inverse.
     """
     check_hessian(hessian)
-    rest: Doubles = hessian.astype(np.float64)
+    rest: F64 = hessian.astype(np.float64)
     result = np.zeros(rest.shape)
     for k in reversed(range(len(rest))):
         pivot = rest[k, k]
@@ -156,13 +153,13 @@ def factor(hessian: Reals) -> Doubles:
 # **The targets.** An error goes into the targets of all later rows at once.
 
 
-def spread(targets: Doubles, factor: Reals, k: int, error: Doubles) -> None:
+def spread(targets: F64, factor: F32 | F64, k: int, error: F64) -> None:
     r"""Add what the error :math:`\Delta_k` of row k asks of every later row, in place."""
     later = slice(k + 1, None)
     targets[later] += np.outer(factor[k, later] / factor.diagonal()[later], error)
 
 
-def targets(weights: Floats, factor: Floats, values: Floats) -> Doubles:
+def targets(weights: F32, factor: F32, values: F32) -> F64:
     """The target of every row, given the values to which the rows before it were rounded.
 
     The first row was rounded up by 0.5; the second now aims 0.25 lower, and its own value changes nothing:
@@ -186,7 +183,7 @@ def targets(weights: Floats, factor: Floats, values: Floats) -> Doubles:
     Source: GPTQ §3, the update of the remaining weights; here with the factor of H itself.
     """
     check_targets(weights, factor, values)
-    result: Doubles = weights.astype(np.float64)
+    result: F64 = weights.astype(np.float64)
     wide = factor.astype(np.float64)
     for k, error in enumerate(weights.astype(np.float64) - values):
         spread(result, wide, k, error)
@@ -199,7 +196,7 @@ def targets(weights: Floats, factor: Floats, values: Floats) -> Doubles:
 # of `affine`.
 
 
-def unrounded(goals: Doubles, weights: Doubles, factor: Doubles, rows: slice) -> Floats:
+def unrounded(goals: F64, weights: F64, factor: F64, rows: slice) -> F32:
     """What the rows of a group would be, given the errors before them, if they could be any number: float32.
 
     This is what the usual form has in place of the weights that are left.
@@ -211,8 +208,8 @@ def unrounded(goals: Doubles, weights: Doubles, factor: Doubles, rows: slice) ->
 
 
 def quantize(
-    weights: Floats,
-    hessian: Reals,
+    weights: F32,
+    hessian: F32 | F64,
     *,
     bits: int,
     group_size: int,
@@ -260,7 +257,7 @@ def quantize(
     order = np.argsort(-hessian.diagonal(), kind="stable") if act_order else np.arange(len(weights))
     triangle = factor(np.ascontiguousarray(damped(hessian, damping)[np.ix_(order, order)]))
 
-    rows: Doubles = weights[order].astype(np.float64)
+    rows: F64 = weights[order].astype(np.float64)
     goals, codes = rows.copy(), np.empty(rows.shape, np.uint8)
     scales, zeros = [], []
     for k, row in enumerate(rows):
@@ -278,7 +275,7 @@ def quantize(
 
 
 def _grid(
-    group: Floats, bits: int, convention: Convention, symmetric: bool, dtype: np.dtype[np.floating]
+    group: F32, bits: int, convention: Convention, symmetric: bool, dtype: np.dtype[np.floating]
 ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.generic]]:
     """Scale and zero of a group, by `affine`; of its mirrored range where the grid is symmetric."""
     if not symmetric:
@@ -288,7 +285,7 @@ def _grid(
     return scale, np.full_like(zero, 2 ** (bits - 1))
 
 
-def layer_error(weights: Floats, values: Floats, hessian: Reals) -> float:
+def layer_error(weights: F32, values: F32, hessian: F32 | F64) -> float:
     r"""E, the sum over the columns of :math:`\Delta^T H \Delta`: a measurement, in float64 by whatever order is fast.
 
     Args:
@@ -303,13 +300,13 @@ def layer_error(weights: Floats, values: Floats, hessian: Reals) -> float:
 # **Checks.**
 
 
-def check_inputs(x: Floats) -> None:
+def check_inputs(x: F32) -> None:
     """The checks of `hessian`."""
     check_array("x", x, np.float32, (None, None))
     check_finite("x", x)
 
 
-def check_hessian(hessian: Reals, size: int | None = None) -> None:
+def check_hessian(hessian: F32 | F64, size: int | None = None) -> None:
     """Refuse anything but a finite symmetric matrix, of `size` rows if that is given."""
     check_choice("dtype of hessian", str(getattr(hessian, "dtype", None)), ("float32", "float64"))
     check_array("hessian", hessian, hessian.dtype, (size, None))
@@ -318,7 +315,7 @@ def check_hessian(hessian: Reals, size: int | None = None) -> None:
     check_finite("hessian", hessian)
 
 
-def check_targets(weights: Floats, factor: Floats, values: Floats) -> None:
+def check_targets(weights: F32, factor: F32, values: F32) -> None:
     """The checks of `targets`."""
     check_array("weights", weights, np.float32, (None, None))
     check_array("factor", factor, np.float32, (len(weights), len(weights)))

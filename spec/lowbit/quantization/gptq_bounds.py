@@ -20,6 +20,7 @@ Source: Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1 a
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import (
     HALF_LEAST_SUBNORMAL,
     UNIT_ROUNDOFF,
@@ -30,12 +31,9 @@ from lowbit.contract.rounding import (
     gamma,
     one_loop,
 )
-from lowbit.linear.linear import Doubles
-from lowbit.quantization.affine import Floats
-from lowbit.quantization.gptq import Reals
 
 
-def hessian_bound(x: Floats, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def hessian_bound(x: F32, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `gptq.hessian/C2`.
 
     Args:
@@ -47,7 +45,7 @@ def hessian_bound(x: Floats, arithmetic: Arithmetic, exact: Doubles) -> Bound:
     return direct_bound(magnitudes.T @ magnitudes, len(x), arithmetic, exact, underflows=2 * len(x))
 
 
-def factor_bound(hessian: Reals, arithmetic: Arithmetic, given: Floats) -> Bound:
+def factor_bound(hessian: F32 | F64, arithmetic: Arithmetic, given: F32) -> Bound:
     """The bound of `gptq.factor/C2` on ``given @ given.T - hessian``.
 
     Args:
@@ -68,7 +66,7 @@ def factor_bound(hessian: Reals, arithmetic: Arithmetic, given: Floats) -> Bound
     return Bound(limit + measuring, terms, derivation)
 
 
-def targets_bound(weights: Floats, factor: Floats, values: Floats, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def targets_bound(weights: F32, factor: F32, values: F32, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `gptq.targets/C2`.
 
     Args:

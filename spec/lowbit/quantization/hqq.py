@@ -40,11 +40,11 @@ Source: HQQ (Badri and Shaji, 2023), as used by MoE offloading §3.3 and §4.2; 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, F64, Array
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, Parameters, operation
 from lowbit.contract.rounding import (
@@ -57,8 +57,7 @@ from lowbit.contract.rounding import (
     gamma,
 )
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles
-from lowbit.quantization.affine import Floats, QuantizedMatrix, ScaleDtype, check_quantize
+from lowbit.quantization.affine import QuantizedMatrix, ScaleDtype, check_quantize
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, above_zero, check_plain, decode, encode, range_grid
 from lowbit.quantization.hqq_solver import Solver, codes, solve
 from lowbit.quantization.packing import BITS, WORD_BITS, Words, check_rows, pack, unpack
@@ -126,7 +125,7 @@ class HqqMatrix:
         return int(self.words.nbytes + self.scales.nbytes + self.zeros.nbytes)
 
 
-def to_blocks(matrix: npt.NDArray[Any], group_size: int, axis: Axis) -> npt.NDArray[Any]:
+def to_blocks(matrix: Array, group_size: int, axis: Axis) -> Array:
     """K × N to g × G: flat in the order of N × K, then cut along the axis.
 
     >>> to_blocks(np.array([[0, 2], [1, 3]]), 2, axis=0)
@@ -140,7 +139,7 @@ def to_blocks(matrix: npt.NDArray[Any], group_size: int, axis: Axis) -> npt.NDAr
     return flat.reshape(group_size, -1) if axis == 0 else np.ascontiguousarray(flat.reshape(-1, group_size).T)
 
 
-def from_blocks(blocks: npt.NDArray[Any], rows: int, axis: Axis) -> npt.NDArray[Any]:
+def from_blocks(blocks: Array, rows: int, axis: Axis) -> Array:
     """g × G back to K × N."""
     flat = np.ascontiguousarray(blocks if axis == 0 else blocks.T).reshape(-1)
     return np.ascontiguousarray(flat.reshape(-1, rows).T)
@@ -150,7 +149,7 @@ def from_blocks(blocks: npt.NDArray[Any], rows: int, axis: Axis) -> npt.NDArray[
 
 
 def quantize(
-    weights: Floats,
+    weights: F32,
     *,
     bits: int,
     group_size: int,
@@ -193,7 +192,7 @@ def quantize(
         scales = above_zero(encode(decode(scales), meta_group, dtype))
     wide = decode(scales)
     with np.errstate(over="ignore"):
-        start: Floats = -blocks.min(axis=0) / wide
+        start: F32 = -blocks.min(axis=0) / wide
     start = np.rint(start) if bits == 4 else start
     found = solve(blocks, wide, start, bits, solver).zeros
     zeros: Numbers = found.astype(dtype) if meta_group is None else encode(found, len(found), dtype)
@@ -202,7 +201,7 @@ def quantize(
     return HqqMatrix(words, scales, zeros, bits, weights.shape[0], group_size, axis)
 
 
-def dequantize(matrix: HqqMatrix) -> Floats:
+def dequantize(matrix: HqqMatrix) -> F32:
     """``scale * (q - zero)``, float32, two roundings.
 
     Args:
@@ -250,7 +249,7 @@ def as_minimum(matrix: HqqMatrix) -> QuantizedMatrix:
     return QuantizedMatrix(matrix.words, scales, minima, matrix.bits, matrix.rows, matrix.group_size, "minimum")
 
 
-def minimum_error(x: Floats, matrix: HqqMatrix) -> Doubles:
+def minimum_error(x: F32, matrix: HqqMatrix) -> F64:
     r"""How far `as_minimum` may move ``x W``: :math:`u \sum_g s_g |z_g| |\sum_{k \in g} x_k|`, and underflow.
 
     Args:
@@ -262,14 +261,14 @@ def minimum_error(x: Floats, matrix: HqqMatrix) -> Doubles:
     """
     products = (decode(matrix.scales).astype(np.float64) * np.abs(decode(matrix.zeros))).reshape(matrix.columns, -1)
     sums = np.abs(np.add.reduce(x.astype(np.float64).reshape(-1, matrix.group_size), axis=1))
-    moved: Doubles = np.add.reduce((UNIT_ROUNDOFF["float32"] * products + HALF_LEAST_SUBNORMAL) * sums, axis=1)
+    moved: F64 = np.add.reduce((UNIT_ROUNDOFF["float32"] * products + HALF_LEAST_SUBNORMAL) * sums, axis=1)
     return moved
 
 
 # **The product**, along either axis: each weight with its own group's scale and zero, summed over the rows in float64.
 
 
-def qgemv(x: Floats, matrix: HqqMatrix) -> Doubles:
+def qgemv(x: F32, matrix: HqqMatrix) -> F64:
     """``y = x W`` for one activation vector.
 
     Args:
@@ -292,7 +291,7 @@ def qgemv(x: Floats, matrix: HqqMatrix) -> Doubles:
     return y
 
 
-def _rows(matrix: HqqMatrix) -> Iterator[tuple[Doubles, Doubles, Doubles]]:
+def _rows(matrix: HqqMatrix) -> Iterator[tuple[F64, F64, F64]]:
     """For each row of W: ``s * q``, ``s * |z|`` and ``s * (q - z)``, float64, N each."""
     q = to_blocks(unpack(matrix.words, matrix.bits), matrix.group_size, matrix.axis).astype(np.float64)
     s, z = decode(matrix.scales).astype(np.float64), decode(matrix.zeros).astype(np.float64)
@@ -300,7 +299,7 @@ def _rows(matrix: HqqMatrix) -> Iterator[tuple[Doubles, Doubles, Doubles]]:
     yield from zip(*(from_blocks(part, matrix.rows, matrix.axis) for part in parts), strict=True)
 
 
-def qgemv_bound(x: Floats, matrix: HqqMatrix, arithmetic: Arithmetic, exact: Doubles) -> Bound:
+def qgemv_bound(x: F32, matrix: HqqMatrix, arithmetic: Arithmetic, exact: F64) -> Bound:
     r"""The bound of `hqq.qgemv/C2`; its gauge is :math:`\sum |x| s (q + |z|)`, or :math:`\sum |x||w|` if dequantised.
 
     Args:
@@ -340,7 +339,7 @@ def check_matrix(matrix: HqqMatrix) -> None:
         raise ArgumentError("matrix", f"a {type(matrix).__name__}", "an HqqMatrix")
 
 
-def check_qgemv(x: Floats, matrix: HqqMatrix) -> None:
+def check_qgemv(x: F32, matrix: HqqMatrix) -> None:
     """The checks of `qgemv`."""
     check_matrix(matrix)
     check_array("x", x, np.float32, (matrix.rows,))

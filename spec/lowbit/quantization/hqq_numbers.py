@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.contract.checks import check_array, check_choice, check_finite
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import SCALE_DTYPES, Floats
+from lowbit.quantization.affine import SCALE_DTYPES
 from lowbit.quantization.hqq_solver import codes
 from lowbit.quantization.packing import Codes
 
@@ -39,8 +39,8 @@ class EightBit:
     """
 
     codes: Codes
-    scales: npt.NDArray[Any]
-    zeros: npt.NDArray[Any]
+    scales: Array
+    zeros: Array
 
     def __post_init__(self) -> None:
         check_array("codes", self.codes, np.uint8, (None,))
@@ -56,11 +56,11 @@ class EightBit:
         return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes
 
 
-Numbers = npt.NDArray[Any] | EightBit
+Numbers = Array | EightBit
 """Scales or zeros of G groups: float32 or float16, G, or in 8 bits."""
 
 
-def decode(numbers: Numbers) -> Floats:
+def decode(numbers: Numbers) -> F32:
     """The float32 numbers; ``scale * (code - zero)`` in float32, two roundings, where they are in 8 bits.
 
     >>> decode(EightBit(np.array([0, 255, 3, 4], np.uint8), np.float32([0.5, 1]), np.float32([0, 1])))
@@ -69,11 +69,11 @@ def decode(numbers: Numbers) -> Floats:
     if not isinstance(numbers, EightBit):
         return numbers.astype(np.float32)
     blocks = numbers.codes.reshape(-1, len(numbers.scales)).astype(np.float32)
-    result: Floats = numbers.scales.astype(np.float32) * (blocks - numbers.zeros.astype(np.float32))
+    result: F32 = numbers.scales.astype(np.float32) * (blocks - numbers.zeros.astype(np.float32))
     return result.reshape(-1)
 
 
-def encode(numbers: Floats, group_size: int, dtype: np.dtype[Any]) -> EightBit:
+def encode(numbers: F32, group_size: int, dtype: np.dtype[Any]) -> EightBit:
     """The same numbers in 8 bits, number f in group f mod M, with M the count of numbers over `group_size`."""
     if len(numbers) % group_size != 0:
         raise ArgumentError("meta_group", group_size, f"a divisor of the number of groups, {len(numbers)}")
@@ -83,7 +83,7 @@ def encode(numbers: Floats, group_size: int, dtype: np.dtype[Any]) -> EightBit:
     return EightBit(stored.reshape(-1), scales, zeros)
 
 
-def range_grid(blocks: Floats, bits: int, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def range_grid(blocks: F32, bits: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
     """Scale and real zero of each column of g × G blocks by its range, in float32, then in the stored dtype."""
     low, high = blocks.min(axis=0), blocks.max(axis=0)
     with np.errstate(over="ignore", under="ignore", divide="ignore", invalid="ignore"):  # each is looked at below
@@ -103,7 +103,7 @@ def above_zero(scales: EightBit) -> EightBit:
     return scales
 
 
-def check_plain(name: str, numbers: npt.NDArray[Any]) -> None:
+def check_plain(name: str, numbers: Array) -> None:
     """Refuse anything but finite float32 or float16 numbers in a row."""
     check_choice(f"dtype of {name}", str(getattr(numbers, "dtype", None)), SCALE_DTYPES)
     check_array(name, numbers, numbers.dtype, (None,))

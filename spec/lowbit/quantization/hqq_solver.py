@@ -46,12 +46,11 @@ from math import fsum
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, operation
 from lowbit.contract.rounding import UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.packing import BITS, Codes
 
 WEIGHTS_AT_A_TIME = 2**15
@@ -99,7 +98,7 @@ class Solver:
 # **The two halves.** The first is exact: one division, one addition, one rounding to an integer.
 
 
-def codes(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
+def codes(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
     """``clamp(rint(W / scale + zero))``, in float32 and in this order; ties to even.
 
     >>> codes(np.array([[0.3], [-0.4]], np.float32), np.float32([0.5]), np.float32([1.25]), bits=2)
@@ -124,7 +123,7 @@ def codes(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
     return _codes(weights, scales, zeros, bits)
 
 
-def _codes(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
+def _codes(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
     with np.errstate(over="ignore"):  # a weight beyond all codes has the last one
         real = weights / scales
         real += zeros
@@ -132,7 +131,7 @@ def _codes(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> Codes:
     return real.astype(np.uint8)
 
 
-def shrink(d: Doubles, p: float, beta: float) -> Doubles:
+def shrink(d: F64, p: float, beta: float) -> F64:
     r""":math:`\mathrm{sign}(d) \max(0, |d| - |d|^{p-1}/\beta)`: errors up to the threshold vanish, others come nearer.
 
     >>> shrink(np.array([0.0, 0.1, -1.0]), p=0.7, beta=10.0)
@@ -148,7 +147,7 @@ def shrink(d: Doubles, p: float, beta: float) -> Doubles:
     return result
 
 
-def step(weights: Floats, codes: Codes, scales: Floats, zeros: Floats, p: float, beta: float) -> Doubles:
+def step(weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: float) -> F64:
     """The next zeros, given the codes: the mean over each group of ``q - (W - W_e) / scale``.
 
     Args:
@@ -171,15 +170,15 @@ def step(weights: Floats, codes: Codes, scales: Floats, zeros: Floats, p: float,
     return _next_zeros(weights, codes, scales, residual(weights, codes, scales, zeros), p, beta)
 
 
-def _next_zeros(weights: Floats, codes: Codes, scales: Floats, d: Doubles, p: float, beta: float) -> Doubles:
+def _next_zeros(weights: F32, codes: Codes, scales: F32, d: F64, p: float, beta: float) -> F64:
     terms = codes - (weights - shrink(d, p, beta)) / scales
-    result: Doubles = np.add.reduce(terms, axis=0) / len(terms)
+    result: F64 = np.add.reduce(terms, axis=0) / len(terms)
     return result
 
 
-def residual(weights: Floats, codes: Codes, scales: Floats, zeros: Floats) -> Doubles:
+def residual(weights: F32, codes: Codes, scales: F32, zeros: F32) -> F64:
     """``d = W - scale * (q - zero)``, float64, g × G."""
-    result: Doubles = weights.astype(np.float64) - scales.astype(np.float64) * (codes - zeros.astype(np.float64))
+    result: F64 = weights.astype(np.float64) - scales.astype(np.float64) * (codes - zeros.astype(np.float64))
     return result
 
 
@@ -195,11 +194,11 @@ class Solution:
         errors: the mean of the magnitude of the errors, before the first step and after each one that was made.
     """
 
-    zeros: Floats
+    zeros: F32
     errors: tuple[float, ...]
 
 
-def solve(weights: Floats, scales: Floats, zeros: Floats, bits: int, solver: Solver | None = None) -> Solution:
+def solve(weights: F32, scales: F32, zeros: F32, bits: int, solver: Solver | None = None) -> Solution:
     """Move the zeros of a tensor's groups until the mean error no longer falls.
 
     A group whose outlier leaves the other weights a grid that misses them:
@@ -236,7 +235,7 @@ def solve(weights: Floats, scales: Floats, zeros: Floats, bits: int, solver: Sol
     return Solution(best, tuple(errors))
 
 
-def _halves(weights: Floats, scales: Floats, zeros: Floats, bits: int, p: float, beta: float) -> tuple[Doubles, Floats]:
+def _halves(weights: F32, scales: F32, zeros: F32, bits: int, p: float, beta: float) -> tuple[F64, F32]:
     """Of each group the sum of the magnitudes of its errors, and its next zero; some groups after the others.
 
     Groups know nothing of each other, so the results are those of all groups at once. Never is one group left alone:
@@ -262,14 +261,14 @@ def _halves(weights: Floats, scales: Floats, zeros: Floats, bits: int, p: float,
 
 
 def step_bound(
-    weights: Floats,
+    weights: F32,
     codes: Codes,
-    scales: Floats,
-    zeros: Floats,
+    scales: F32,
+    zeros: F32,
     p: float,
     beta: float,
     arithmetic: Arithmetic,
-    exact: Doubles,
+    exact: F64,
 ) -> Bound:
     """The bound of `hqq.step/C2`.
 
@@ -296,7 +295,7 @@ def step_bound(
 # **Checks.**
 
 
-def check_solver_codes(weights: Floats, scales: Floats, zeros: Floats, bits: int) -> None:
+def check_solver_codes(weights: F32, scales: F32, zeros: F32, bits: int) -> None:
     """The checks of `codes`."""
     check_choice("bits", bits, BITS)
     check_array("weights", weights, np.float32, (None, None))
@@ -308,7 +307,7 @@ def check_solver_codes(weights: Floats, scales: Floats, zeros: Floats, bits: int
         raise ArgumentError("scales", f"as low as {scales.min()}", "above 0")
 
 
-def check_step(weights: Floats, codes: Codes, scales: Floats, zeros: Floats, p: float, beta: float) -> None:
+def check_step(weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: float) -> None:
     """The checks of `step`."""
     check_solver_codes(weights, scales, zeros, bits=8)
     check_array("codes", codes, np.uint8, weights.shape)

@@ -30,8 +30,8 @@ Source: QIGen §3 (data format); errata Q4 (the shape of the word matrix) and Q1
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import U8, U32
 from lowbit.contract.checks import check_array, check_choice
 from lowbit.contract.operation import EXACT, operation
 from lowbit.errors import ArgumentError
@@ -41,8 +41,8 @@ BITS = (2, 3, 4, 8)
 CODES_PER_UNIT = {2: 16, 3: 32, 4: 8, 8: 4}
 WORDS_PER_UNIT = {2: 1, 3: 3, 4: 1, 8: 1}
 
-Codes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.uint32]
+Codes = U8
+Words = U32
 
 # Two loops over the rows are the whole chapter. Each row of codes is handled for all columns at once, because the
 # columns never meet.

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.quantization import affine
-from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, unpack
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
@@ -16,7 +17,7 @@ from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_
 from lowbit_conformance.suite.marking import Settings, checks
 
 
-def quantize(backend: Remote, weights: Floats, case: MatrixCase) -> QuantizedMatrix:
+def quantize(backend: Remote, weights: F32, case: MatrixCase) -> QuantizedMatrix:
     """A matrix from the backend, of the form that the case asks for."""
     __tracebackhide__ = True
     given = backend.run(
@@ -38,7 +39,7 @@ def quantize(backend: Remote, weights: Floats, case: MatrixCase) -> QuantizedMat
     return matrix
 
 
-def expected(weights: Floats, case: MatrixCase) -> QuantizedMatrix:
+def expected(weights: F32, case: MatrixCase) -> QuantizedMatrix:
     return affine.quantize(
         weights,
         bits=case.bits,
@@ -48,7 +49,7 @@ def expected(weights: Floats, case: MatrixCase) -> QuantizedMatrix:
     )
 
 
-def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix, weights: Floats) -> None:
+def assert_same_matrix(given: QuantizedMatrix, wanted: QuantizedMatrix, weights: F32) -> None:
     """Scales, zeros and codes are equal to the bit; scales first, since wrong scales explain wrong codes.
 
     A minimum that is a zero may have either sign where its group holds both: which of the two is the least is not said.
@@ -116,7 +117,7 @@ def test_quantize_special_weights(backend: Remote, case: MatrixCase) -> None:
     assert_same_matrix(given, expected(weights, case), weights)
 
 
-def special_weights(case: MatrixCase) -> Floats:
+def special_weights(case: MatrixCase) -> F32:
     """Weights of one kind, K × N."""
     rng = case.generator()
     shape = (case.rows, case.columns)
@@ -185,7 +186,7 @@ MISTAKES: dict[str, dict[str, object]] = {
     "convention": {"convention": "symmetric"},
     "scale-dtype": {"scale_dtype": "bfloat16"},
 }
-WRONG_WEIGHTS: dict[str, Callable[[Floats], Any]] = {
+WRONG_WEIGHTS: dict[str, Callable[[F32], Any]] = {
     "nan": lambda weights: np.where(np.arange(weights.size).reshape(weights.shape) == 5, np.float32(np.nan), weights),
     "infinity": lambda weights: np.where(weights == weights.max(), np.float32(np.inf), weights),
     "rows": lambda weights: weights[:-1].copy(),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention import attention
-from lowbit.attention.attention import Floats
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record
@@ -87,7 +87,7 @@ def test_equal_scores_have_equal_shares(backend: Remote, case: RowsCase) -> None
     assert_same_bits(given[:1], run_bounded(backend, case, scores.shape, changed)[:1], "row 0 when others changed")
 
 
-SOFTMAX_MISTAKES: dict[str, Callable[[Floats], Any]] = {
+SOFTMAX_MISTAKES: dict[str, Callable[[F32], Any]] = {
     "nan": lambda scores: np.where(np.arange(scores.shape[1]) == 1, np.float32(np.nan), scores),
     "infinity": lambda scores: np.where(np.arange(scores.shape[1]) == 1, np.float32(np.inf), scores),
     "nothing-seen": lambda scores: np.full_like(scores, -np.inf),
@@ -167,14 +167,14 @@ def shapes(clause: str, settings: Settings, windows: tuple[int, ...] = WINDOWS) 
         yield AttendCase(clause, "random", "drawn", *shape, windows[seed % len(windows)], seed=seed)
 
 
-def inputs(case: AttendCase) -> tuple[Floats, Floats, Floats]:
+def inputs(case: AttendCase) -> tuple[F32, F32, F32]:
     rng = case.generator()
     queries = rng.normal(size=(case.tokens, case.heads, case.head_dim))
     keys, values = rng.normal(size=(2, case.kv_heads, case.length, case.head_dim))
     return queries.astype(np.float32), keys.astype(np.float32), values.astype(np.float32)
 
 
-def attended(backend: Remote, case: AttendCase, *arrays: Floats) -> Floats:
+def attended(backend: Remote, case: AttendCase, *arrays: F32) -> F32:
     return run_bounded(backend, case, arrays[0].shape, *arrays, case.window)
 
 
@@ -241,7 +241,7 @@ def test_what_is_not_seen_changes_nothing(backend: Remote, case: AttendCase) -> 
     assert_same_bits(first, attended(backend, case, queries, keys, values)[0], "what it does not see was changed")
 
 
-ATTEND_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[Any, ...]]] = {
+ATTEND_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[Any, ...]]] = {
     "float64": lambda q, k, v: (q.astype(np.float64), k, v),
     "nan": lambda q, k, v: (q, np.where(k == k.max(), np.float32(np.nan), k), v),
     "infinity": lambda q, k, v: (q, k, np.where(v == v.max(), np.float32(np.inf), v)),

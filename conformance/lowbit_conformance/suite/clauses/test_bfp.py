@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.quantization import bfp, bfp_dot, bfp_storage
-from lowbit.quantization.bfp import Blocks, Floats, Format
+from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import StoredBlocks
 from lowbit_conformance.isolation.remote import Remote
@@ -88,7 +89,7 @@ def shapes(formats: tuple[tuple[int, int, int], ...] = FORMATS) -> Callable[[str
     return generator
 
 
-def values(case: BfpCase) -> Floats:
+def values(case: BfpCase) -> F32:
     """Numbers of very different magnitudes, some of them zero."""
     rng = case.generator()
     shape = (case.rows, case.columns)
@@ -114,7 +115,7 @@ def assert_blocks(given: object, wanted: Blocks) -> None:
     assert_exact("mantissas", mine.mantissas, wanted.mantissas)
 
 
-def assert_casts(backend: Remote, x: Floats, format: Format) -> None:
+def assert_casts(backend: Remote, x: F32, format: Format) -> None:
     __tracebackhide__ = True
     given = backend.run("bfp.cast", x, format)
     assert_blocks(given, bfp.cast(x, format))
@@ -193,7 +194,7 @@ def test_blocks_of_zeros(backend: Remote, case: BfpCase) -> None:
     assert_casts(backend, x, case.format)
 
 
-MISTAKES: dict[str, Callable[[Floats], Any]] = {
+MISTAKES: dict[str, Callable[[F32], Any]] = {
     "nan": lambda x: np.where(np.arange(x.shape[1]) == 2, np.float32(np.nan), x),
     "infinity": lambda x: np.where(np.arange(x.shape[1]) == 2, np.float32(np.inf), x),
     "float64": lambda x: x.astype(np.float64),

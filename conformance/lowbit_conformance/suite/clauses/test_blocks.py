@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.model import block as blocks
 from lowbit.model.block import LEAST_EPSILON
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
-from lowbit.moe.routing import Floats
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
@@ -62,18 +62,18 @@ def cases(
 
 # **The norm.**
 
-Norm = tuple[Floats, Floats, float]
+Norm = tuple[F32, F32, float]
 OCTAVES = {"small": -10, "large": 20}
 
 
-def integers(case: RowsCase, sizes: tuple[int, ...]) -> Floats:
+def integers(case: RowsCase, sizes: tuple[int, ...]) -> F32:
     """Integers of these sizes and either sign, each size as often as the next, in no order."""
     rng = case.generator()
     sized = np.resize(sizes, case.columns) * rng.choice((-1, 1), case.shape)
     return rng.permuted(sized, axis=1).astype(np.float32)
 
 
-def gain_of(case: RowsCase) -> Floats:
+def gain_of(case: RowsCase) -> F32:
     """Around 1 and of either sign, as trained ones are."""
     return case.generator().normal(1, 0.5, case.columns).astype(np.float32)
 
@@ -206,7 +206,7 @@ def test_norm_passes_non_finite_on(backend: Remote, case: RowsCase) -> None:
         assert_same_bits(np.delete(given, place, axis=1), np.delete(clean, place, axis=1), "columns beside that gain")
 
 
-LARGE: dict[str, Callable[[Floats], Floats]] = {
+LARGE: dict[str, Callable[[F32], F32]] = {
     "all-large": lambda row: row + np.copysign(np.float32(1e20), row),
     "one-large": lambda row: np.where(np.arange(len(row)) == len(row) // 2, np.float32(1e25), row),
     "largest": lambda row: np.copysign(np.float32(3.4e38), row),
@@ -229,7 +229,7 @@ def test_norm_hides_no_overflow(backend: Remote, case: RowsCase) -> None:
 # **The activation.**
 
 
-def swiglu_lattice(case: RowsCase) -> tuple[Floats, Floats]:
+def swiglu_lattice(case: RowsCase) -> tuple[F32, F32]:
     """Gates from 40 to 2000, from −760 to −2000, and a few of 0; integers from 1 to 9 of either sign beside them."""
     rng = case.generator()
     sizes = np.where(
@@ -247,7 +247,7 @@ def test_swiglu_on_the_lattice(backend: Remote, case: RowsCase) -> None:
     assert_equal_values(run_bounded(backend, case, case.shape, gate, up), blocks.swiglu_of(gate, up))
 
 
-def random_gates(case: RowsCase) -> tuple[Floats, Floats]:
+def random_gates(case: RowsCase) -> tuple[F32, F32]:
     """Nearly linear, curved, and saturated gates; in `deep` all the way down to where e^-a overflows."""
     rng = case.generator()
     gate, up = rng.normal(size=(2, *case.shape))
@@ -256,7 +256,7 @@ def random_gates(case: RowsCase) -> tuple[Floats, Floats]:
     return (gate * {"small": 0.01, "huge": 30.0}.get(case.variant, 2.0)).astype(np.float32), up.astype(np.float32)
 
 
-def assert_gated(backend: Remote, case: RowsCase, record_property: Record, gate: Floats, up: Floats) -> None:
+def assert_gated(backend: Remote, case: RowsCase, record_property: Record, gate: F32, up: F32) -> None:
     __tracebackhide__ = True
     assert_bounded(
         backend,

@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention import attention, pooling
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.linear import integer
@@ -21,7 +22,7 @@ from lowbit.moe import routing
 from lowbit.moe.bounds import gate_bound, weights_bound
 from lowbit.moe.routing import Scores, Softmax
 from lowbit.quantization import gptq, hqq
-from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
@@ -593,6 +594,6 @@ def test_any_two_heads_cancel(backend: Remote, case: HeadsCase) -> None:
         first, second = pairs_of[number % len(pairs_of)]
         weights[row, :, first, channel] *= size
         weights[row, :, second, channel] = -weights[row, :, first, channel]
-    narrow: Floats = np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
+    narrow: F32 = np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
     given = pooled(backend, case, narrow)
     assert_exact("pooled", given, pooling.pool(narrow, case.heads, case.groups))

@@ -6,9 +6,10 @@ bit, in float32 and in float64 alike, and the rest is small integers.
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.moe import routing
 from lowbit.moe.bounds import expert_bound, sparse_bound
-from lowbit.moe.routing import Floats, Ids
+from lowbit.moe.routing import Ids
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits
@@ -35,7 +36,7 @@ from lowbit_conformance.suite.routing_cases import (
 # Experts.
 
 
-def lattice_experts(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats]:
+def lattice_experts(case: RoutingCase) -> tuple[F32, F32, F32, F32]:
     """Activations of ±1 whose first is 1, and experts whose gates are far from 0: see the top of this file."""
     rng = case.generator()
     x = rng.choice((-1, 1), (case.tokens, case.hidden))
@@ -47,7 +48,7 @@ def lattice_experts(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats]:
     return x.astype(np.float32), gate.astype(np.float32), up.astype(np.float32), down.astype(np.float32)
 
 
-def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[Floats, Floats, Floats]:
+def first_expert(case: RoutingCase, rng: np.random.Generator) -> tuple[F32, F32, F32]:
     gate, up, down = (part[0].copy() for part in experts_of(case, rng))
     return gate, up, down
 
@@ -117,7 +118,7 @@ def test_layer_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     assert_equal_values(given, routing.sparse(*arguments))
 
 
-def layer(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats, Ids, Floats]:
+def layer(case: RoutingCase) -> tuple[F32, F32, F32, F32, Ids, F32]:
     rng = case.generator()
     return activations(case, rng), *experts_of(case, rng), *routes(case, rng)
 

@@ -9,9 +9,8 @@ from itertools import product
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.quantization import gptq
-from lowbit.quantization.affine import Floats
-from lowbit.quantization.gptq import Reals
 from lowbit.quantization.gptq_bounds import factor_bound, hessian_bound, targets_bound
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
@@ -63,7 +62,7 @@ def random_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
     yield from shapes(clause, "random", settings, ("", "correlated"))
 
 
-def run(backend: Remote, case: LayerCase, *arrays: Reals) -> Floats:
+def run(backend: Remote, case: LayerCase, *arrays: F32 | F64) -> F32:
     """The result as K × K for the Hessian and its factor, as K × N for targets."""
     __tracebackhide__ = True
     shape = (case.rows, case.columns if case.operation == "gptq.targets" else case.rows)
@@ -73,7 +72,7 @@ def run(backend: Remote, case: LayerCase, *arrays: Reals) -> Floats:
 # **Inputs.**
 
 
-def calibration(case: LayerCase) -> Floats:
+def calibration(case: LayerCase) -> F32:
     """T × K inputs of very different channels; *correlated* ones follow a few common factors."""
     rng = case.generator()
     x = rng.normal(size=(case.columns, case.rows))
@@ -82,20 +81,20 @@ def calibration(case: LayerCase) -> Floats:
     return (x * np.exp(rng.normal(0, 1, case.rows))).astype(np.float32)
 
 
-def exact_factor(case: LayerCase) -> Floats:
+def exact_factor(case: LayerCase) -> F32:
     """An upper triangular factor of small integers, with powers of two on the diagonal, so that quotients are exact."""
     rng = case.generator()
     integers = np.triu(rng.integers(-3, 4, (case.rows, case.rows)), 1)
     return (integers + np.diag(2.0 ** rng.integers(0, 3, case.rows))).astype(np.float32)
 
 
-def exact_product(case: LayerCase) -> Floats:
+def exact_product(case: LayerCase) -> F32:
     """The product of this factor with its transpose."""
     factor = exact_factor(case).astype(np.float64)
     return np.ascontiguousarray(factor @ factor.T, np.float32)
 
 
-def positive_definite(case: LayerCase) -> Reals:
+def positive_definite(case: LayerCase) -> F32 | F64:
     """A damped Hessian as a quantiser would make it, in the case's dtype."""
     return gptq.damped(gptq.hessian(calibration(case)), damping=0.01).astype(case.dtype)
 
@@ -128,7 +127,7 @@ def test_hessian_within_the_bound(backend: Remote, case: LayerCase, record_prope
     record_property("share", assert_within(given, exact, bound))
 
 
-INPUT_MISTAKES: dict[str, Callable[[Floats], object]] = {
+INPUT_MISTAKES: dict[str, Callable[[F32], object]] = {
     "nan": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, np.float32(np.nan), x),
     "infinity": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, np.float32(np.inf), x),
     "float64": lambda x: x.astype(np.float64),
@@ -198,7 +197,7 @@ def test_factor_within_the_bound(backend: Remote, case: LayerCase, record_proper
     assert_factor(backend, case, positive_definite(case), record_property)
 
 
-def assert_factor(backend: Remote, case: LayerCase, hessian: Reals, record_property: Record) -> None:
+def assert_factor(backend: Remote, case: LayerCase, hessian: F32 | F64, record_property: Record) -> None:
     __tracebackhide__ = True
     given = run(backend, case, hessian)
     square = given.astype(np.float64) @ given.T.astype(np.float64)
@@ -211,7 +210,7 @@ def fading_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
         yield LayerCase(clause, "edge", "fading", rows, 1, dtype)
 
 
-def fading(case: LayerCase) -> Reals:
+def fading(case: LayerCase) -> F32 | F64:
     """A Hessian whose factor has ones on its diagonal and elements of 2^-13 beside them.
 
     Each takes 2^-26 off a pivot of 1, which float32 rounds back to 1. One is no more than a rounding; a row of them is
@@ -238,7 +237,7 @@ def test_factor_is_upper_triangular(backend: Remote, case: LayerCase) -> None:
     assert (given.diagonal() > 0).all(), "WRONG: the diagonal of M is not positive"
 
 
-HESSIAN_MISTAKES: dict[str, Callable[[Reals], object]] = {
+HESSIAN_MISTAKES: dict[str, Callable[[F32 | F64], object]] = {
     "nan": lambda h: h * np.float32(np.nan),
     "infinity": lambda h: np.where(h == h.max(), np.float32(np.inf), h),
     "indefinite": lambda h: h - np.float32(2 * h.max()) * np.eye(len(h), dtype=np.float32),
@@ -261,7 +260,7 @@ def test_factor_refuses(backend: Remote, case: LayerCase) -> None:
 # **The targets.**
 
 
-def layer(case: LayerCase) -> tuple[Floats, Floats, Floats]:
+def layer(case: LayerCase) -> tuple[F32, F32, F32]:
     """Weights, the factor of a damped Hessian in float32, and values a grid of steps of 0.1 away."""
     rng = case.generator()
     weights = rng.normal(size=(case.rows, case.columns)).astype(np.float32)
@@ -303,8 +302,8 @@ def test_targets_look_back_only(backend: Remote, case: LayerCase) -> None:
     assert_exact("targets of the rows before the change", after[: middle + 1], before[: middle + 1])
 
 
-Layer = tuple[Floats, Floats, Floats]
-LAYER_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[object, ...]]] = {
+Layer = tuple[F32, F32, F32]
+LAYER_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[object, ...]]] = {
     "lower": lambda w, m, v: (w, np.ascontiguousarray(m.T), v),
     "negative": lambda w, m, v: (w, -m, v),
     "nan-weight": lambda w, m, v: (w * np.float32(np.nan), m, v),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.quantization import hqq, hqq_solver
-from lowbit.quantization.affine import Floats
 from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, Codes, pack
@@ -90,7 +90,7 @@ def blocks(*variants: str) -> Callable[[str, Settings], Iterator[BlocksCase]]:
     return generator
 
 
-Grid = tuple[Floats, Floats, Floats]
+Grid = tuple[F32, F32, F32]
 
 
 def weights_and_grid(case: BlocksCase) -> Grid:
@@ -131,7 +131,7 @@ def test_codes_of_huge_weights(backend: Remote, case: BlocksCase) -> None:
     assert_codes(backend, case)
 
 
-GRID_MISTAKES: dict[str, Callable[[Floats, Floats, Floats], tuple[Any, ...]]] = {
+GRID_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[Any, ...]]] = {
     "nan": lambda w, s, z: (w * np.float32(np.nan), s, z),
     "infinite-zero": lambda w, s, z: (w, s, z * np.float32(np.inf)),
     "zero-scale": lambda w, s, z: (w, s * 0, z),
@@ -269,7 +269,7 @@ def _drawn(clause: str, tier: str, variant: str, bits: int, seed: int) -> RealZe
     )
 
 
-def random_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
+def random_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
     """Activations, and any codes with scales over several octaves and zeros within and without the codes' range."""
     rng = case.generator()
     groups = case.rows * case.columns // case.group_size
@@ -292,7 +292,7 @@ def stored(numbers: np.ndarray[Any, Any], way: str, rng: np.random.Generator) ->
     return EightBit(codes, np.exp(rng.normal(-4, 1, groups)).astype(np.float16), np.zeros(groups, np.float16) + 0.5)
 
 
-def exact_matrix(case: RealZeroCase) -> tuple[Floats, HqqMatrix]:
+def exact_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
     """Scales are powers of two, zeros halves and activations small integers: every partial sum is exact."""
     rng = case.generator()
     groups = case.rows * case.columns // case.group_size
@@ -397,7 +397,7 @@ def test_qgemv_passes_non_finite_on(backend: Remote, case: RealZeroCase) -> None
         assert len(finite) == 0, f"WRONG: x[{row}] is {x[row]}, and y is finite at columns {finite[:6].tolist()}"
 
 
-MISTAKES: dict[str, Callable[[Floats], Any]] = {
+MISTAKES: dict[str, Callable[[F32], Any]] = {
     "short": lambda x: x[:-1].copy(),
     "dimensions": lambda x: x[None],
     "float64": lambda x: x.astype(np.float64),

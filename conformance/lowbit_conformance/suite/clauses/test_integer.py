@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.linear import integer
 from lowbit.linear.integer_bounds import integer_bound
-from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs, integer_cases
@@ -28,7 +27,7 @@ from lowbit_conformance.suite.integer_cases import (
 from lowbit_conformance.suite.marking import Settings, checks
 
 
-def run(backend: Remote, x: Blocks, matrix: QuantizedMatrix) -> Floats:
+def run(backend: Remote, x: Blocks, matrix: QuantizedMatrix) -> F32:
     """One guarded call."""
     return backend.prepare(matrix).guarded_blocks(x)
 
@@ -204,7 +203,7 @@ def test_integer_product_of_zeros_and_of_one(backend: Remote, case: IntegerCase,
 # Mistakes.
 
 Call = tuple[object, object]  # x and out
-MISTAKES: dict[str, Callable[[Blocks, Floats], Call]] = {
+MISTAKES: dict[str, Callable[[Blocks, F32], Call]] = {
     "x-short": lambda x, out: (Blocks(x.mantissas[:, :-1].copy(), x.exponents, x.format), out),
     "x-long": lambda x, out: (_twice(x), out),
     "x-floats": lambda x, out: (x.mantissas.astype(np.float32), out),
@@ -227,14 +226,14 @@ def _twice(x: Blocks) -> Blocks:
     return Blocks(mantissas, exponents[:, : x.format.blocks(2 * x.columns)].copy(), x.format)
 
 
-def _read_only(out: Floats) -> Floats:
+def _read_only(out: F32) -> F32:
     out.setflags(write=False)
     return out
 
 
-def _over(x: Blocks, out: Floats, part: str) -> Call:
+def _over(x: Blocks, out: F32, part: str) -> Call:
     """An out that begins in the last bytes of the mantissas or of the exponents."""
-    own: npt.NDArray[Any] = getattr(x, part)
+    own: Array = getattr(x, part)
     last = (own.nbytes - 1) // 4
     both = np.zeros(last + out.size, np.float32)
     there = both.view(own.dtype)[: own.size].reshape(own.shape)

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F64
 from lowbit.attention import ksort
-from lowbit.attention.ksort import Order, Reals
+from lowbit.attention.ksort import Order
 from lowbit.attention.rope import Layout, half_split, interleaved
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
@@ -46,7 +47,7 @@ def assert_channels(name: str, given: object, head_dim: int) -> Order:
     return channels
 
 
-def ordered(backend: Remote, sizes: Reals) -> Order:
+def ordered(backend: Remote, sizes: F64) -> Order:
     """The order that the backend gives."""
     __tracebackhide__ = True
     return assert_channels("order", backend.run("ksort.permutation", sizes), sizes.size)
@@ -81,7 +82,7 @@ def test_every_channel_once(backend: Remote, case: HeadCase) -> None:
     assert_exact("order", order, ksort.permutation(sizes))
 
 
-MISTAKES: dict[str, Callable[[Reals], Any]] = {
+MISTAKES: dict[str, Callable[[F64], Any]] = {
     "nan": lambda sizes: np.where(np.arange(sizes.size) == 1, np.nan, sizes),
     "float32": lambda sizes: sizes.astype(np.float32),
     "empty": lambda sizes: sizes[:0],

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.quantization import bfp
-from lowbit.quantization.bfp import Floats, Format
+from lowbit.quantization.bfp import Format
 from lowbit_conformance.isolation.remote import Call, Remote, Variant
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_exact, assert_kind, refuses
 from lowbit_conformance.suite.marking import Settings, checks
 
-Tokens = tuple[Floats, Floats]  # keys and values, T × G × d_h each
+Tokens = tuple[F32, F32]  # keys and values, T × G × d_h each
 NAMES = ("keys", "values")
 
 
@@ -86,9 +87,9 @@ def drawn(case: CacheCase, rng: np.random.Generator, tokens: int | None = None) 
     """Keys and values of very different magnitude from token to token and channel to channel, zeros among them."""
     shape = (tokens or case.tokens, case.kv_heads, case.head_dim)
 
-    def one() -> Floats:
+    def one() -> F32:
         scale = np.exp2(rng.integers(-30, 30, (shape[0], 1, 1)) + rng.integers(-6, 6, shape))
-        x: Floats = (rng.normal(size=shape) * scale * (rng.random(shape) < 0.9)).astype(np.float32)
+        x: F32 = (rng.normal(size=shape) * scale * (rng.random(shape) < 0.9)).astype(np.float32)
         return x
 
     return one(), one()

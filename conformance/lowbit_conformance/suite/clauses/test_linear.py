@@ -6,9 +6,10 @@ from functools import partial
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.linear import linear
 from lowbit.linear.bounds import linear_bound
-from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
@@ -64,7 +65,7 @@ def tall(clause: str) -> Iterator[MatrixCase]:
                 yield MatrixCase(clause, "lattice", "tall", bits, 64, 40, 48, convention, vectors=131)
 
 
-def run(backend: Remote, x: Floats, matrix: QuantizedMatrix, case: MatrixCase) -> Floats:
+def run(backend: Remote, x: F32, matrix: QuantizedMatrix, case: MatrixCase) -> F32:
     """One guarded call, as T × N."""
     return np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
 
@@ -277,7 +278,7 @@ def test_qgemm_keeps_non_finite_to_its_row(backend: Remote, case: MatrixCase) ->
 
 
 Call = tuple[object, object]  # x and out
-MISTAKES: dict[str, Callable[[Floats, Floats], Call]] = {
+MISTAKES: dict[str, Callable[[F32, F32], Call]] = {
     "x-short": lambda x, out: (x[..., :-1].copy(), out),
     "x-long": lambda x, out: (np.concatenate([x, x], axis=-1), out),
     "x-dimensions": lambda x, out: (x[None], out),
@@ -293,12 +294,12 @@ MISTAKES: dict[str, Callable[[Floats, Floats], Call]] = {
 }
 
 
-def _read_only(out: Floats) -> Floats:
+def _read_only(out: F32) -> F32:
     out.setflags(write=False)
     return out
 
 
-def _overlapping(x: Floats, out: Floats) -> Call:
+def _overlapping(x: F32, out: F32) -> Call:
     both = np.zeros(x.size + out.size - 1, np.float32)
     return both[: x.size].reshape(x.shape), both[x.size - 1 :].reshape(out.shape)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention import pooling
 from lowbit.attention.pooling import METHODS, Method
-from lowbit.quantization.affine import Floats
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
@@ -66,7 +66,7 @@ def shapes(method: Method, variants: tuple[str, ...] = OUTLIERS) -> Callable[[st
     return generator
 
 
-def projection(case: HeadsCase) -> Floats:
+def projection(case: HeadsCase) -> F32:
     """Weights of one kind; *wide*, *cancelling* and *large-first* ones tell orders and precisions of the sum apart."""
     rng = case.generator()
     shape = (case.rows, case.groups, case.heads // case.groups, case.head_dim)
@@ -85,7 +85,7 @@ def projection(case: HeadsCase) -> Floats:
     return np.ascontiguousarray(weights.reshape(case.rows, -1), np.float32)
 
 
-def run(backend: Remote, case: HeadsCase, weights: Floats) -> Floats:
+def run(backend: Remote, case: HeadsCase, weights: F32) -> F32:
     __tracebackhide__ = True
     pooled = backend.run("pooling.pool", weights, case.heads, case.groups, method=case.method)
     return assert_array("pooled", pooled, np.float32, (case.rows, case.groups * case.head_dim))
@@ -124,7 +124,7 @@ def test_equal_heads_come_back(backend: Remote, case: HeadsCase) -> None:
     assert_exact("pooled", pooled, np.ascontiguousarray(members[:, :, 0]).reshape(case.rows, -1))
 
 
-MISTAKES: dict[str, Callable[[Floats], tuple[Any, ...]]] = {
+MISTAKES: dict[str, Callable[[F32], tuple[Any, ...]]] = {
     "heads-5": lambda weights: (weights, 5, 1, "mean"),
     "heads-0": lambda weights: (weights, 0, 1, "mean"),
     "heads-float": lambda weights: (weights, 4.0, 2, "mean"),

@@ -7,13 +7,12 @@ another number of rows of x at the same place. Inputs lie on the lattice, so eve
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.linear import integer, linear
-from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote, RemoteLinear, Variant
@@ -23,8 +22,7 @@ from lowbit_conformance.suite.compare import assert_equal_values
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
 from lowbit_conformance.suite.marking import Settings, checks
 
-Array = npt.NDArray[Any]
-Numbers = Floats | Blocks
+Numbers = F32 | Blocks
 VECTORS = 6
 
 
@@ -87,7 +85,7 @@ def other_matrices(case: MatrixCase, matrix: QuantizedMatrix) -> Iterator[Quanti
     yield inputs.lattice(replace(case, seed=case.seed + 1), dense=False)[1]
 
 
-def multiplied(prepared: RemoteLinear, x: Numbers) -> Floats:
+def multiplied(prepared: RemoteLinear, x: Numbers) -> F32:
     """The product in the array of the caller, as rows."""
     if isinstance(x, Blocks):
         return prepared.guarded_blocks(x)
@@ -99,7 +97,7 @@ def assert_product(prepared: RemoteLinear, x: Numbers, matrix: QuantizedMatrix, 
     assert_result(multiplied(prepared, x), x, matrix, what)
 
 
-def assert_result(given: Floats, x: Numbers, matrix: QuantizedMatrix, what: str) -> None:
+def assert_result(given: F32, x: Numbers, matrix: QuantizedMatrix, what: str) -> None:
     __tracebackhide__ = True
     right = integer.qgemm_bfp(x, matrix) if isinstance(x, Blocks) else linear.qgemm(np.atleast_2d(x), matrix)
     try:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention import rope
 from lowbit.attention.ksort import permuted_layout
-from lowbit.attention.rope import Floats, Layout, Rotation, half_split, interleaved
+from lowbit.attention.rope import Layout, Rotation, half_split, interleaved
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.cases import Case
@@ -59,14 +60,14 @@ def layout_of(case: RopeCase) -> Layout:
     return permuted_layout(layout, case.generator().permutation(case.head_dim))
 
 
-def inputs(case: RopeCase) -> tuple[Floats, Rotation]:
+def inputs(case: RopeCase) -> tuple[F32, Rotation]:
     rng = case.generator()
     x = rng.normal(size=(case.tokens, case.heads, case.head_dim)) * np.exp(rng.normal(size=case.head_dim))
     first = FIRST.get(case.variant) or int(rng.integers(0, 5000))
     return x.astype(np.float32), rope.rotation(layout_of(case), 10000.0, first, case.tokens)
 
 
-def quarter_turns(case: RopeCase) -> tuple[Floats, Rotation]:
+def quarter_turns(case: RopeCase) -> tuple[F32, Rotation]:
     """Integers, and an angle of 0, 1, 2 or 3 quarters for each token and pair."""
     rng, layout = case.generator(), layout_of(case)
     quarters = rng.integers(0, 4, (case.tokens, case.head_dim // 2))[:, layout.pair]
@@ -132,7 +133,7 @@ def test_a_pair_turns_alone(backend: Remote, case: RopeCase) -> None:
         assert (given[..., others] == 0).all(), f"WRONG: channel {channel} moved others than its partner"
 
 
-MISTAKES: dict[str, Callable[[Floats, Rotation], tuple[Any, Any]]] = {
+MISTAKES: dict[str, Callable[[F32, Rotation], tuple[Any, Any]]] = {
     "float64": lambda x, turn: (x.astype(np.float64), turn),
     "tokens": lambda x, turn: (np.concatenate([x, x]), turn),
     "channels": lambda x, turn: (np.concatenate([x, x], axis=2), turn),

@@ -5,9 +5,9 @@ from dataclasses import fields
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.moe import routing
 from lowbit.moe.bounds import gate_bound, weights_bound
-from lowbit.moe.routing import Floats
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record
 from lowbit_conformance.suite.cases import Case
@@ -46,7 +46,7 @@ def test_gate_on_the_lattice(backend: Remote, case: RoutingCase) -> None:
     assert_equal_values(given, routing.gate(*arguments))
 
 
-def gate_inputs(case: RoutingCase) -> tuple[Floats, Floats]:
+def gate_inputs(case: RoutingCase) -> tuple[F32, F32]:
     rng = case.generator()
     return activations(case, rng), rng.normal(size=(case.hidden, case.experts)).astype(np.float32)
 

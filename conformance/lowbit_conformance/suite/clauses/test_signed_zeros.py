@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.attention.pooling import METHODS
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
@@ -117,7 +118,7 @@ def heads(clause: str, settings: Settings) -> Iterator[HeadsCase]:
                 yield HeadsCase(clause, "edge", variant, *shape, method)
 
 
-def zeros_of_heads(case: HeadsCase) -> Floats:
+def zeros_of_heads(case: HeadsCase) -> F32:
     """Zeros, or numbers and their negatives, in pairs of heads."""
     rng, shape = case.generator(), (case.rows, case.groups, case.heads // case.groups, case.head_dim)
     if case.variant == "negative-zeros":

@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import Array
 from lowbit.backend.wire import Tree, decode, encode
 from lowbit.contract.operation import Promise
 from lowbit.errors import ArgumentError
@@ -25,8 +25,6 @@ from lowbit_conformance.suite.clauses.test_habits import HabitCase, every, own_c
 from lowbit_conformance.suite.equal_bits import difference, same
 from lowbit_conformance.suite.marking import checks
 from lowbit_conformance.suite.verdicts import BrokenPromiseError
-
-Array = npt.NDArray[Any]
 
 CALLS = 4  # of each operation
 ROUNDS = 3

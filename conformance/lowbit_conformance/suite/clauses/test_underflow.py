@@ -13,13 +13,13 @@ from itertools import product
 
 import numpy as np
 
+from lowbit.arrays import F32, F64
 from lowbit.attention import attention, rope
 from lowbit.linear import integer
-from lowbit.linear.linear import Doubles
 from lowbit.model import block as blocks
 from lowbit.moe import routing
 from lowbit.quantization import gptq, hqq, hqq_solver
-from lowbit.quantization.affine import CONVENTIONS, Floats, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.hqq_numbers import decode
 from lowbit.quantization.packing import BITS
@@ -65,7 +65,7 @@ def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield of(case, 4) if integers else replace(case, vectors=4 * wide)
 
 
-def lattice(case: MatrixCase) -> tuple[Doubles, int, QuantizedMatrix]:
+def lattice(case: MatrixCase) -> tuple[F64, int, QuantizedMatrix]:
     """Four rows of integers with few of them not 0, the exponent of their unit, and a matrix.
 
     In *minima* and *weights* scales are the least normal number, :math:`2^{10}` units. The minima of *weights* take a
@@ -139,7 +139,7 @@ def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
             yield RealZeroCase(clause, "lattice", f"underflow-{kind}", bits, 96, 16, 32, axis, "float32")  # type: ignore[arg-type]  # an axis
 
 
-def real_zero_lattice(case: RealZeroCase) -> tuple[Floats, hqq.HqqMatrix]:
+def real_zero_lattice(case: RealZeroCase) -> tuple[F32, hqq.HqqMatrix]:
     """Zeros are odd multiples of a half, so the unit is twice the least number."""
     rng, kind = case.generator(), case.variant.removeprefix("underflow-")
     shape = (case.bits, case.rows, case.columns, case.group_size, case.axis)
@@ -210,7 +210,7 @@ def test_logits_below_the_normal_numbers(backend: Remote, case: RoutingCase) -> 
     assert_equal_values(given, routing.gate(x, router))
 
 
-def tiny_experts(case: RoutingCase) -> tuple[Floats, Floats, Floats, Floats]:
+def tiny_experts(case: RoutingCase) -> tuple[F32, F32, F32, F32]:
     """Those of the lattice, with subnormal weights on the way out, in units of four times the least number."""
     x, gate, up, down = lattice_experts(case)
     return x, gate, up, down * np.float32(4 * LEAST)

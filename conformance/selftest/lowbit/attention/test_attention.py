@@ -4,17 +4,15 @@ import math
 
 import hypothesis.strategies as st
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 
+from lowbit.arrays import F64
 from lowbit.attention.attention import KeyValueCache, attend, softmax
 from lowbit.errors import ArgumentError
 
-Reals = npt.NDArray[np.float64]
 
-
-def by_loops(queries: Reals, keys: Reals, values: Reals) -> Reals:
+def by_loops(queries: F64, keys: F64, values: F64) -> F64:
     """The formula of the chapter, one query at a time; keys and values S × G × d_h."""
     tokens, heads, head_dim = queries.shape
     length, kv_heads, _ = keys.shape
@@ -30,7 +28,7 @@ def by_loops(queries: Reals, keys: Reals, values: Reals) -> Reals:
     return out
 
 
-def random_case(seed: int, tokens: int, length: int, group: int, kv_heads: int) -> tuple[Reals, Reals, Reals]:
+def random_case(seed: int, tokens: int, length: int, group: int, kv_heads: int) -> tuple[F64, F64, F64]:
     rng, head_dim = np.random.default_rng(seed), 4
     queries = rng.standard_normal((tokens, group * kv_heads, head_dim))
     return queries, rng.standard_normal((length, kv_heads, head_dim)), rng.standard_normal((length, kv_heads, head_dim))

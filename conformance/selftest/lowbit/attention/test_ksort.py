@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
+from lowbit.arrays import F32, F64
 from lowbit.attention.attention import attend
 from lowbit.attention.ksort import (
-    Floats,
     LayerOrders,
-    Reals,
     channel_sizes,
     hadamard,
     inverse,
@@ -25,7 +24,7 @@ TOKENS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 5, 24, 6, 3, 16
 LAYOUTS = {"half-split": half_split(HEAD_DIM), "interleaved": interleaved(HEAD_DIM)}
 
 
-def layer(seed: int = 0) -> dict[str, Reals]:
+def layer(seed: int = 0) -> dict[str, F64]:
     """Projections and biases with channels of very different sizes."""
     rng = np.random.default_rng(seed)
     spread = np.exp(rng.normal(0, 1.5, KV_HEADS * HEAD_DIM))
@@ -40,13 +39,13 @@ def layer(seed: int = 0) -> dict[str, Reals]:
     }
 
 
-def orders_of(weights: Reals, heads: int = HEADS) -> LayerOrders:
+def orders_of(weights: F64, heads: int = HEADS) -> LayerOrders:
     columns = weights.astype(np.float32).reshape(HIDDEN, KV_HEADS, HEAD_DIM)
     sizes = np.stack([channel_sizes(np.ascontiguousarray(columns[:, j])) for j in range(KV_HEADS)])
     return layer_orders(sizes, heads)
 
 
-def attention(parts: dict[str, Reals], layouts: tuple[Layout, ...] | None) -> Reals:
+def attention(parts: dict[str, F64], layouts: tuple[Layout, ...] | None) -> F64:
     """Queries, keys and values of one layer, rotated head by head, attended and projected; float64."""
     q = (parts["x"] @ parts["query"] + parts["query_bias"]).reshape(TOKENS, HEADS, HEAD_DIM)
     k = (parts["x"] @ parts["key"] + parts["key_bias"]).reshape(TOKENS, KV_HEADS, HEAD_DIM)
@@ -57,11 +56,11 @@ def attention(parts: dict[str, Reals], layouts: tuple[Layout, ...] | None) -> Re
         q = np.stack([rotate(q[:, h : h + 1], turns[h // group])[:, 0] for h in range(HEADS)], axis=1)
         k = np.stack([rotate(k[:, j : j + 1], turns[j])[:, 0] for j in range(KV_HEADS)], axis=1)
     heads = attend(q, k.transpose(1, 0, 2), v.transpose(1, 0, 2))
-    result: Reals = heads.reshape(TOKENS, -1) @ parts["output"]
+    result: F64 = heads.reshape(TOKENS, -1) @ parts["output"]
     return result
 
 
-def sorted_layer(parts: dict[str, Reals]) -> tuple[dict[str, Reals], LayerOrders]:
+def sorted_layer(parts: dict[str, F64]) -> tuple[dict[str, F64], LayerOrders]:
     """The same layer with keys (and queries) in order of their norms, and values in order of theirs."""
     keys, values = orders_of(parts["key"]), orders_of(parts["value"])
     moved = dict(parts)
@@ -115,7 +114,7 @@ def test_sorted_channels_lower_the_error_of_outliers() -> None:
     key[:, ::8] *= 30
     order = permutation(magnitudes(key))
 
-    def small_error(x: Floats, small: Floats) -> float:
+    def small_error(x: F32, small: F32) -> float:
         error = (decode(cast(np.ascontiguousarray(x), bfp12(16))) - x)[:, small]
         return float(np.sum(error.astype(np.float64) ** 2))
 

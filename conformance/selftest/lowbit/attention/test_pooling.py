@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from lowbit.attention.attention import Reals, attend
+from lowbit.arrays import F32, F64
+from lowbit.attention.attention import attend
 from lowbit.attention.pooling import METHODS, KeyValueProjection, convert, pool, random_heads
 from lowbit.attention.rope import Layout, half_split, interleaved, rotate, rotation
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import Floats
 
 HEADS, GROUPS, DIM, HIDDEN = 6, 2, 8, 24
 
 
-def normal(*shape: int, seed: int = 0) -> Floats:
+def normal(*shape: int, seed: int = 0) -> F32:
     return np.random.Generator(np.random.PCG64(seed)).normal(size=shape).astype(np.float32)
 
 
@@ -36,7 +36,7 @@ SMALL = st.floats(-(2.0**20), 2.0**20, width=32, allow_subnormal=False)
 
 
 @given(hnp.arrays(np.float32, (2, 12), elements=SMALL), st.sampled_from([(2, 1), (6, 2), (6, 3), (12, 4)]))
-def test_the_mean_is_the_rational_mean(weights: Floats, split: tuple[int, int]) -> None:
+def test_the_mean_is_the_rational_mean(weights: F32, split: tuple[int, int]) -> None:
     """Each channel is within half a unit in the last place, and a hair, of the mean in rational arithmetic."""
     heads, groups = split
     dim, members = 12 // heads, heads // groups
@@ -64,7 +64,7 @@ def test_a_duplicated_checkpoint_converts_without_loss(method: str) -> None:
             normal(2 * DIM, seed=3),
         )
 
-        def repeated(array: Floats, members: int = members) -> Floats:
+        def repeated(array: F32, members: int = members) -> F32:
             heads = array.reshape(*array.shape[:-1], 2, 1, DIM)
             return np.ascontiguousarray(np.repeat(heads, members, axis=-2).reshape(*array.shape[:-1], -1))
 
@@ -79,7 +79,7 @@ def test_a_duplicated_checkpoint_converts_without_loss(method: str) -> None:
         np.testing.assert_allclose(before, after, rtol=1e-12, atol=1e-12)
 
 
-def keys_and_values(tokens: Reals, layer: KeyValueProjection) -> tuple[Reals, Reals]:
+def keys_and_values(tokens: F64, layer: KeyValueProjection) -> tuple[F64, F64]:
     """heads × T × d_h each."""
     assert layer.key_bias is not None
     assert layer.value_bias is not None
@@ -108,7 +108,7 @@ def test_the_mean_commutes_with_the_rotation(make: object) -> None:
     source, pooled = layer(), convert(layer(), GROUPS)
     tokens = normal(5, HIDDEN, seed=9).astype(np.float64)
 
-    def rotated(of: KeyValueProjection) -> Reals:
+    def rotated(of: KeyValueProjection) -> F64:
         return rotate(np.ascontiguousarray(keys_and_values(tokens, of)[0].swapaxes(0, 1)), turn)
 
     means = rotated(source).reshape(5, GROUPS, HEADS // GROUPS, DIM).mean(axis=2)
@@ -120,7 +120,7 @@ def test_the_mean_commutes_with_a_change_of_layout() -> None:
     weights = layer().key
     order = np.arange(DIM).reshape(2, -1).T.reshape(-1)  # half-split to interleaved
 
-    def relaid(array: Floats) -> Floats:
+    def relaid(array: F32) -> F32:
         return np.ascontiguousarray(array.reshape(HIDDEN, -1, DIM)[:, :, order].reshape(HIDDEN, -1))
 
     np.testing.assert_array_equal(pool(relaid(weights), HEADS, GROUPS), relaid(pool(weights, HEADS, GROUPS)))

@@ -2,25 +2,24 @@
 
 import hypothesis.strategies as st
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 
+from lowbit.arrays import F64
 from lowbit.attention.rope import half_split, interleaved, rotate, rotation
 from lowbit.errors import ArgumentError
 
-Reals = npt.NDArray[np.float64]
 BASE = 10000.0
 
 even = st.integers(1, 16).map(lambda pairs: 2 * pairs)
 positions = st.integers(0, 4096)
 
 
-def heads(seed: int, head_dim: int, tokens: int = 1) -> Reals:
+def heads(seed: int, head_dim: int, tokens: int = 1) -> F64:
     return np.random.default_rng(seed).standard_normal((tokens, 3, head_dim))
 
 
-def printed_matrix(head_dim: int, position: int) -> Reals:
+def printed_matrix(head_dim: int, position: int) -> F64:
     """R as K-sort prints it: block-diagonal, a rotation by m·θ_i for each pair of neighbours."""
     matrix = np.zeros((head_dim, head_dim))
     for i in range(head_dim // 2):
@@ -52,7 +51,7 @@ def test_scores_depend_on_the_distance_only(head_dim: int, m: int, n: int, shift
     layout = half_split(head_dim)
     q, k = heads(2, head_dim), heads(3, head_dim)
 
-    def score(at_q: int, at_k: int) -> Reals:
+    def score(at_q: int, at_k: int) -> F64:
         turned = rotate(q, rotation(layout, BASE, at_q, 1)) * rotate(k, rotation(layout, BASE, at_k, 1))
         return np.asarray(turned.sum(axis=-1))
 

@@ -8,10 +8,11 @@ import pytest
 from numpy.lib.array_utils import byte_bounds
 
 from lowbit import backend as registry
+from lowbit.arrays import F32
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, LowbitError, NotDeclaredError, UnavailableError
-from lowbit.quantization.affine import Floats, QuantizedMatrix, quantize
+from lowbit.quantization.affine import QuantizedMatrix, quantize
 
 
 class FourBits(Backend):
@@ -38,7 +39,7 @@ def matrix(**change: object) -> QuantizedMatrix:
 class Demanding(FourBits):
     """A right backend that stores whole pages and reads past the end: it keeps every `out` that it is given."""
 
-    given: list[Floats]
+    given: list[F32]
 
     def capabilities(self) -> Capabilities:
         declared = Declaration(arithmetic=Arithmetic("dequantised"))
@@ -48,7 +49,7 @@ class Demanding(FourBits):
         kept = self.given = []
 
         class Product(PreparedLinear):
-            def _qgemv(self, x: Floats, out: Floats) -> None:
+            def _qgemv(self, x: F32, out: F32) -> None:
                 kept.append(out)
 
             _qgemm = _qgemv

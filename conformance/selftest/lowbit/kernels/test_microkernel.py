@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from lowbit.arrays import F32
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.kernels.blocking import equation_4, equation_4_extended, tiles
@@ -20,13 +21,13 @@ from lowbit.kernels.microkernel import (
 from lowbit.kernels.program import Instruction, Program, live_registers
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import group_offsets, qgemv
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack, unpack
 
 LANES = 4
 
 
-def by_algorithm_1(matrix: QuantizedMatrix, x: Floats) -> Floats:
+def by_algorithm_1(matrix: QuantizedMatrix, x: F32) -> F32:
     """``y = x W`` by the interpreter."""
     y = np.full(matrix.columns, np.nan, np.float32)
     sums = [np.sum(x[matrix.group_rows(group)], dtype=np.float64) for group in range(matrix.groups)]
@@ -42,7 +43,7 @@ def by_algorithm_1(matrix: QuantizedMatrix, x: Floats) -> Floats:
     return y
 
 
-def some_matrix(bits: int, groups: int, seed: int, *, exact: bool) -> tuple[QuantizedMatrix, Floats]:
+def some_matrix(bits: int, groups: int, seed: int, *, exact: bool) -> tuple[QuantizedMatrix, F32]:
     """Two units a group; with `exact`, numbers whose every partial sum is a float32 number."""
     random = np.random.default_rng(seed)
     rows, shape = 2 * groups * CODES_PER_UNIT[bits], (groups, 3 * LANES)
@@ -86,7 +87,7 @@ def test_algorithm_2_for_four_bits_is_the_papers() -> None:
     assert steps[0] == Instruction("broadcast_int", "mask", (15,))
 
 
-def by_algorithm_3(program: Program, bits: int, t_u: int, turns: int, turn: int) -> tuple[Counts, Floats, Floats]:
+def by_algorithm_3(program: Program, bits: int, t_u: int, turns: int, turn: int) -> tuple[Counts, F32, F32]:
     """Run it on a block of small integers wider than the tile; the counts, the result, and what it should be."""
     random = np.random.default_rng(turn)
     m_b, width = turns * turn, (t_u + 1) * LANES

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from lowbit.arrays import F32, U32
 from lowbit.kernels import vector
 from lowbit.kernels.vector import UNUSED, VOCABULARY, fmadd, reduce_add
-from lowbit.quantization.affine import Floats
 
 WORDS = hnp.arrays(np.uint32, 4, elements=st.integers(0, 2**32 - 1))
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
 @given(WORDS, WORDS, st.integers(0, 31))
-def test_words_of_integers(a: vector.Ints, b: vector.Ints, i: int) -> None:
+def test_words_of_integers(a: U32, b: U32, i: int) -> None:
     """Shifts, and, or: lane by lane what Python's integers give modulo 2³²."""
     pairs = [(int(x), int(y)) for x, y in zip(a, b, strict=True)]
     assert vector.srli(a, i).tolist() == [x // 2**i for x, _ in pairs]
@@ -60,7 +60,7 @@ def test_every_word_gives_what_it_says() -> None:
 
 
 @given(hnp.arrays(np.float32, (3, 4), elements=FINITE))
-def test_fmadd_rounds_once(operands: Floats) -> None:
+def test_fmadd_rounds_once(operands: F32) -> None:
     """Against rational arithmetic: the result is finite exactly where it should be, and no float32 is nearer."""
     a, b, c = operands
     with np.errstate(over="ignore"):

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
+from lowbit.arrays import F32, U32
 from lowbit.kernels import vector_elementwise
-from lowbit.kernels.vector import Ints, Reals
 
 WORDS = hnp.arrays(np.uint32, 4, elements=st.sampled_from((0, 1, 2**31, 2**32 - 1)) | st.integers(0, 2**32 - 1))
 EXTREMES = st.sampled_from((0.0, -0.0, 2.0**-149, -(2.0**-126), 3.4e38, -3.4e38))
@@ -20,7 +20,7 @@ def bits(number: float) -> bytes:
 
 
 @given(REALS, REALS)
-def test_the_greater_and_the_less(a: Reals, b: Reals) -> None:
+def test_the_greater_and_the_less(a: F32, b: F32) -> None:
     """One of the operands, bit by bit; the second where the first is not greater, or less, NaN and equal zeros too."""
     pairs = [(float(x), float(y)) for x, y in zip(a, b, strict=True)]
     greater, less = vector_elementwise.maximum(a, b), vector_elementwise.minimum(a, b)
@@ -29,7 +29,7 @@ def test_the_greater_and_the_less(a: Reals, b: Reals) -> None:
 
 
 @given(WORDS, WORDS)
-def test_integers(a: Ints, b: Ints) -> None:
+def test_integers(a: U32, b: U32) -> None:
     """Differences and sums of neighbours wrap at 32 bits; no bit changes where a float is taken as an integer."""
     x, y = a.tolist(), b.tolist()
     assert vector_elementwise.subtract_int(a, b).tolist() == [(p - q) % 2**32 for p, q in zip(x, y, strict=True)]
@@ -43,7 +43,7 @@ FINITE = hnp.arrays(np.float32, 4, elements=st.floats(-(2.0**60), 2.0**60, width
 
 
 @given(FINITE, FINITE)
-def test_sums_of_neighbours_and_quotients(a: Reals, b: Reals) -> None:
+def test_sums_of_neighbours_and_quotients(a: F32, b: F32) -> None:
     """Float64 holds enough of a sum or a quotient of two float32 that rounding it again gives the nearest float32."""
     both = [*map(float, a), *map(float, b)]
     sums = [np.float32(both[n] + both[n + 1]) for n in range(0, 8, 2)]

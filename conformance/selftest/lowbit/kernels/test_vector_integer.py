@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
+from lowbit.arrays import U32
 from lowbit.kernels import vector_integer
-from lowbit.kernels.vector import Ints
 
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0x80008000, 0x80808080, 0x7F7F7F7F)
 LANE = st.sampled_from((*EXTREMES, 0xFFFFFFFF, 0xFF00FF00, 0x00FF00FF)) | st.integers(0, 2**32 - 1)
@@ -27,12 +27,12 @@ def joined(numbers: list[int], width: int) -> int:
     return sum((number & (1 << width) - 1) << width * n for n, number in enumerate(numbers))
 
 
-def lanes(*registers: Ints) -> list[tuple[int, ...]]:
+def lanes(*registers: U32) -> list[tuple[int, ...]]:
     return [tuple(int(lane) for lane in lane_of_each) for lane_of_each in zip(*registers, strict=True)]
 
 
 @given(WORDS, WORDS, WORDS)
-def test_products_of_bytes(c: Ints, a: Ints, b: Ints) -> None:
+def test_products_of_bytes(c: U32, a: U32, b: U32) -> None:
     """`dot4` wraps at 32 bits and nowhere before; `dot4_pairs` stops at the ends of 16 bits."""
     wide, pairs = [], []
     for sum_, x, y in lanes(c, a, b):
@@ -45,7 +45,7 @@ def test_products_of_bytes(c: Ints, a: Ints, b: Ints) -> None:
 
 
 @given(WORDS, WORDS, WORDS)
-def test_numbers_of_sixteen_bits(c: Ints, a: Ints, b: Ints) -> None:
+def test_numbers_of_sixteen_bits(c: U32, a: U32, b: U32) -> None:
     """`add_pairs` carries nothing from one half to the other; `dot2` wraps at 32 bits, also at twice (−2¹⁵)²."""
     sums, dots = [], []
     for sum_, x, y in lanes(c, a, b):
@@ -70,7 +70,7 @@ def test_the_extremes_are_reached() -> None:
 
 
 @given(WORDS, WORDS, WORDS)
-def test_bits(a: Ints, m: Ints, o: Ints) -> None:
+def test_bits(a: U32, m: U32, o: U32) -> None:
     """`and_or` bit by bit; `as_float` keeps every bit, those of a signalling NaN too, in a register of its own."""
     expected = [sum((x >> n & y >> n | z >> n) % 2 << n for n in range(32)) for x, y, z in lanes(a, m, o)]
     assert vector_integer.and_or(a, m, o).tolist() == expected
@@ -79,20 +79,20 @@ def test_bits(a: Ints, m: Ints, o: Ints) -> None:
 
 
 @given(hnp.arrays(np.uint32, 8, elements=LANE), hnp.arrays(np.uint32, 8, elements=LANE))
-def test_permute_goes_by_the_low_bits_of_the_index(table: Ints, index: Ints) -> None:
+def test_permute_goes_by_the_low_bits_of_the_index(table: U32, index: U32) -> None:
     """And moves bits unchanged."""
     moved = vector_integer.permute(table.view(np.float32), index).view(np.uint32)
     assert moved.tolist() == [int(table[int(i) & 7]) for i in index]
 
 
 @given(WORDS)
-def test_load_byte(memory: Ints) -> None:
+def test_load_byte(memory: U32) -> None:
     """Bytes from the least significant one of each element on."""
     assert vector_integer.load_byte(memory).tolist() == [b for lane in memory for b in struct.pack("<I", lane)]
 
 
 @given(WORDS)
-def test_cvt_signed_float(a: Ints) -> None:
+def test_cvt_signed_float(a: U32) -> None:
     """Two's complement; `float32` of Python's exact float64 is the nearest float32, ties to even."""
     signed = [cut(int(lane), 32, signed=True)[0] for lane in a]
     assert vector_integer.cvt_signed_float(a).tolist() == [float(np.float32(float(number))) for number in signed]

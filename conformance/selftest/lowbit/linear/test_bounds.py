@@ -3,24 +3,25 @@
 import numpy as np
 import pytest
 
+from lowbit.arrays import F32
 from lowbit.contract.rounding import Arithmetic, Form, any_order, gamma, one_loop
 from lowbit.errors import ArgumentError
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
-from lowbit.quantization.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix, dequantize, quantize
+from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix, dequantize, quantize
 from lowbit.quantization.packing import unpack
 
 ROWS, GROUP = 256, 64
 
 
-def problem(convention: Convention) -> tuple[Floats, QuantizedMatrix]:
+def problem(convention: Convention) -> tuple[F32, QuantizedMatrix]:
     rng = np.random.default_rng(3)
     weights = rng.normal(size=(ROWS, 200)).astype(np.float32)
     x = rng.normal(size=ROWS).astype(np.float32)
     return x, quantize(weights, bits=4, group_size=GROUP, convention=convention)
 
 
-def in_one_loop(x: Floats, matrix: QuantizedMatrix, form: Form) -> Floats:
+def in_one_loop(x: F32, matrix: QuantizedMatrix, form: Form) -> F32:
     """The worst legal order of each form: float32, one product after the other."""
     one = np.float32
     y = np.zeros(matrix.columns, np.float32)

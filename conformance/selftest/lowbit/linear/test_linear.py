@@ -7,15 +7,8 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from lowbit.linear.linear import (
-    Doubles,
-    equation_1_left,
-    equation_1_right,
-    equation_2_left,
-    equation_2_right,
-    qgemm,
-    qgemv,
-)
+from lowbit.arrays import F64
+from lowbit.linear.linear import equation_1_left, equation_1_right, equation_2_left, equation_2_right, qgemm, qgemv
 from lowbit.quantization.affine import CONVENTIONS, Convention, quantize
 from lowbit.quantization.packing import BITS, unpack
 
@@ -23,18 +16,18 @@ SCALES = st.sampled_from((0.25, 0.5, 1.0, 2.0))
 ZEROS = st.integers(0, 15).map(float)
 
 
-def vectors(low: int, high: int) -> st.SearchStrategy[Doubles]:
+def vectors(low: int, high: int) -> st.SearchStrategy[F64]:
     return hnp.arrays(np.float64, 16, elements=st.integers(low, high).map(float))
 
 
 @given(vectors(-99, 99), vectors(0, 15), SCALES, ZEROS)
-def test_equation_1(y: Doubles, codes: Doubles, scale: float, zero: float) -> None:
+def test_equation_1(y: F64, codes: F64, scale: float, zero: float) -> None:
     """Both sides of equation 1 are equal to the bit where every partial sum is exact."""
     assert equation_1_left(y, codes, scale, zero) == equation_1_right(y, codes, scale, zero)
 
 
 @given(st.lists(st.tuples(vectors(-99, 99), vectors(0, 15), SCALES, ZEROS), min_size=1, max_size=5))
-def test_equation_2(groups: list[tuple[Doubles, Doubles, float, float]]) -> None:
+def test_equation_2(groups: list[tuple[F64, F64, float, float]]) -> None:
     """Both sides of equation 2, with the scale that errata Q3 restores, are equal to the bit."""
     y, codes, scales, zeros = (list(part) for part in zip(*groups, strict=True))
     assert equation_2_left(y, codes, scales, zeros) == equation_2_right(y, codes, scales, zeros)

@@ -8,17 +8,17 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.errors import ArgumentError
 from lowbit.model import block as blocks
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
-from lowbit.moe.routing import Doubles, Floats
 
 FLOAT32 = Arithmetic("direct", "float32", any_order)
 IN_FLOAT64 = Arithmetic("direct", "float64", any_order)
 
 
-def share(result: npt.NDArray[np.floating], exact: Doubles, bound: Bound) -> float:
+def share(result: npt.NDArray[np.floating], exact: F64, bound: Bound) -> float:
     """The largest part of the bound that a result uses; above 1 it is refused."""
     return float(np.max(np.abs(result - exact) / bound.limit))
 
@@ -59,13 +59,13 @@ def test_an_epsilon_that_is_none_is_refused(epsilon: object) -> None:
 # The bounds: wide enough for honest float32, too narrow for mistakes.
 
 
-def norm_in_float32(x: Floats, gain: Floats, epsilon: float) -> Floats:
+def norm_in_float32(x: F32, gain: F32, epsilon: float) -> F32:
     """A plain loop: one product, one addition at a time."""
     total = np.zeros((len(x), 1), np.float32)
     for column in x.T:
         total[:, 0] += column * column
     scale = 1 / np.sqrt(total * np.float32(1 / x.shape[1]) + np.float32(epsilon))
-    result: Floats = x * scale * gain
+    result: F32 = x * scale * gain
     return result
 
 
@@ -115,11 +115,11 @@ def test_a_norm_declared_too_wide_is_refused() -> None:
 STABLE = ("quotient", "of-either-sign", "up-first")
 
 
-def swiglu_in_float32(gate: Floats, up: Floats, way: str) -> Floats:
+def swiglu_in_float32(gate: F32, up: F32, way: str) -> F32:
     """a / (1 + e^-a) · b; the sigmoid by e^-|a|, vanishing below the least normal number; or a · b first."""
     with np.errstate(over="ignore", under="ignore"):
         if way == "quotient":
-            result: Floats = gate / (1 + np.exp(-gate)) * up
+            result: F32 = gate / (1 + np.exp(-gate)) * up
             return result
         power = np.exp(-np.abs(gate))
         power = np.where(power < 2.0**-126, np.float32(0), power)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tiny_gguf import CONFIG, Published, published, write
 
+from lowbit.arrays import F32, F64
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
 from lowbit.backend.linears import backend_linear, build
 from lowbit.backend.reference import ReferenceLinear
@@ -30,9 +30,8 @@ from lowbit.model.weights import (
     to_float,
     weight_bytes,
 )
-from lowbit.quantization.affine import Floats, QuantizedMatrix
+from lowbit.quantization.affine import QuantizedMatrix
 
-Reals = npt.NDArray[np.float64]
 PROMPT = [5, 99, 7, 7, 200, 31, 12]
 
 
@@ -51,16 +50,16 @@ def decoder(weights: LlamaWeights) -> Decoder:
     return build(weights, load("reference"))[0]
 
 
-def second_model(model: Published, tokens: Sequence[int]) -> Reals:
+def second_model(model: Published, tokens: Sequence[int]) -> F64:
     """Logits of every position in float64, T × vocabulary, without a cache and with a sum for each head."""
     config, tensors = model.config, {name: weights.astype(float) for name, weights in model.tensors.items()}
     head_dim, half = config.head_dim, config.head_dim // 2
     epsilon = float(np.float32(config.rms_epsilon))
 
-    def norm(x: Reals, gain: Reals) -> Reals:
+    def norm(x: F64, gain: F64) -> F64:
         return np.stack([row / math.sqrt(float(row @ row) / len(row) + epsilon) * gain for row in x])
 
-    def turned(row: Reals, position: int) -> Reals:
+    def turned(row: F64, position: int) -> F64:
         result = row.copy()
         for i in range(half):
             angle = position * config.rope_base ** (-i / half)
@@ -69,7 +68,7 @@ def second_model(model: Published, tokens: Sequence[int]) -> Reals:
             result[i + half] = b * math.cos(angle) + a * math.sin(angle)
         return result
 
-    def attention(x: Reals, block: str) -> Reals:
+    def attention(x: F64, block: str) -> F64:
         q, k, v = (x @ tensors[f"{block}.attn_{name}"].T for name in "qkv")
         mixed = np.zeros((len(x), config.heads * head_dim))
         for h in range(config.heads):
@@ -80,7 +79,7 @@ def second_model(model: Published, tokens: Sequence[int]) -> Reals:
                 query = turned(q[t, mine], t)
                 powers = np.exp([query @ turned(k[u, shared], u) / math.sqrt(head_dim) for u in range(t + 1)])
                 mixed[t, mine] = powers / powers.sum() @ v[: t + 1, shared]
-        projected: Reals = mixed @ tensors[f"{block}.attn_output"].T
+        projected: F64 = mixed @ tensors[f"{block}.attn_output"].T
         return projected
 
     x = tensors["token_embd"][list(tokens)]
@@ -90,7 +89,7 @@ def second_model(model: Published, tokens: Sequence[int]) -> Reals:
         inner = norm(x, tensors[f"{block}.ffn_norm"])
         gate, up = inner @ tensors[f"{block}.ffn_gate"].T, inner @ tensors[f"{block}.ffn_up"].T
         x = x + (gate / (1 + np.exp(-gate)) * up) @ tensors[f"{block}.ffn_down"].T
-    logits: Reals = norm(x, tensors["output_norm"]) @ tensors.get("output", tensors["token_embd"]).T
+    logits: F64 = norm(x, tensors["output_norm"]) @ tensors.get("output", tensors["token_embd"]).T
     return logits
 
 
@@ -282,11 +281,11 @@ def test_one_token_goes_through_qgemv_and_more_through_qgemm(weights: LlamaWeigh
     calls = []
 
     class Counting(ReferenceLinear):
-        def _qgemv(self, x: Floats, out: Floats) -> None:
+        def _qgemv(self, x: F32, out: F32) -> None:
             calls.append("qgemv")
             super()._qgemv(x, out)
 
-        def _qgemm(self, x: Floats, out: Floats) -> None:
+        def _qgemm(self, x: F32, out: F32) -> None:
             calls.append("qgemm")
             out[:] = x @ to_float(matrix)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tiny_gguf import CONFIG, published, write
 
+from lowbit.arrays import F32
 from lowbit.backend import Backend, Capabilities, Declaration, load
 from lowbit.backend.linears import build
 from lowbit.contract.rounding import Arithmetic, any_order
@@ -17,7 +18,6 @@ from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import generate
 from lowbit.model.elementwise import Float32Cache, on_backend
 from lowbit.model.weights import LlamaWeights
-from lowbit.quantization.affine import Floats
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
 GEMMA = replace(CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu")
@@ -39,7 +39,7 @@ def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeight
         assert set(steps.names) <= set(backend.capabilities().operations)
         if name == "cppyy":
             assert steps.names == ("attention.attend", "blocks.rms_norm", "blocks.swiglu", "rope.rotate")
-        runs: list[list[Floats]] = []
+        runs: list[list[F32]] = []
         forced = [int(token) for token in np.random.default_rng(0).integers(0, weights.config.vocabulary, 40)]
         count = min(41, weights.config.context - len(PROMPT))
         for between in (FORMULAS, steps.between):
@@ -60,10 +60,10 @@ class Some(Backend):
         limited = Declaration({"head_dim": (7,)}, arithmetic)
         return Capabilities({"blocks.rms_norm": Declaration({}, arithmetic), "attention.attend": limited})
 
-    def _blocks_rms_norm(self, x: Floats, gain: Floats, epsilon: float) -> Floats:
+    def _blocks_rms_norm(self, x: F32, gain: F32, epsilon: float) -> F32:
         return np.full_like(x, 42)
 
-    def _attention_attend(self, *arguments: Any) -> Floats:
+    def _attention_attend(self, *arguments: Any) -> F32:
         raise AssertionError("not declared for these heads")
 
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from lowbit.arrays import F32, F64
 from lowbit.backend import load
 from lowbit.backend.linears import build
 from lowbit.errors import ArgumentError
@@ -29,9 +29,6 @@ from lowbit.model.weights import (
 from lowbit.moe.routing import Ids, Softmax
 from lowbit.quantization.affine import QuantizedMatrix
 
-Floats = npt.NDArray[np.float32]
-Reals = npt.NDArray[np.float64]
-
 CONFIG = LlamaConfig(
     layers=3,
     hidden=32,
@@ -52,10 +49,10 @@ def mixtral(seed: int, config: LlamaConfig = CONFIG) -> LlamaWeights:
     """Random weights; routers large enough that choices are clear."""
     rng = np.random.default_rng(seed)
 
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> Floats:
+    def matrix(rows: int, columns: int, gain: float = 1.0) -> F32:
         return (gain * rng.standard_normal((rows, columns)) / math.sqrt(rows)).astype(np.float32)
 
-    def norm() -> Floats:
+    def norm() -> F32:
         return rng.uniform(0.5, 1.5, config.hidden).astype(np.float32)
 
     assert config.routing is not None
@@ -73,7 +70,7 @@ def mixtral(seed: int, config: LlamaConfig = CONFIG) -> LlamaWeights:
     return LlamaWeights(config, embedding, tuple(layers), norm(), matrix(config.hidden, config.vocabulary))
 
 
-def second_mixtral(weights: LlamaWeights, tokens: Sequence[int]) -> tuple[Reals, list[list[list[int]]]]:
+def second_mixtral(weights: LlamaWeights, tokens: Sequence[int]) -> tuple[F64, list[list[list[int]]]]:
     """Logits of every position, and the experts of every layer and position, by ascending id.
 
     Softmax comes before the choice here and is renormalised, as one public implementation has it; the decoder under
@@ -84,10 +81,10 @@ def second_mixtral(weights: LlamaWeights, tokens: Sequence[int]) -> tuple[Reals,
     assert routing is not None
     head_dim, half, group = config.head_dim, config.head_dim // 2, config.heads // config.kv_heads
 
-    def norm(row: Reals, gain: Floats) -> Reals:
+    def norm(row: F64, gain: F32) -> F64:
         return row / math.sqrt(float(row @ row) / len(row) + config.rms_epsilon) * gain
 
-    def turned(row: Reals, position: int) -> Reals:
+    def turned(row: F64, position: int) -> F64:
         plane = (row[:half] + 1j * row[half:]) * np.exp(1j * position * config.rope_base ** (-np.arange(half) / half))
         return np.concatenate([plane.real, plane.imag])
 
@@ -133,7 +130,7 @@ def test_logits_and_routes_of_every_position(softmax: Softmax, window: int | Non
     config = replace(CONFIG, routing=Routing(5, 2, softmax), window=window)
     model, seen = mixtral(1, config), {}
 
-    def observe(layer: int, x: Reals, experts: Ids) -> None:
+    def observe(layer: int, x: F64, experts: Ids) -> None:
         seen[layer] = experts
         assert x.shape == (len(PROMPT), CONFIG.hidden)
 
@@ -182,7 +179,7 @@ def test_a_token_reads_only_its_experts() -> None:
     called: list[Matrix] = []
 
     def linear(matrix: Matrix) -> Linear:
-        def multiply(x: Floats) -> Floats:
+        def multiply(x: F32) -> F32:
             called.append(matrix)
             return x @ to_float(matrix)
 

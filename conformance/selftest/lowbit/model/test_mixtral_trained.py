@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,11 +22,10 @@ from mixtral.table2 import FULL, in_order, run
 from mixtral.table2 import RESULT as TABLE
 from tokenizers import Tokenizer
 
+from lowbit.arrays import F16, F64, Array
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import LlamaWeights, SparseWeights
 from lowbit.moe.offload import Arrangement, Offload
-
-Reals = npt.NDArray[np.float64]
 
 TRAINING = MODEL.parent / "training.json"
 LAYERS, EXPERTS, HIDDEN, INNER = 16, 8, 64, 128
@@ -48,7 +46,7 @@ def recordings() -> Recordings:
 # The directory.
 
 
-def shard(path: Path) -> dict[str, npt.NDArray[np.float16]]:
+def shard(path: Path) -> dict[str, F16]:
     """The tensors of a safetensors file, by the description of the format alone."""
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
@@ -63,7 +61,7 @@ def shard(path: Path) -> dict[str, npt.NDArray[np.float16]]:
 
 
 @cache
-def tensors() -> dict[str, npt.NDArray[np.float16]]:
+def tensors() -> dict[str, F16]:
     return {name: array for file in sorted(MODEL.glob("*.safetensors")) for name, array in shard(file).items()}
 
 
@@ -125,21 +123,21 @@ def tokenizer() -> Tokenizer:
 # A second forward pass, from the tensors of the file alone.
 
 
-def second_forward(tokens: list[int]) -> Reals:
+def second_forward(tokens: list[int]) -> F64:
     """Logits of every position, float64, by complex rotation, without a cache, one token's experts at a time."""
     heads, kv_heads, dim = (CONFIG[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim"))
     count, half = len(tokens), dim // 2
     turn = np.exp(1j * np.arange(count)[:, None] * CONFIG["rope_theta"] ** (-np.arange(half) / half))
 
-    def tensor(name: str) -> Reals:
+    def tensor(name: str) -> F64:
         return tensors()[f"{name}.weight"].astype(np.float64)
 
-    def norm(rows: Reals, name: str) -> Reals:
+    def norm(rows: F64, name: str) -> F64:
         root = np.sqrt((rows**2).mean(axis=1, keepdims=True) + CONFIG["rms_norm_eps"])
-        normed: Reals = rows / root * tensor(name)
+        normed: F64 = rows / root * tensor(name)
         return normed
 
-    def turned(rows: Reals) -> Reals:
+    def turned(rows: F64) -> F64:
         plane = (rows[:, :half] + 1j * rows[:, half:]) * turn
         return np.hstack([plane.real, plane.imag])
 
@@ -166,7 +164,7 @@ def second_forward(tokens: list[int]) -> Reals:
                 )
                 a = w1 @ y[row]
                 x[row] += power * (w2 @ (a / (1 + np.exp(-a)) * (w3 @ y[row])))
-    logits: Reals = norm(x, "model.norm") @ tensor("lm_head").T
+    logits: F64 = norm(x, "model.norm") @ tensor("lm_head").T
     return logits
 
 
@@ -232,7 +230,7 @@ def test_a_prefix_recorded_anew_is_the_recording(passage: int) -> None:
         assert (renormed == kept).all(axis=-1).mean() > 0.99
 
 
-def agreement(recorder: Recorder, ahead: int, again: npt.NDArray[Any], kept: npt.NDArray[Any]) -> float:
+def agreement(recorder: Recorder, ahead: int, again: Array, kept: Array) -> float:
     """Asserts that the two are equal wherever neighbouring scores lie further apart than float32 could move them, and
     answers how much of the recording that is."""
     clear = []

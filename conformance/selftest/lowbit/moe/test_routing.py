@@ -10,24 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
+from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.moe import routing
 from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
-from lowbit.moe.routing import Floats, Ids
+from lowbit.moe.routing import Ids
 
-Doubles = npt.NDArray[np.float64]
 FLOAT32 = Arithmetic("direct", "float32", any_order)
 
 
-def experts(rng: np.random.Generator, count: int, hidden: int, inner: int) -> tuple[Floats, Floats, Floats]:
+def experts(rng: np.random.Generator, count: int, hidden: int, inner: int) -> tuple[F32, F32, F32]:
     gate, up = (rng.normal(size=(count, hidden, inner)).astype(np.float32) for _ in range(2))
     return gate, up, rng.normal(size=(count, inner, hidden)).astype(np.float32)
 
 
-def decimal_expert(row: Floats, gate: Floats, up: Floats, down: Floats) -> list[Decimal]:
+def decimal_expert(row: F32, gate: F32, up: F32, down: F32) -> list[Decimal]:
     """The SwiGLU formula for one token with 60 digits."""
 
-    def times(x: list[Decimal], matrix: Floats) -> list[Decimal]:
+    def times(x: list[Decimal], matrix: F32) -> list[Decimal]:
         return [sum((a * Decimal(float(w)) for a, w in zip(x, column, strict=True)), Decimal(0)) for column in matrix.T]
 
     with localcontext(prec=60):
@@ -102,7 +102,7 @@ def test_softmax_before_and_after_are_one_number(seed: int, count: int, data: st
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=st.sampled_from([-1, -0.0, 0, 2]))
 )
-def test_the_choice_by_selection(scores: Floats) -> None:
+def test_the_choice_by_selection(scores: F32) -> None:
     """Taking the greatest that is left, the first of them in order of id, k times."""
     for k in range(1, scores.shape[1] + 1):
         chosen = routing.top_k(scores, k)
@@ -120,7 +120,7 @@ def test_the_choice_by_selection(scores: Floats) -> None:
 # The bounds: wide enough for honest float32, too narrow for mistakes.
 
 
-def layer(seed: int) -> tuple[Floats, Floats, Floats, Floats, Ids, Floats]:
+def layer(seed: int) -> tuple[F32, F32, F32, F32, Ids, F32]:
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(5, 64)).astype(np.float32)
     chosen, weights = routing.top_k(rng.random((5, 6)).astype(np.float32), 2), np.full((5, 2), 0.5, np.float32)
@@ -128,7 +128,7 @@ def layer(seed: int) -> tuple[Floats, Floats, Floats, Floats, Ids, Floats]:
     return x, gate / np.float32(8), up / np.float32(8), down / np.float32(8), chosen, weights
 
 
-def float32_layer(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids, weights: Floats) -> Floats:
+def float32_layer(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> F32:
     y = np.zeros_like(x)
     for t in range(len(x)):
         for e, w in zip(chosen[t], weights[t], strict=True):
@@ -137,7 +137,7 @@ def float32_layer(x: Floats, gate: Floats, up: Floats, down: Floats, chosen: Ids
     return y
 
 
-def share(result: npt.NDArray[np.floating], exact: Doubles, bound: Bound) -> float:
+def share(result: npt.NDArray[np.floating], exact: F64, bound: Bound) -> float:
     """The largest part of the bound that a result uses; above 1 it is refused."""
     return float(np.max(np.abs(result - exact) / bound.limit))
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import CONVENTIONS, Convention, Floats, QuantizedMatrix, dequantize, quantize
+from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix, dequantize, quantize
 from lowbit.quantization.packing import BITS, unpack
 from lowbit_conformance.suite.clauses.test_affine import assert_same_matrix
 
@@ -20,7 +21,7 @@ WEIGHTS = hnp.arrays(
 
 
 @given(WEIGHTS, st.sampled_from(BITS), st.sampled_from((1, 3, 8, 31, 32)), st.sampled_from(CONVENTIONS))
-def test_error_is_half_a_step(weights: Floats, bits: int, group_size: int, convention: Convention) -> None:
+def test_error_is_half_a_step(weights: F32, bits: int, group_size: int, convention: Convention) -> None:
     """No weight moves by more than half a scale, or a whole one under zero_point, and the roundings of float32.
 
     Under zero_point the zero is rounded too, so a weight at an end of the range may clamp up to half a step away.
@@ -34,7 +35,7 @@ def test_error_is_half_a_step(weights: Floats, bits: int, group_size: int, conve
 
 
 @given(WEIGHTS, st.sampled_from(BITS), st.sampled_from((1, 5, 32)))
-def test_zero_is_a_code_under_zero_point(weights: Floats, bits: int, group_size: int) -> None:
+def test_zero_is_a_code_under_zero_point(weights: F32, bits: int, group_size: int) -> None:
     """A weight of zero comes back as exactly zero: zero_point extends every range to contain it."""
     weights[::4] = 0
     matrix = quantize(weights, bits=bits, group_size=group_size, convention="zero_point")

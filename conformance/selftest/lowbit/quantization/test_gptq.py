@@ -10,23 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
-from lowbit.linear.linear import Doubles, qgemv
+from lowbit.linear.linear import qgemv
 from lowbit.quantization import affine
 from lowbit.quantization.act_order import OrderedMatrix, order_of
-from lowbit.quantization.affine import CONVENTIONS, Convention, Floats, group_codes, group_scale_and_zero, group_values
+from lowbit.quantization.affine import CONVENTIONS, Convention, group_codes, group_scale_and_zero, group_values
 from lowbit.quantization.gptq import damped, factor, hessian, layer_error, quantize, targets
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack, unpack
 
 
-def correlated(seed: int, tokens: int, rows: int, factors: int = 4) -> Floats:
+def correlated(seed: int, tokens: int, rows: int, factors: int = 4) -> F32:
     """Inputs as layers see them: channels of very different size that follow a few common factors."""
     rng = np.random.Generator(np.random.PCG64(seed))
     x = 0.3 * rng.normal(size=(tokens, rows)) + rng.normal(size=(tokens, factors)) @ rng.normal(size=(factors, rows))
     return (x * np.exp(rng.normal(0, 0.7, rows))).astype(np.float32)
 
 
-def normal(seed: int, rows: int, columns: int) -> Floats:
+def normal(seed: int, rows: int, columns: int) -> F32:
     return np.random.Generator(np.random.PCG64(seed)).normal(size=(rows, columns)).astype(np.float32)
 
 
@@ -39,10 +40,10 @@ def test_factor_is_cholesky_backwards() -> None:
     np.testing.assert_allclose(triangle, turned, rtol=1e-9, atol=1e-9)
 
 
-def usual_form(weights: Floats, square: Doubles, bits: int, group_size: int) -> Floats:
+def usual_form(weights: F32, square: F64, bits: int, group_size: int) -> F32:
     """GPTQ as it is usually written: the factor U of the inverse, errors subtracted from the weights that are left."""
     upper = np.linalg.cholesky(np.linalg.inv(square)).T
-    left: Doubles = weights.astype(np.float64)
+    left: F64 = weights.astype(np.float64)
     values = np.empty_like(weights)
     for k in range(len(weights)):
         if k % group_size == 0:
@@ -77,7 +78,7 @@ def test_a_target_is_the_best_row_if_the_rest_were_free() -> None:
 
 @given(hnp.arrays(np.float32, (8, 2), elements=st.integers(-20, 20).map(lambda i: i / 8)), st.integers(0, 99))
 @settings(max_examples=50)
-def test_the_error_is_the_sum_of_the_squares(weights: Floats, seed: int) -> None:
+def test_the_error_is_the_sum_of_the_squares(weights: F32, seed: int) -> None:
     """E, from its definition, equals the sum of the completed squares, for any values that rows take."""
     values = np.random.Generator(np.random.PCG64(seed)).normal(size=weights.shape).astype(np.float32)
     square = damped(hessian(correlated(seed, 20, 8)), 0.01)
@@ -99,7 +100,7 @@ def test_without_correlation_it_is_rounding_to_the_nearest(bits: int, convention
         np.testing.assert_array_equal(getattr(ours, name), getattr(plain, name))
 
 
-def corpus() -> Iterator[tuple[int, Floats, Floats]]:
+def corpus() -> Iterator[tuple[int, F32, F32]]:
     """Ten layers: seed, weights and calibration inputs."""
     for seed in range(10):
         rows, columns, tokens = ((96, 40, 300), (64, 64, 48), (128, 8, 1000))[seed % 3]
@@ -120,10 +121,10 @@ def test_never_worse_than_rounding_on_the_corpus(bits: int, symmetric: bool, act
         assert error <= before, f"layer {seed}: {error} against {before}"
 
 
-def least_error(weights: Doubles, square: Doubles) -> tuple[float, float, float]:
+def least_error(weights: F64, square: F64) -> tuple[float, float, float]:
     """E of greedy rounding, of rounding to the nearest and of the best integers near the weights; scale 1, no clamp."""
 
-    def error(values: Doubles) -> float:
+    def error(values: F64) -> float:
         delta = weights - values
         return float(delta @ square @ delta)
 

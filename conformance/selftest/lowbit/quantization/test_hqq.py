@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
 from lowbit.linear.linear import qgemv
 from lowbit.quantization import affine, hqq, hqq_solver
-from lowbit.quantization.affine import Floats, dequantize
+from lowbit.quantization.affine import dequantize
 from lowbit.quantization.hqq import AXES, Axis, HqqMatrix, as_minimum, from_blocks, minimum_error, quantize, to_blocks
 from lowbit.quantization.hqq_numbers import EightBit, decode, encode, range_grid
 from lowbit.quantization.hqq_solver import Solver, codes, residual, shrink, solve, step
@@ -21,12 +22,12 @@ from lowbit.quantization.packing import BITS, unpack
 FLOAT32 = np.dtype(np.float32)
 
 
-def weights_of(seed: int, rows: int, columns: int, size: float = 0.02) -> Floats:
+def weights_of(seed: int, rows: int, columns: int, size: float = 0.02) -> F32:
     rng = np.random.Generator(np.random.PCG64(seed))
     return (rng.standard_t(4, size=(rows, columns)) * size).astype(np.float32)
 
 
-def plain_solver(blocks: Floats, scales: Floats, zeros: Floats, bits: int) -> tuple[Floats, list[float]]:
+def plain_solver(blocks: F32, scales: F32, zeros: F32, bits: int) -> tuple[F32, list[float]]:
     """Errata H, loop by loop and weight by weight."""
     p, beta, kappa = 0.7, 10.0, 1.01
     g, groups = blocks.shape

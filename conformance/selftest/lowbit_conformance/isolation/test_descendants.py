@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from tiny_gguf import CONFIG, Published, published, write
 
+from lowbit.arrays import F64
 from lowbit.backend import load
 from lowbit.backend.linears import build
 from lowbit.errors import ArgumentError, FormatError
@@ -19,8 +19,6 @@ from lowbit.model.block import gelu
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, generate, next_logits
 from lowbit.model.weights import LlamaWeights
-
-Reals = npt.NDArray[np.float64]
 
 GEMMA = replace(
     CONFIG,
@@ -54,18 +52,18 @@ def decoder(weights: LlamaWeights) -> Decoder:
     return build(weights, load("numpy"))[0]
 
 
-def second_model(model: Published, tokens: Sequence[int]) -> Reals:
+def second_model(model: Published, tokens: Sequence[int]) -> F64:
     """Logits of every position, T × vocabulary: Qwen2 and Gemma 3 as their papers describe them, without a cache."""
     config, gemma = model.config, model.architecture == "gemma3"
     tensors = {name: tensor.astype(float) for name, tensor in model.tensors.items()}
     d, group = config.head_dim, config.heads // config.kv_heads
 
-    def norm(row: Reals, gain: str) -> Reals:
+    def norm(row: F64, gain: str) -> F64:
         root = math.sqrt(math.fsum(row * row) / len(row) + config.rms_epsilon)
-        scaled: Reals = row / root * tensors[gain]
+        scaled: F64 = row / root * tensors[gain]
         return scaled
 
-    def heads(row: Reals, block: str, part: str, position: int, base: float) -> list[Reals]:
+    def heads(row: F64, block: str, part: str, position: int, base: float) -> list[F64]:
         flat = tensors[f"{block}.attn_{part}"] @ row
         if not gemma:
             flat = flat + tensors[f"{block}.attn_{part}.bias"]
@@ -79,9 +77,9 @@ def second_model(model: Published, tokens: Sequence[int]) -> Reals:
             made.append(head)
         return made
 
-    def act(a: Reals) -> Reals:
+    def act(a: F64) -> F64:
         z = 2 * math.sqrt(2 / math.pi) * (a + 0.044715 * a**3) if gemma else a
-        share: Reals = 1 / (1 + np.exp(-z))  # which is also (1 + tanh(z/2)) / 2
+        share: F64 = 1 / (1 + np.exp(-z))  # which is also (1 + tanh(z/2)) / 2
         return a * share
 
     scale = math.sqrt(config.hidden) if gemma else 1.0

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from cuda_models import CONFIG, DENSE, PROMPT, bits_of, model
 
+from lowbit.arrays import F64
 from lowbit.attention.attention import KeyValueCache
 from lowbit.backend import load
 from lowbit.backend.linears import backend_linear, build
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
-from lowbit.model.block import FORMULAS, Reals
+from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder as ReferenceDecoder
 from lowbit.model.decoder import LanguageModel, Step, first_difference, generate, next_logits
@@ -156,7 +157,7 @@ def test_requests_are_those_of_the_reference_decoder() -> None:
     layer's router on this layer's gate input, as the paper does."""
     asked: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
 
-    def observe(layer: int, x: Reals, chosen: Ids) -> None:
+    def observe(layer: int, x: F64, chosen: Ids) -> None:
         guesses: tuple[int, ...] = ()
         if layer + 1 < CONFIG.layers:
             router = sparse_of(MODEL, layer + 1).router
@@ -233,17 +234,17 @@ def test_against_the_reference_decoder() -> None:
 class HalfCache(KeyValueCache):
     """Values, and keys, as float16 has them."""
 
-    def append(self, keys: Reals, values: Reals) -> None:
+    def append(self, keys: F64, values: F64) -> None:
         super().append(self.rounded(keys), values.astype(np.float32).astype(np.float16).astype(np.float64))
 
-    def rounded(self, keys: Reals) -> Reals:
+    def rounded(self, keys: F64) -> F64:
         return keys.astype(np.float32).astype(np.float16).astype(np.float64)
 
 
 class BfpCache(HalfCache):
     """Keys as BFP12 has them."""
 
-    def rounded(self, keys: Reals) -> Reals:
+    def rounded(self, keys: F64) -> F64:
         rows = np.ascontiguousarray(keys.reshape(-1, keys.shape[2]), np.float32)
         return decode(cast(rows, bfp12(32))).astype(np.float64).reshape(keys.shape)
 

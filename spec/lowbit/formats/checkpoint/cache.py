@@ -33,6 +33,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.formats.checkpoint.digests import with_digests
@@ -41,7 +42,7 @@ from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_
 from lowbit.formats.checkpoint.reader import Checkpoint, assembled
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import HEAD, Plan
-from lowbit.model.weights import Floats, LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
+from lowbit.model.weights import LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import sweep
@@ -82,12 +83,12 @@ class QuantizedCheckpoint:
         return self.source.config
 
     @property
-    def embedding(self) -> Floats:
+    def embedding(self) -> F32:
         """Float32, vocabulary × hidden, as the checkpoint stores it."""
         return self.source.embedding
 
     @property
-    def norm(self) -> Floats:
+    def norm(self) -> F32:
         """Float32, hidden."""
         return self.source.norm
 

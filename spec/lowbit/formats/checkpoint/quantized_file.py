@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.tensors import DTYPES, Table, read_header, write_tensors
-from lowbit.model.weights import Floats, Matrix
+from lowbit.model.weights import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.json_files import Fields, parsed
 from lowbit.system.storage import OWN_MODE
@@ -43,8 +43,6 @@ TEXT = "lowbit"
 PARTS = ("words", "scales", "zeros")
 TYPES = {"words": "U32", "scales": "F16", "zeros": "F16", "weights": "F32"}
 VALUES = ("bits", "rows", "group_size", "convention")
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Origin:
 # **Writing.**
 
 
-def write_quantized(path: Path, matrices: Mapping[str, Matrix | Floats], origin: Origin) -> None:
+def write_quantized(path: Path, matrices: Mapping[str, Matrix | F32], origin: Origin) -> None:
     """Write matrices and vectors; the file is there whole or not at all.
 
     Args:
@@ -95,7 +93,7 @@ def _sum_of(tensors: Mapping[str, Array]) -> str:
 # **Reading.**
 
 
-def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | Floats]:
+def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | F32]:
     """What such a file holds, mapped into memory and read-only; its sum is checked.
 
     Raises:
@@ -106,7 +104,7 @@ def read_matrices(path: Path, origin: Origin) -> dict[str, Matrix | Floats]:
     tensors = _mapped(path, table)
     if (expected := account.value("sha256", str)) != (given := _sum_of(tensors)):
         raise FormatError(path.name, "sha256 of the data", given, quoted(expected))
-    found: dict[str, Matrix | Floats] = {}
+    found: dict[str, Matrix | F32] = {}
     try:
         for name, value in account.value("matrices", dict).items():
             parts: dict[str, Any] = {part: tensors.pop(f"{name}.{part}") for part in PARTS}

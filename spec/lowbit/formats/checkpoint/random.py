@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F16
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
@@ -45,8 +45,6 @@ from lowbit.model.weights import Progress
 from lowbit.system.scratch import PREFIX, sweep, workplace
 from lowbit.system.threads import side_by_side, usable_processors
 from lowbit.text import quoted
-
-Halves = npt.NDArray[np.float16]
 
 SHAPES = {
     "mixtral-8x7b": LlamaConfig(
@@ -81,7 +79,7 @@ ADDING = ("self_attn.o_proj", ".w2.", "mlp.down_proj")
 # **The numbers.**
 
 
-def random_tensor(name: str, shape: Shape, seed: int, layers: int) -> Halves:
+def random_tensor(name: str, shape: Shape, seed: int, layers: int) -> F16:
     """One tensor: float16, the same for the same name, shape, seed and number of layers.
 
     >>> random_tensor("model.norm.weight", (3,), seed=0, layers=1)
@@ -215,7 +213,7 @@ def _write_text(folder: Path, file: str, texts: dict[str, bytes]) -> None:
         part.replace(folder / file)
 
 
-def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, Halves]:
+def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, F16]:
     """The tensors of a shard, on all processors."""
     threads = min(MOST_THREADS, usable_processors())
     made = side_by_side(lambda named: random_tensor(named[0], named[1], seed, layers), shard.items(), threads)

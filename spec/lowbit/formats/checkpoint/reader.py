@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from lowbit.arrays import F32
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.config import is_tied, read_config
 from lowbit.formats.checkpoint.names import EMBEDDING, HEAD, NORM, VECTORS, layer_names, tensor_shapes
 from lowbit.formats.checkpoint.tensors import INDEX, MOST_INDEX_BYTES, Table, read_floats, read_table
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import ATTENTION, Floats, GatedWeights, LayerWeights, Matrix, SparseWeights
+from lowbit.model.weights import ATTENTION, GatedWeights, LayerWeights, Matrix, SparseWeights
 from lowbit.system.json_files import MOST_CONFIG_BYTES, parsed, read_bytes
 from lowbit.system.threads import side_by_side
 from lowbit.text import quoted
@@ -37,7 +38,7 @@ from lowbit.text import quoted
 CONFIG = "config.json"
 
 
-def as_stored(name: str, matrix: Floats) -> Matrix:
+def as_stored(name: str, matrix: F32) -> Matrix:
     """The weights as they are."""
     return matrix
 
@@ -66,21 +67,21 @@ class Checkpoint:
         return self.folder.name
 
     @property
-    def embedding(self) -> Floats:
+    def embedding(self) -> F32:
         """Float32, vocabulary × hidden; read anew each time, as is all that follows."""
         return read_floats(self.table, EMBEDDING)
 
     @property
-    def norm(self) -> Floats:
+    def norm(self) -> F32:
         """Float32, hidden: gain of the last norm."""
         return read_floats(self.table, NORM)
 
     @property
-    def head(self) -> Floats:
+    def head(self) -> F32:
         """Float32, hidden × vocabulary."""
         return read_floats(self.table, EMBEDDING if self.tied else HEAD, transposed=True)
 
-    def layer(self, number: int, change: Callable[[str, Floats], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
+    def layer(self, number: int, change: Callable[[str, F32], Matrix] = as_stored, threads: int = 1) -> LayerWeights:
         """One block.
 
         Args:
@@ -105,7 +106,7 @@ class Checkpoint:
         return assembled(self.config, parts, dict(zip(names, linears, strict=True)))
 
 
-def assembled(config: LlamaConfig, vectors: dict[str, Floats], linears: dict[str, Matrix]) -> LayerWeights:
+def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, Matrix]) -> LayerWeights:
     """A block of its vectors and of its linear layers by the names of `LayerWeights.linears`."""
 
     def gated(prefix: str) -> GatedWeights:

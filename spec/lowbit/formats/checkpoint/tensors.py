@@ -28,13 +28,12 @@ from stat import S_IMODE
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from lowbit.arrays import F32, Array
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
-from lowbit.model.weights import Floats
 from lowbit.system.json_files import Fields, read_fields
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import workplace
@@ -223,7 +222,7 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
 # **Reading.**
 
 
-def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
+def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
     """A tensor as float32, exactly; a matrix transposed on the way if that is asked for.
 
     Raises:
@@ -233,7 +232,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
     check_memory(f"tensor {quoted(name)} of {place.shard.path.name}", place.nbytes + 4 * prod(place.shape))
     stored = _read(place, name).reshape(place.shape)
     stored = stored.T if transposed else stored
-    weights: Floats = np.empty(stored.shape, np.float32)
+    weights: F32 = np.empty(stored.shape, np.float32)
     if place.type == "BF16":  # the upper half of a float32
         bits = weights.view(np.uint32)
         bits[...] = stored
@@ -247,7 +246,7 @@ def read_floats(table: Table, name: str, *, transposed: bool = False) -> Floats:
     return weights
 
 
-def _read(place: Place, name: str) -> npt.NDArray[Any]:
+def _read(place: Place, name: str) -> Array:
     shard, dtype = place.shard, STORED[place.type]
     with opened_shard(shard) as stream:
         stream.seek(place.offset)
@@ -292,9 +291,7 @@ def _changed(shard: Shard) -> FormatError:
 # **Writing.**
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str], mode: int = 0o666
-) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str], mode: int = 0o666) -> None:
     """A safetensors file, whole or not at all.
 
     Args:

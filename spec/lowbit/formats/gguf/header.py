@@ -26,12 +26,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 from gguf.constants import GGML_QUANT_SIZES, GGUF_DEFAULT_ALIGNMENT, GGMLQuantizationType, GGUFValueType
 
+from lowbit.arrays import Array
 from lowbit.contract.checks import spoken
 from lowbit.errors import FormatError
 from lowbit.text import quoted
@@ -46,7 +46,7 @@ MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 2**48
 ALIGNMENTS = tuple(2**power for power in range(3, 17))
 
-Value = bool | int | float | str | list[str] | npt.NDArray[Any]
+Value = bool | int | float | str | list[str] | Array
 """A metadata value; an array of numbers is a numpy array, an array of strings a list."""
 
 SCALARS = {
@@ -255,7 +255,7 @@ class _Cursor:
                 found.append(self.string(f"element {number} of {field}"))
         return found
 
-    def _numbers(self, kind: GGUFValueType, count: int, field: str) -> npt.NDArray[Any]:
+    def _numbers(self, kind: GGUFValueType, count: int, field: str) -> Array:
         dtype = np.dtype(SCALARS[kind])
         data = self.take(count * dtype.itemsize, field)
         if kind == GGUFValueType.BOOL and max(data, default=0) > 1:

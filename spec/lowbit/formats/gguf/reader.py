@@ -24,24 +24,15 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from lowbit.arrays import F32, I64, U8
 from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
 from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
 from lowbit.formats.gguf.tensors import CODE_BITS, floats, matrix
 from lowbit.model.config import LlamaConfig
-from lowbit.model.weights import (
-    Floats,
-    GatedWeights,
-    LayerWeights,
-    LlamaWeights,
-    Matrix,
-    Progress,
-    select_columns,
-    to_float,
-)
+from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns, to_float
 from lowbit.system.memory import check_memory
 from lowbit.text import quoted
 
@@ -111,7 +102,7 @@ class GGUFFile:
                 return select_columns(weights, half_split_order(count, head_dim))
         return weights
 
-    def vector(self, name: str) -> Floats:
+    def vector(self, name: str) -> F32:
         """A tensor of one dimension, as float32.
 
         Raises:
@@ -132,7 +123,7 @@ class GGUFFile:
             allowed = f"{dimensions} dimensions, {outputs} rows"
             raise FormatError(self.file, f"shape of tensor {quoted(info.name)}", info.shape, allowed)
 
-    def _bytes(self, info: TensorInfo) -> npt.NDArray[np.uint8]:
+    def _bytes(self, info: TensorInfo) -> U8:
         """The data of a tensor, read into memory: a file that shrinks meanwhile gives an error and not a fault."""
         check_memory(f"tensor {quoted(info.name)} of {self.file}", _working_bytes(info))
         with _opened(self.path) as stream:
@@ -187,7 +178,7 @@ def _opened(path: str) -> BinaryIO:
         raise ArgumentError("model", f"{quoted(path)} ({error.strerror})", "a file that can be read") from error
 
 
-def half_split_order(heads: int, head_dim: int) -> npt.NDArray[np.int64]:
+def half_split_order(heads: int, head_dim: int) -> I64:
     """For each half-split channel of all heads, where the file keeps it: even channels of a head, then odd ones.
 
     >>> half_split_order(heads=1, head_dim=6)

@@ -32,24 +32,23 @@ import numpy.typing as npt
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from lowbit.arrays import F16, F32, U8
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.header import TensorInfo
-from lowbit.model.weights import Floats, Matrix
+from lowbit.model.weights import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, pack
 from lowbit.text import quoted
 
 Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
 
-Octets = npt.NDArray[np.uint8]
-Halves = npt.NDArray[np.float16]
 
 GROUP_SIZE = 32
 CODE_BITS = {Q4_0: 4, Q4_1: 4, Q8_0: 8}
 CODE_ZERO = {Q4_0: 8, Q8_0: 128}
 
 
-def matrix(data: Octets, info: TensorInfo, file: str) -> Matrix:
+def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
     """A tensor of two dimensions as K × N: affine where it is exactly that, float32 otherwise.
 
     Args:
@@ -67,7 +66,7 @@ def matrix(data: Octets, info: TensorInfo, file: str) -> Matrix:
     return np.ascontiguousarray(floats(rows, info, file).T) if affine is None else affine
 
 
-def floats(rows: Octets, info: TensorInfo, file: str) -> Floats:
+def floats(rows: U8, info: TensorInfo, file: str) -> F32:
     """The weights as float32, N × K, decoded by the ``gguf`` package.
 
     Raises:
@@ -83,7 +82,7 @@ def floats(rows: Octets, info: TensorInfo, file: str) -> Floats:
     return np.ascontiguousarray(weights, np.float32)
 
 
-def affine_grouping(rows: Octets, info: TensorInfo, file: str) -> QuantizedMatrix | None:
+def affine_grouping(rows: U8, info: TensorInfo, file: str) -> QuantizedMatrix | None:
     """The blocks of Q4_0, Q4_1 or Q8_0 as an affine grouping; None for a Q4_1 with a negative scale.
 
     Args:
@@ -123,12 +122,12 @@ def affine_grouping(rows: Octets, info: TensorInfo, file: str) -> QuantizedMatri
     )
 
 
-def _halves(blocks: Octets) -> tuple[Halves, Octets]:
+def _halves(blocks: U8) -> tuple[F16, U8]:
     """The float16 at the front of each block, N × G × 1, and the rest of it."""
     return np.ascontiguousarray(blocks[..., :2]).view("<f2"), blocks[..., 2:]
 
 
-def _nibbles(packed: Octets) -> Codes:
+def _nibbles(packed: U8) -> Codes:
     """16 bytes a block to 32 codes: first all low nibbles, then all high ones."""
     return np.concatenate([packed & np.uint8(0x0F), packed >> np.uint8(4)], axis=-1)
 

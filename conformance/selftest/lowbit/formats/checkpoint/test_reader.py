@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_checkpoint import DENSE, INDEX, MIXTRAL, Published, crafted, published, shapes, shard, write
 
+from lowbit.arrays import F64
 from lowbit.errors import ArgumentError, FormatError, LowbitError
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import Decoder
 from lowbit.model.weights import LayeredWeights, LlamaWeights, in_memory
-
-Reals = npt.NDArray[np.float64]
 
 PROMPT = [5, 259, 7, 7, 20, 31, 12, 3]
 STORED = {"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"}
@@ -71,18 +69,18 @@ def test_weights_come_as_published(shards: int, model: Published, tmp_path: Path
     np.testing.assert_array_equal(source.head, model.tensors["lm_head.weight"].T)
 
 
-def second_model(model: Published, tokens: list[int]) -> Reals:
+def second_model(model: Published, tokens: list[int]) -> F64:
     """Logits of the last position from the published tensors, token by token, without a cache and without lowbit."""
     config, head_dim = model.config, model.config["head_dim"]
     half, group = head_dim // 2, config["num_attention_heads"] // config["num_key_value_heads"]
 
-    def tensor(name: str) -> Reals:
+    def tensor(name: str) -> F64:
         return model.tensors[f"{name}.weight"].astype(np.float64)
 
-    def norm(row: Reals, gain: Reals) -> Reals:
+    def norm(row: F64, gain: F64) -> F64:
         return row / math.sqrt(float(row @ row) / len(row) + config["rms_norm_eps"]) * gain
 
-    def turned(row: Reals, position: int) -> Reals:
+    def turned(row: F64, position: int) -> F64:
         angles = position * config["rope_theta"] ** (-np.arange(half) / half)
         return np.concatenate(
             [
@@ -91,14 +89,14 @@ def second_model(model: Published, tokens: list[int]) -> Reals:
             ]
         )
 
-    def gated(x: Reals, w1: Reals, w3: Reals, w2: Reals) -> Reals:
+    def gated(x: F64, w1: F64, w3: F64, w2: F64) -> F64:
         a = w1 @ x
-        y: Reals = w2 @ (a / (1 + np.exp(-a)) * (w3 @ x))
+        y: F64 = w2 @ (a / (1 + np.exp(-a)) * (w3 @ x))
         return y
 
     stream = [tensor("model.embed_tokens")[token] for token in tokens]
     for number in range(config["num_hidden_layers"]):
-        at, keys, values = f"model.layers.{number}", list[Reals](), list[Reals]()
+        at, keys, values = f"model.layers.{number}", list[F64](), list[F64]()
         for t, row in enumerate(stream):
             x = norm(row, tensor(f"{at}.input_layernorm"))
             q, k, v = (tensor(f"{at}.self_attn.{part}_proj") @ x for part in "qkv")
@@ -121,7 +119,7 @@ def second_model(model: Published, tokens: list[int]) -> Reals:
                 row = row + p[e] / p[best].sum() * gated(x, *parts)
             stream[t] = row
     name = "model.embed_tokens" if config["tie_word_embeddings"] else "lm_head"
-    logits: Reals = tensor(name) @ norm(stream[-1], tensor("model.norm"))
+    logits: F64 = tensor(name) @ norm(stream[-1], tensor("model.norm"))
     return logits
 
 

@@ -1,18 +1,17 @@
 """Blocks of GGUF against the ``gguf`` package's own decoding, on blocks of random bytes."""
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from lowbit.arrays import U8
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.tensors import matrix
 from lowbit.model.weights import to_float
 from lowbit.quantization.affine import QuantizedMatrix, dequantize
 
-Octets = npt.NDArray[np.uint8]
 Kind = GGMLQuantizationType
 
 SCALES = {Kind.Q4_0: 1, Kind.Q4_1: 2, Kind.Q8_0: 1}  # float16 numbers at the front of a block
@@ -20,7 +19,7 @@ SPECIAL_SCALES = np.array([0.0, -0.0, 6e-8, -6e-8, 65504.0, -65504.0, 1.0, -1.0]
 ROWS, BLOCKS = 64, 5
 
 
-def random_blocks(kind: Kind, seed: int) -> Octets:
+def random_blocks(kind: Kind, seed: int) -> U8:
     """N × bytes of a row: random bytes, so every code occurs; scales of every exponent, both signs and zero."""
     rng = np.random.default_rng(seed)
     size = GGML_QUANT_SIZES[kind][1]
@@ -33,7 +32,7 @@ def random_blocks(kind: Kind, seed: int) -> Octets:
     return blocks.reshape(ROWS, -1)
 
 
-def info_of(kind: Kind, rows: Octets) -> TensorInfo:
+def info_of(kind: Kind, rows: U8) -> TensorInfo:
     block, size = GGML_QUANT_SIZES[kind]
     return TensorInfo("t", (len(rows), rows.shape[1] // size * block), kind, 0, rows.nbytes)
 

@@ -1,0 +1,20 @@
+"""Arrays: the names of the types of arrays, by dtype.
+
+A name says what each element is: ``F32`` is an array of float32, ``U8`` one of uint8. Chapters give further names where
+the meaning of the numbers matters more than their dtype: `Codes`, `Words`, `Mantissas`.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+F16 = npt.NDArray[np.float16]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+U32 = npt.NDArray[np.uint32]
+Array = npt.NDArray[Any]
+"""An array of any dtype; the docstring says which are meant."""
