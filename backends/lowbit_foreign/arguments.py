@@ -18,7 +18,7 @@ def named(operation: str, arguments: Sequence[Any], choices: Mapping[str, Any]) 
 
 
 def named_step(check: Callable[..., None], arguments: Sequence[Any]) -> dict[str, Any]:
-    """The arguments of one step of a stateful operation, given what `lowbit.contract.operation.Operation.check_step` made."""
+    """The arguments of one step of a stateful operation, given the check that `Operation.check_step` made."""
     return _bound(check, arguments, {})
 
 

@@ -1,4 +1,4 @@
-"""Arguments taken apart for C, and results put together again: the trees of `lowbit.backend.wire`, flattened by path."""
+"""Arguments taken apart for C, and results put together: the trees of `lowbit.backend.wire`, flattened by path."""
 
 import math
 from typing import Any, NamedTuple

@@ -163,7 +163,7 @@ class QuantLinear(torch.nn.Module):
         contract: str = "float32",
         cast: bool = False,
     ) -> Self:
-        """A layer with the weights of a ``torch.nn.Linear``, rounded to nearest by `lowbit.quantization.affine.quantize`.
+        """A layer with the weights of a ``torch.nn.Linear``, rounded to nearest by `affine.quantize`.
 
         A Linear on ``meta`` has no numbers; it gives a layer on ``meta``, for ``load_state_dict(…, assign=True)``.
 

@@ -88,7 +88,7 @@ class DecodeKernels(Calls):
 
 
 class DecodeOperations(BlockOperations):
-    """The hooks of the chapters `lowbit.model.block`, `lowbit.attention.attention`, `lowbit.attention.rope` and those of its base."""
+    """The hooks of the operations of one decode step, beside those of its base."""
 
     declared: ClassVar[dict[str, Declaration]] = {
         "blocks.rms_norm": SUMS,

@@ -182,7 +182,7 @@ def words_of_a_group(recipe: Recipe, layout: PanelLayout, program: Program) -> C
 
 
 def tally(steps: Sequence[Step], sizes: Sizes, indices: Mapping[str, int] | None = None) -> Counter[str]:
-    """How often each word is carried out, by the sizes of the loops; what `lowbit.kernels.interpreter.run` counts too."""
+    """How often each word is executed, by the sizes of the loops; the interpreter counts the same."""
     words: Counter[str] = Counter()
     at = dict(indices or {})
     for step in steps:

@@ -193,7 +193,7 @@ def append_bfp12(
     head_dim: int,
     capacity: int,
 ) -> None:
-    """The same in BFP12 with blocks of 32, as `lowbit.quantization.bfp_storage.store` has it: mantissas and exponents apart."""
+    """The same in BFP12 with blocks of 32, as `bfp.store` has it: mantissas and exponents apart."""
     first = int(position[0])
     count = _inside(first, tokens, capacity)
     if count == 0:

@@ -18,7 +18,7 @@ MOST_OFFSET = 1 << 10  # elements
 
 
 class Places(Protocol):
-    """What hands out places for arrays: `lowbit_conformance.isolation.arena.Arena`, or places that are taken already."""
+    """What hands out places for arrays: an `Arena`, or places that are taken already."""
 
     def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment: ...
 

@@ -114,7 +114,7 @@ def test_a_mistake_is_reported_where_it_stands(tmp_path: Path) -> None:
 
 
 def test_every_module_has_a_page(tmp_path: Path) -> None:
-    """Each module of the specification and of the backends, the command line aside, is a page in its package's folder."""
+    """Each module of the specification and of the backends is a page; the command line is not."""
     (tmp_path / "spec/lowbit/part").mkdir(parents=True)
     for name in ("__init__", "__main__", "one", "part/__init__", "part/two"):
         (tmp_path / f"spec/lowbit/{name}.py").touch()

@@ -171,7 +171,8 @@ def test_the_current_folder_is_no_place_of_imports_without_need(planted: Planted
 def test_fetching_runs_nothing_of_it(planted: Planted) -> None:
     """pip is started, and fails for want of an index; a pip.py lying there is not taken for it."""
     cache = str(planted.folder.parent / "cache")
-    script = f"from lowbit.formats.fetch import fetch\ntry:\n    fetch({next(iter(data.TABLE))!r})\nexcept Exception as error:\n"
+    name = next(iter(data.TABLE))
+    script = f"from lowbit.formats.fetch import fetch\ntry:\n    fetch({name!r})\nexcept Exception as error:\n"
     said = planted.calls(script + "    print(error)", LOWBIT_CACHE=cache, PIP_NO_INDEX="1")
     assert "pip could not download" in said and "No matching distribution" in said
 

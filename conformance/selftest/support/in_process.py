@@ -1,4 +1,4 @@
-"""A backend of the bank in this process: what `lowbit_conformance.isolation.remote.Remote` shows to a test, without a host."""
+"""A backend of the bank in this process: what a `Remote` shows to a test, without a host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

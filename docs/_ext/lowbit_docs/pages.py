@@ -1,4 +1,4 @@
-"""The pages of modules: written when the documentation is built, one for each module, in the folders of the packages."""
+"""The pages of modules: one for each, written when the documentation is built, in the folders of the packages."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -101,7 +101,7 @@ class BfpKeyValueCache(KeyValueCache):
         return sum(rows.nbytes for rows in (*self._key_rows, *self._value_rows))
 
     def append(self, keys: F64, values: F64) -> None:
-        """Add T tokens after the ones that are there; arguments as for `lowbit.attention.attention.KeyValueCache.append`.
+        """Add T tokens after the ones that are there; arguments as for `KeyValueCache.append`.
 
         Raises:
             ArgumentError: heads or channels that are not the cache's, numbers that float32 cannot hold, or a format

@@ -301,7 +301,7 @@ class Backend(ABC):
     def decoder(
         self, weights: "LayeredWeights", settings: "DeviceSettings", progress: "Progress | None" = None
     ) -> "DeviceDecoder":
-        """A decoder of its own for a whole model (`lowbit.backend.whole_model`), which a backend may bring and most do not.
+        """A decoder for a whole model (`lowbit.backend.whole_model`), which a backend may bring; most do not.
 
         Args:
             weights: the model, one layer at a time.

@@ -99,7 +99,7 @@ class PreparedLinear:
         return out
 
     def qgemm_cast(self, x: F32, out: F32 | None = None) -> F32:
-        """``qgemm_bfp(lowbit.quantization.bfp.cast(x, lowbit.linear.integer.ACTIVATIONS), out)``, to the bit: cast and product in one call.
+        """``qgemm_bfp(bfp.cast(x, integer.ACTIVATIONS), out)``, to the bit: cast and product in one call.
 
         It is no operation of its own. It loses what the cast loses, and so is never called in place of `qgemm`.
 

@@ -32,7 +32,7 @@ class Session:
     """
 
     def __init__(self, operation: str, steps: Any, check: Callable[..., None]) -> None:
-        """Over what the hook answered, and with the check that `lowbit.contract.operation.Operation.check_step` made."""
+        """Over what the hook answered, and with the check that `Operation.check_step` made."""
         self.operation, self._check = operation, check
         self._steps: Any = steps
 

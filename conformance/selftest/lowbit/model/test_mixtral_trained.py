@@ -293,7 +293,7 @@ def test_the_paper_implies_faster_links_than_it_has() -> None:
 
 @pytest.mark.parametrize("row", SIMULATED[:6], ids=lambda row: row.name)
 def test_a_cell_is_simulated_again(row: Row) -> None:
-    """A few tokens of one machine: the engine copies what `lowbit.moe.offload` says, and the link takes its time for it."""
+    """A few tokens on one machine: the engine copies what `lowbit.moe.offload` says, and the link takes its time."""
     column, plan = COLUMNS[2], Plan(tokens=2, warm=2, pairs=1)
     cell = run(column, 2, row, recordings(), plan)
     copied = 0

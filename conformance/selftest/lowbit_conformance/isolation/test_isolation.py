@@ -316,7 +316,8 @@ def test_arguments_are_refused_across_the_border() -> None:
 def test_a_host_ends_with_its_judge() -> None:
     """When the judge is killed no host is left behind."""
     code = (
-        "from lowbit_conformance.isolation.remote import Remote; import time; r = Remote('name', 'numpy', 5.0); r.load(); "
+        "from lowbit_conformance.isolation.remote import Remote; import time; "
+        "r = Remote('name', 'numpy', 5.0); r.load(); "
         "print(r._host._process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as judge:

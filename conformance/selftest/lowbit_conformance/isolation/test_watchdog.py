@@ -85,7 +85,10 @@ def test_a_silent_judge_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_signs_of_life_keep_a_judge_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long computation without a verdict; the sign comes from a thread."""
     monkeypatch.setattr(watchdog, "SILENCE", 8.0)
-    program = "import time, lowbit_conformance.isolation.events as events; events.BEAT = 0.2; pipe.start_beating(); time.sleep(10)"
+    program = (
+        "import time, lowbit_conformance.isolation.events as events; "
+        "events.BEAT = 0.2; pipe.start_beating(); time.sleep(10)"
+    )
     ending, kinds, status = followed(program, deadline=0.1)
     assert (ending.stopped, status, set(kinds)) == ("", 0, {"beat"})
 
