@@ -23,6 +23,7 @@ from typing import Any
 CHAPTERS = (
     "lowbit.quantization.affine",
     "lowbit.attention.attention",
+    "lowbit.linear.elementary",
     "lowbit.quantization.bfp",
     "lowbit.quantization.bfp_dot",
     "lowbit.quantization.bfp_storage",

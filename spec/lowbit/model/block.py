@@ -45,15 +45,16 @@ from collections.abc import Callable
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.attention.attention import KeyValueCache, attend, softmax
+from lowbit.attention.attention import KeyValueCache, attend
 from lowbit.attention.rope import Rotation, rotate
 from lowbit.contract.checks import check_array
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.errors import ArgumentError
+from lowbit.linear.elementary import silu, softmax
 from lowbit.model.config import Activation, LlamaConfig, Routing
 from lowbit.model.elementwise import Between
 from lowbit.model.weights import FeedForwardWeights, GatedWeights, LayerWeights, Matrix, SparseWeights
-from lowbit.moe.routing import Ids, silu, top_k, weights
+from lowbit.moe.routing import Ids, top_k, weights
 
 Linear = Callable[[F32], F32]
 """A linear layer: float32, T × K, to float32, T × N."""
