@@ -28,6 +28,7 @@ CHAPTERS = (
     "lowbit.quantization.bfp_dot",
     "lowbit.quantization.bfp_storage",
     "lowbit.model.block",
+    "lowbit.model.layers",
     "lowbit.quantization.gptq",
     "lowbit.quantization.hqq",
     "lowbit.quantization.hqq_numbers",

@@ -14,7 +14,7 @@ from lowbit.attention.rope import half_split, rotate_heads, rotation
 from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import silu
 from lowbit.linear.linear import qgemm
-from lowbit.model.block import rms_norm_of, swiglu_of
+from lowbit.model.layers import rms_norm_of, swiglu_of
 from lowbit.moe.routing import gate
 from lowbit.quantization.affine import CONVENTIONS, Convention, dequantize
 from lowbit.quantization.bfp import bfp12

@@ -9,7 +9,7 @@ Source: MoE offloading §3, §4.1, §4.3 and Table 2, as printed in the copy at 
 import numpy as np
 
 from lowbit.errata import ruling
-from lowbit.model.block import rms_norm
+from lowbit.model.layers import rms_norm
 from lowbit.model.replay import Norm, guess, guess_recall, recall, residual_walk
 from lowbit.moe.offload import Arrangement, Event, Offload, Request, Trace, trace
 

@@ -29,7 +29,7 @@ from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.block import FORMULAS, Block, MakeLinear, Observer, plain_linear
 from lowbit.model.config import LlamaConfig
-from lowbit.model.elementwise import Between
+from lowbit.model.elementwise import ElementwiseOps
 from lowbit.model.weights import LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
@@ -51,7 +51,7 @@ class Decoder:
         weights: LlamaWeights,
         linear: MakeLinear = plain_linear,
         observe: Observer | None = None,
-        between: Between = FORMULAS,
+        ops: ElementwiseOps = FORMULAS,
     ) -> None:
         """Make every linear layer ready.
 
@@ -59,15 +59,15 @@ class Decoder:
             weights: the model.
             linear: from a matrix to the function that multiplies by it, called once for each matrix.
             observe: called by every sparse layer with what it was given and what it chose.
-            between: how what lies between linear layers is computed.
+            ops: the elementwise operations.
         """
-        self.config, self._cache = weights.config, between.cache
+        self.config, self._cache = weights.config, ops.cache
         self._embedding = weights.embedding
         self._blocks = [
-            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number), between)
+            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number), ops)
             for number, layer in enumerate(weights.layers)
         ]
-        self._norm = between.norm(weights.norm, weights.config.rms_epsilon)
+        self._norm = ops.norm(weights.norm, weights.config.rms_epsilon)
         self._head = linear(weights.head)
         self._layout = half_split(weights.config.head_dim)
 

@@ -49,7 +49,7 @@ import numpy as np
 from lowbit.arrays import F32, F64, I64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import rms_norm
+from lowbit.model.layers import rms_norm
 from lowbit.moe.offload import Event
 from lowbit.moe.routing import gate, top_k
 
