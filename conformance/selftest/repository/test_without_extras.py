@@ -77,14 +77,6 @@ print(lowbit.backend.load("reference").name)
     assert name == "reference"
 
 
-def test_nothing_else_imports_torch() -> None:
-    """Where torch is installed, lowbit and its suite leave it alone."""
-    script = IMPORT_ALL + "import sys\nprint('torch' in sys.modules)"
-    done = run(dict(os.environ), "-c", script)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "False\n"
-
-
 def test_the_suite_runs_without_extras(bare: dict[str, str]) -> None:
     """A backend is certified where cppyy cannot be imported, and cppyy's own says what to install."""
     done = run(bare, "-m", "lowbit", "conformance", "numpy", "--op", "packing.pack", "--json")
