@@ -207,7 +207,7 @@ def feed_forward(
 # **The block** puts the two around the stream.
 
 
-class Block:
+class DecoderBlock:
     """One layer of the stack, with its linear layers made ready to be called.
 
     Attributes:

@@ -27,7 +27,7 @@ from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation, half_split, rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import FORMULAS, Block, MakeLinear, Observer, plain_linear
+from lowbit.model.block import FORMULAS, DecoderBlock, MakeLinear, Observer, plain_linear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.elementwise import ElementwiseOps
 from lowbit.model.weights import LlamaWeights, Progress
@@ -64,7 +64,9 @@ class Decoder:
         self.config, self._cache = weights.config, ops.cache
         self._embedding = weights.embedding
         self._blocks = [
-            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number), ops)
+            DecoderBlock(
+                weights.config, number, layer, linear, None if observe is None else partial(observe, number), ops
+            )
             for number, layer in enumerate(weights.layers)
         ]
         self._norm = ops.norm(weights.norm, weights.config.rms_epsilon)
