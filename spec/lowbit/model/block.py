@@ -151,7 +151,8 @@ def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
         ArgumentError: a score that is not finite.
     """
     if not np.isfinite(scores).all():
-        raise ArgumentError("weights", "such that a router's score is not finite", "weights that do not overflow")
+        sentence = "a router's score is not finite: the weights overflow float32"
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
     if routing.softmax == "before":
         scores = softmax(scores.astype(np.float64)).astype(np.float32)
     chosen = top_k(scores, routing.top_k)

@@ -34,7 +34,7 @@ def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
 
 
 def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
-    """The norm with this gain, or nothing at all where a model has no gain for it.
+    """The norm with this gain, or the identity where a model has no gain for it.
 
     >>> norm(None, epsilon=0.0)(np.array([[3.0, 4.0]]))
     array([[3., 4.]])
@@ -48,16 +48,16 @@ def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
 def gelu(a: F64) -> F64:
     r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
 
-    :math:`\Phi`, the distribution function of the normal distribution, is replaced by a tanh that comes close to it;
-    models that are trained with the approximation want the approximation.
+    :math:`\Phi`, the distribution function of the normal distribution, is replaced by an approximation with tanh;
+    models are trained with the approximation, so it is what they need.
 
     >>> gelu(np.array([-100.0, 0.0, 1.0, 100.0])).round(4)
     array([ -0.    ,   0.    ,   0.8412, 100.    ])
 
     Source: GELU (arXiv 1606.08415) §2.
     """
-    share: F64 = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
-    return a * share
+    gate: F64 = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
+    return a * gate
 
 
 # **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
