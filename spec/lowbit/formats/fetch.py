@@ -167,24 +167,24 @@ TABLE: dict[str, Resource] = {
 }
 
 
-# **Fetching**: what is in the cache and sound is used; otherwise every part is found or downloaded, checked, and
-# written to a temporary file, which takes its name only when the whole of it is right.
+# **Fetching**: a file in the cache is used if its digest is right. Otherwise every part is found or downloaded,
+# checked, and written to a temporary file, which is renamed only when all of it is right.
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """The path of a file of the table, fetched if need be.
+    """The path of a file of the table, which is fetched if it is missing.
 
     Nothing partial is left behind, unless the process is killed; then the next fetch uses the packages that are
     complete and removes the rest. Two processes that fetch at once do not disturb each other (`lowbit.system.scratch`).
 
     Args:
         name: a key of `TABLE`.
-        progress: called now and then.
+        progress: called after each piece of work.
 
     Raises:
         ArgumentError: no such name.
         UnavailableError: a package can be neither found nor downloaded, or is not what the table says; the message
-            says what to put where.
+            says which file to put where.
     """
     check_choice("resource", name, tuple(TABLE))
     resource, report = TABLE[name], progress or _silent
@@ -200,7 +200,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
             _assemble(resource, whole, folder, place, report)
             os.replace(whole, target)
     except OSError as error:
-        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
+        remedy = f"name a folder that you can write to in {CACHE_VARIABLE}"
         raise UnavailableError(resource.file, f"{folder}: {error.strerror or error}", remedy) from error
     return target
 
@@ -334,7 +334,7 @@ def _largest_in(folder: Path) -> int:
 
 
 def _fault_of(path: Path, nbytes: int, sha256: str, report: Progress) -> str:
-    """What tells a file from that of the table; empty if nothing does. One of another size is not read."""
+    """How a file differs from that of the table; empty if it does not. A file of another size is not read."""
     with path.open("rb") as stream:
         digest, done, total = hashlib.sha256(), 0, os.fstat(stream.fileno()).st_size
         if total != nbytes:
