@@ -156,7 +156,7 @@ def write_random(
         _write_all(folder, config, seed, list(_shards(config, shard_bytes)), texts, progress)
     except OSError as error:
         reason = f"{folder}: {error.strerror or error}"
-        raise UnavailableError("a place for new weights", reason, "give a folder that can be written") from error
+        raise UnavailableError("a folder for new weights", reason, "name a folder that you can write to") from error
 
 
 def _check_room(folder: Path, total: int) -> None:

@@ -313,4 +313,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[st
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         remedy = "free disk space, or make the folder writeable"
-        raise UnavailableError(f"writing {path.name}", f"{path.parent}: {reason}", remedy) from error
+        raise UnavailableError(
+            f"file {path.name}", f"it cannot be written to {path.parent}: {reason}", remedy
+        ) from error

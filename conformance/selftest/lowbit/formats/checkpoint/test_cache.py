@@ -364,7 +364,9 @@ def test_what_is_no_file(source: Checkpoint, tmp_path: Path) -> None:
         assert not path.is_symlink() and path.read_bytes() == sound
     path.unlink()
     path.mkdir()
-    with pytest.raises(UnavailableError, match=r"a place for layer-00001\.safetensors is unavailable: .* directory"):
+    with pytest.raises(
+        UnavailableError, match=r"file layer-00001\.safetensors is unavailable: it cannot be written to .* directory"
+    ):
         made.keep("layer-00001")
 
 
@@ -444,7 +446,9 @@ def test_no_room(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Too little room is found before anything is written, and a full disk on the way is an error in words."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**12))
-    with pytest.raises(UnavailableError, match=r"disk space for quantised weights is unavailable: \d+\.\d KiB are needed"):
+    with pytest.raises(
+        UnavailableError, match=r"disk space for quantised weights is unavailable: \d+\.\d KiB are needed"
+    ):
         quantized(source, PLAN, tmp_path)
     assert [list(place.iterdir()) for place in tmp_path.iterdir()] == [[]]
     monkeypatch.undo()

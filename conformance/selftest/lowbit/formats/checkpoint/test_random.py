@@ -152,7 +152,7 @@ def test_no_room_and_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Both are errors in words, before anything is written; shards that are there need no room again."""
     usage, total = shutil.disk_usage(tmp_path), total_bytes(CONFIG)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=total - 1))
-    with pytest.raises(UnavailableError, match=r"room for new weights is unavailable: \d+\.\d KiB are needed"):
+    with pytest.raises(UnavailableError, match=r"disk space for new weights is unavailable: \d+\.\d KiB are needed"):
         write_random(tmp_path / "m", CONFIG, 0)
     assert not (tmp_path / "m").exists()
     monkeypatch.undo()
@@ -161,7 +161,7 @@ def test_no_room_and_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     write_random(tmp_path / "m", CONFIG, 0)
     monkeypatch.undo()
     (tmp_path / "file").touch()
-    with pytest.raises(UnavailableError, match="give a folder that can be written"):
+    with pytest.raises(UnavailableError, match="name a folder that you can write to"):
         write_random(tmp_path / "file" / "m", CONFIG, 0)
     with pytest.raises(ArgumentError, match="allowed: a directory, or a name that is free"):
         write_random(tmp_path / "file", CONFIG, 0)
