@@ -196,9 +196,7 @@ class CommandBackend(Backend):
             self.give_back()
             if handle is not None:
                 if handle.child is not self._child or not handle.child.alive:
-                    raise RuntimeError(
-                        f"{self.name} was restarted, and has lost what was prepared or opened before"
-                    )
+                    raise RuntimeError(f"{self.name} was restarted, and has lost what was prepared or opened before")
                 request["handle"] = handle.name
             return self._ask(do, request)
 
