@@ -23,7 +23,7 @@ from lowbit.gptq import factor
 from lowbit.linear import qgemv
 from lowbit.operations import OPERATIONS
 from lowbit.rope import half_split, rotate_heads, rotation
-from lowbit_conformance.bank import BANK
+from lowbit_conformance.bank import BANK, places
 from lowbit_conformance.bank.families import relatives
 from lowbit_conformance.explaining import Asked, Explainer, asked_of
 from lowbit_conformance.verdicts import BrokenPromiseError
@@ -47,6 +47,7 @@ def test_the_list_is_long_and_its_names_exist() -> None:
     assert len(MISTAKES) >= 100
     assert len({each.name for each in MISTAKES}) == len(MISTAKES)
     families = {defect.name for operation in OPERATIONS for defect in relatives(operation)}
+    families |= {each.name for operation in OPERATIONS for each in places.of_results(operation)}
     unknown = {name for each in MISTAKES for name in each.right} - BANK.keys() - families
     assert not unknown, unknown
 
