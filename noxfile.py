@@ -11,7 +11,7 @@ torch          the tests of the layer for PyTorch, which the job `tests` skips; 
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
                llama.cpp on a whole model, both in the environment of bench-peers
 docs           build the documentation into docs/_build/html
-types, lint    mypy --strict; ruff
+types, lint    mypy --strict; ruff and import-linter
 =============  ===========================================================================================
 
 What runs lowbit runs its *wheel*, so what is tested is what users get. Environments are kept, and nothing is
@@ -48,6 +48,7 @@ nox.options.error_on_missing_interpreters = True
 HERE = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
 SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance"]
+SOURCES = ["spec", "backends", "conformance", "conformance/selftest/support"]
 PEERS = {
     "ONNX Runtime": ("onnx", "onnxruntime"),
     "llama.cpp": ("llama-cpp-python",),
@@ -191,10 +192,12 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check the style and the formatting."""
+    """Check the style, the formatting, and which way imports run."""
     install(session, groups=["lint"], own=False, wheel=False)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
+    found = [str(HERE / folder) for folder in SOURCES]  # parsed, not imported, so lowbit need not be installed
+    session.run("lint-imports", "--no-cache", "--no-logo", env={"PYTHONPATH": os.pathsep.join(found)})
 
 
 # What the sessions share: outside packages, lowbit's own wheel, and a folder that is not the repository.

@@ -1,9 +1,9 @@
-"""Adapters: kernels that others have written, as ordinary backends under the same suite.
+"""Adapters: kernels of other projects as ordinary backends, under the same suite.
 
-Each module hands one library's own kernel the weights in that library's layout, and declares of it what its
-documentation or source says: the widths, groups and conventions that it can express, and the form in which it sums.
-An adapter converts layouts and nothing else. It never corrects a result: what fails is a fact about a version of that
-library, and the docs have a page of such facts.
+Each module passes weights to a kernel of one library, in that library's layout, and declares what its documentation or
+source says: the widths, groups and conventions that it supports, and the form in which it sums. An adapter only
+converts layouts. It never corrects a result: a failure is a property of a version of that library, and the docs have a
+page of such failures.
 
 ===================== ==================================== =================================================
 backend               what runs                            operations
@@ -15,6 +15,6 @@ backend               what runs                            operations
 `gguf`                the same, in numpy                   `affine.dequantize`, and `affine.quantize` by Q4_1
 ===================== ==================================== =================================================
 
-No library is imported before it is used; a library that is missing makes its backend unavailable, in words. All of
-them come with the extra ``adapters``.
+No library is imported before it is used; a missing library makes its backend unavailable, with the reason. The extra
+``adapters`` installs all of them.
 """

@@ -1,23 +1,23 @@
-"""Blocks: the types Q4_0, Q4_1 and Q8_0 of ggml, and which matrices they hold exactly.
+"""Blocks: the types Q4_0, Q4_1 and Q8_0 of ggml, and the matrices that they hold exactly.
 
 A block is 32 weights of one output: a float16 scale d, for Q4_1 a float16 minimum m, and the codes. In the 4-bit types
 byte j holds code j in its low nibble and code j + 16 in its high one.
 
 ===== ====================== ==================================================================
-type  value                  what of `affine` it holds
+type  value                  matrices of `affine` that it holds
 ===== ====================== ==================================================================
 Q4_1  d·q + m, q 0 to 15     ``minimum``, 2, 3 or 4 bits
 Q4_0  d·(q − 8), q 0 to 15   ``zero_point``, 2 or 3 bits: code − zero-point lies in −7 … 7
 Q8_0  d·q, q −128 to 127     ``zero_point``, 4 bits: code − zero-point lies in −15 … 15
 ===== ====================== ==================================================================
 
-The symmetric types have no zero-point of their own, so what they are given is the difference of code and zero-point:
-the value is the same product. With 8 bits the difference does not fit. Scales are float16; a group of 64 or more rows
-is several blocks with the same scale, and a last short block is filled up.
+The symmetric types have no zero-point, so they store the difference of code and zero-point; the value is the same
+product. With 8 bits the difference does not fit. Scales are float16; a group of 64 or more rows is several blocks with
+the same scale, and a last short block is padded.
 
 **Quantising.** Only Q4_1 makes a scale and a minimum as `affine` does under ``minimum``, for groups of 32 in 4 bits
 with float16 scales, and only that is declared. Its d is 0 for a constant block, which a `QuantizedMatrix` does not
-have: there scale 1 and codes 0 say the same.
+allow; scale 1 and codes 0 give the same values.
 
 Source: the block structures of the ggml project.
 """
@@ -97,7 +97,7 @@ def decode_q4_1(blocks: U8, rows: int) -> QuantizedMatrix:
 
 
 class BlockBackend(Backend):
-    """A backend that turns blocks to floats and floats to blocks by some library."""
+    """A backend that converts blocks to floats and floats to blocks by a library."""
 
     @abstractmethod
     def _to_floats(self, blocks: U8, kind: Kind) -> F32:

@@ -1,11 +1,11 @@
 """ggml: quantising and dequantising by the shared library that llama-cpp-python brings.
 
-`blocks` says which matrices its types hold. The functions are those of ``libggml-base``: ``dequantize_row_*``, which is
-what the type's own conversion to float calls, and ``ggml_quantize_chunk`` without an importance matrix, which is what a
-file is quantised with.
+`blocks` says which matrices its types hold. The functions are those of ``libggml-base``: ``dequantize_row_*``, which
+the type's own conversion to float calls, and ``ggml_quantize_chunk`` without an importance matrix, which quantises
+files.
 
 **What is not declared.** ggml's product of matrices rounds the activations to 8 bits first (Q8_0 or Q8_1), which none
-of the forms of `rounding` describes: it is another operation, and no tolerance is invented for it.
+of the forms of `rounding` describes: it is another operation, without a derived bound.
 
 Source: ggml.h and ggml-quants.c in the project's repository.
 """

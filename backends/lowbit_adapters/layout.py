@@ -1,8 +1,8 @@
 """Layouts: from the words of a `QuantizedMatrix` to the bytes that other libraries read, and back.
 
-lowbit lays each column of codes end to end in words; the libraries lay each *output* end to end in bytes. Both are the
-same stream of bits, least significant first, cut at other places. So everything goes through one matrix of codes,
-N × K, an output a row, and `pack_bits` cuts it anew.
+lowbit stores each column of codes end to end in words; the libraries store each *output* end to end in bytes. Both are
+the same stream of bits, least significant first, cut into units of different sizes. So everything is converted through
+one matrix of codes, N × K, one row for each output, and `pack_bits` packs it.
 """
 
 import numpy as np
@@ -31,8 +31,8 @@ def code_rows(words: Words, bits: int) -> Codes:
 
 
 def pack_bits(codes: Codes, bits: int) -> U8:
-    """The codes of the last axis end to end in bytes, the first at the least significant end; the last byte is filled
-    up with zeros.
+    """The codes of the last axis end to end in bytes, the first at the least significant end; the last byte is padded
+    with zeros.
 
     >>> pack_bits(np.array([[1, 2, 3]], np.uint8), bits=4)
     array([[33,  3]], dtype=uint8)

@@ -1,4 +1,4 @@
-"""What is installed: asked of the file system, so that a listing of backends imports no library."""
+"""Installed libraries: found on the file system, so that a list of backends imports none of them."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -8,7 +8,7 @@ from lowbit.backend import Availability
 
 
 def availability(libraries: Mapping[str, str]) -> Availability:
-    """Whether all libraries are there.
+    """Whether all libraries are installed.
 
     >>> availability({"numpy": "numpy"})
     Availability(usable=True, reason='', remedy='')

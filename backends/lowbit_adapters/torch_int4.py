@@ -2,9 +2,9 @@ r"""PyTorch: the product with 4-bit weights of its CPU build, in float32.
 
 ``_convert_weight_to_int4pack_for_cpu`` lays out codes, N × K with N a multiple of 16, and
 ``_weight_int4pack_mm_for_cpu`` multiplies by them: groups of 32, 64, 128 or 256 rows, which must divide K, each with a
-scale s and a zero z. The adapter fills N up with outputs that it drops, and K with rows that it multiplies by 0.
+scale s and a zero z. The adapter pads N with outputs that it drops, and K with rows that it multiplies by 0.
 
-**What it computes.** Each weight is :math:`s\,(q - 8) + z` in float32, so z is what code 8 stands for,
+**What it computes.** Each weight is :math:`s\,(q - 8) + z` in float32, so z is the value of code 8,
 :math:`\min + 8 s` or :math:`s\,(8 - \mathrm{zero})`, rounded to float32 once. That is the form ``offset``: of the
 roundings of a dot product in any order, and those of z, of the product and of the sum.
 
@@ -38,7 +38,7 @@ def roundings(rows: int, group_size: int) -> int:
 
 
 def codes_of(matrix: QuantizedMatrix) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """int32, N × K, both filled up to the multiples that are asked for."""
+    """int32, N × K, both padded to the multiples that the kernel needs."""
     codes = padded(code_rows(matrix.words, BITS), matrix.group_size, CENTER)
     return np.pad(codes, ((0, -len(codes) % OUTPUTS), (0, 0)), constant_values=CENTER).astype(np.int32)
 

@@ -2,8 +2,8 @@
 
 A `LibraryBackend` is a shared library that exports the functions of ``include/lowbit.h``; a `CommandBackend` is a
 program that reads one JSON object a line from its standard input and writes one a line to its standard output. Either
-is a `lowbit.backend.Backend` like any other: arguments are checked by the specification before they cross the border,
-and what comes back is read with suspicion.
+is a `lowbit.backend.Backend` like any other: arguments are checked by the specification before they are passed on, and
+every result is checked before it is used.
 
 ``python -m lowbit_foreign`` prints the folder of the header, for a compiler's ``-I``.
 """

@@ -11,7 +11,7 @@ MESSAGE_BYTES = 1024
 
 
 class Status(IntEnum):
-    """What the functions of a library return."""
+    """The status that the functions of a library return."""
 
     OK = 0
     NOT_DECLARED = 1
@@ -20,7 +20,7 @@ class Status(IntEnum):
 
 
 class Kind(IntEnum):
-    """What a value is."""
+    """The kind of a value."""
 
     NONE = 0
     BOOL = 1

@@ -1,4 +1,4 @@
-"""Arguments by name: other languages know no order of arguments and no defaults."""
+"""Arguments by name: other languages have no order of arguments and no defaults."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A child process that answers one line for each line it is given, and is trusted with nothing."""
+"""A child process that answers each line with one line. None of its output is trusted."""
 
 import contextlib
 import os
@@ -14,14 +14,14 @@ from lowbit.errors import UnavailableError, on_one_line
 from lowbit.system.interpreters import program_environment
 
 MOST_LINE = 1 << 28
-"""Bytes of one answer; a longer one ends the conversation before it fills the memory."""
+"""Bytes of one answer; a child that writes more is ended before its answer fills the memory."""
 MOST_SAID = 4096  # bytes of standard error that are kept for a message
 PIECE = 1 << 16
-GRACE = 2.0  # seconds to leave by oneself once standard input is closed
+GRACE = 2.0  # seconds in which a program may end by itself after its standard input is closed
 
 
-# A program that hangs does not see that its standard input has ended. So it is asked of Linux to end it with its
-# parent, in the moment between the two, by an interpreter that then becomes the program.
+# A program that hangs does not notice the end of its standard input. So Linux is asked to end it with its parent. An
+# interpreter does that in the child, and then becomes the program.
 TIE = """import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 if os.getppid() != int(sys.argv[1]):
@@ -30,7 +30,7 @@ os.execvp(sys.argv[2], sys.argv[2:])"""
 
 
 class BrokenLineError(RuntimeError):
-    """The child has died, or what it writes is no answer; the conversation is over."""
+    """The child has ended, or its output is not an answer; it cannot be used any more."""
 
 
 class Child:
@@ -71,12 +71,11 @@ class Child:
     def exchange(self, line: bytes, seconds: float | None = None) -> bytes:
         """Write one line, and read the one line that answers it.
 
-        All three streams are served at once, so that a child which answers early or complains at length blocks
-        nobody.
+        All three streams are served at once, so that a child which answers early or writes many errors does not block.
 
         Args:
             line: without its end.
-            seconds: how long to wait; for ever if not given.
+            seconds: how long to wait; None waits for ever.
 
         Raises:
             BrokenLineError: the child ends or closes its output, answers before it was asked, with more than one line
@@ -119,7 +118,7 @@ class Child:
             raise self._broken("does not read its standard input any more") from None
 
     def _read(self, answer: bytearray) -> bool:
-        """Take what is there; whether the end of a line is."""
+        """Read what is available; whether it ends a line."""
         try:
             piece = os.read(self._out, PIECE)
         except BlockingIOError:
@@ -138,7 +137,7 @@ class Child:
         return line
 
     def _hear(self) -> bool:
-        """Keep the end of what the child says on standard error; False once it has closed that."""
+        """Keep the end of the child's standard error; False once that is closed."""
         try:
             piece = os.read(self._err, PIECE)
         except BlockingIOError:
@@ -163,7 +162,7 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def end(self, grace: float = GRACE) -> None:
@@ -182,7 +181,7 @@ class Child:
 
 
 def _tied(words: Sequence[str]) -> list[str]:
-    """The words of a process that ends when this one does.
+    """The command of a process that ends when this one does.
 
     Only in the main thread: Linux takes the end of the thread that started it for the end of its parent.
     """

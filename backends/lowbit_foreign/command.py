@@ -59,20 +59,20 @@ START = 60.0
 
 
 class CommandBackend(Backend):
-    """A program as a backend; it is started when it is first needed, and again after it broke the conversation.
+    """A program as a backend; it is started when it is first needed, and again after an error of the protocol.
 
     Attributes:
-        name: the name of its file, and once it has been started what it calls itself.
+        name: the name of its file; after it was started, the name that it declares.
     """
 
     def __init__(self, command_line: str) -> None:
         """Nothing is started yet.
 
         Args:
-            command_line: the program and its arguments, in the quotes of a POSIX shell; no shell is involved.
+            command_line: the program and its arguments, quoted as for a POSIX shell; no shell is run.
 
         Raises:
-            ArgumentError: no program, or a quote without its fellow.
+            ArgumentError: no program, or a quote that is not closed.
         """
         try:
             self._words = shlex.split(command_line)
@@ -81,7 +81,7 @@ class CommandBackend(Backend):
         if not self._words:
             raise ArgumentError("command", repr(command_line), "a program and its arguments")
         self.name = self._words[0].rpartition("/")[2]
-        self._lock = threading.RLock()  # the program answers one line at a time, whoever asks
+        self._lock = threading.RLock()  # the program answers one line at a time
         self._child: Child | None = None
         self._declared: Declared | None = None
         self._end: Callable[[], object] = lambda: None
@@ -90,7 +90,7 @@ class CommandBackend(Backend):
 
     @property
     def children(self) -> tuple[int, ...]:
-        """The process ids of the program, none before it was started: processes that this backend may have."""
+        """The process id of the program, if it runs: the processes that this backend may have."""
         child = self._child
         return (child.pid,) if child is not None and child.alive else ()
 
@@ -105,7 +105,7 @@ class CommandBackend(Backend):
         """What the program declares; it is asked once.
 
         Raises:
-            UnavailableError: it cannot be started, says nothing, or declares what cannot be.
+            UnavailableError: it cannot be started, does not answer, or its declaration is not valid.
         """
         return self._said().capabilities
 
@@ -166,14 +166,14 @@ class CommandBackend(Backend):
             raise RuntimeError(f"{self.name} gives no result of {operation}: {error}") from None
         out[...] = result
 
-    # The conversation.
+    # The protocol.
 
     def ask_value(self, do: str, operation: str, arguments: dict[str, Any], handle: "_Handle | None" = None) -> Any:
-        """The value that one request is answered with.
+        """The value in the answer to one request.
 
         Raises:
             ArgumentError, NotDeclaredError: the program says so.
-            RuntimeError: the program fails, or answers with no value of the specification.
+            RuntimeError: the program fails, or its answer is not a value of the specification.
         """
         answer = self._request(do, operation, arguments, handle)
         try:
@@ -185,7 +185,7 @@ class CommandBackend(Backend):
         with self._lock:
             name = self._request(do, operation, arguments, None)
             if type(name) not in (int, str):
-                raise RuntimeError(f"{self.name} answers {do} with {described(name)}, which is no number or text")
+                raise RuntimeError(f"{self.name} answers {do} with {described(name)}, which is not a number or text")
             assert self._child is not None
             return _Handle(name, self._child, end, self._given_up)
 
@@ -196,12 +196,14 @@ class CommandBackend(Backend):
             self.give_back()
             if handle is not None:
                 if handle.child is not self._child or not handle.child.alive:
-                    raise RuntimeError(f"{self.name} has been started again, and knows nothing of what was made before")
+                    raise RuntimeError(
+                        f"{self.name} was restarted, and has lost what was prepared or opened before"
+                    )
                 request["handle"] = handle.name
             return self._ask(do, request)
 
     def give_back(self) -> None:
-        """Tell the program of handles that nobody holds any more."""
+        """Tell the program which handles are not used any more."""
         with self._lock:
             while self._given_up:
                 end, child, name = self._given_up.pop()
@@ -209,7 +211,7 @@ class CommandBackend(Backend):
                     self._ask(end, {"handle": name})
 
     def _ask(self, do: str, request: dict[str, Tree], seconds: float | None = None) -> Tree:
-        """The result that one line is answered with; the program is started if it does not run."""
+        """The result in the answer to one line; the program is started if it does not run."""
         with self._lock:
             if self._child is None or not self._child.alive:
                 self._end()
@@ -248,7 +250,7 @@ class CommandBackend(Backend):
 
 
 class _Handle:
-    """What the program made and is told to give back once nobody holds it; in words with the next request."""
+    """An object of the program's. When it is not used any more, the next request tells the program so."""
 
     def __init__(self, name: Tree, child: Child, end: str, given_up: list[tuple[str, Child, Tree]]) -> None:
         self.name, self.child = name, child
@@ -268,7 +270,7 @@ class _Steps:
 
     def close(self) -> None:
         self._handle.end()
-        with contextlib.suppress(BrokenLineError):  # a program that has gone has nothing to give back
+        with contextlib.suppress(BrokenLineError):  # a program that has ended holds nothing
             self._backend.give_back()
 
 
@@ -277,5 +279,5 @@ def _shown(line: bytes) -> str:
 
 
 def _one_line(text: str) -> str:
-    """What a program says, for a message."""
+    """A text of the program's, for a message."""
     return cleaned(on_one_line(text))

@@ -1,8 +1,7 @@
-"""What a library or a program says of itself, in JSON, read into `lowbit.backend.Capabilities`.
+"""Declarations: the capabilities of a library or a program, read from JSON.
 
-Nothing is guessed: a key that is not known, a type that is not the right one or an operation that the specification
-does not have makes the backend unavailable, with the reason in one line. A misspelt limit would otherwise declare more
-than was meant.
+Nothing is guessed: an unknown key, a wrong type or an operation that the specification does not have makes the backend
+unavailable, with the reason in one line. A misspelt limit would otherwise declare more than the author meant.
 """
 
 import math
@@ -41,12 +40,12 @@ class LinearRoundings:
 
 @dataclass(frozen=True)
 class Declared:
-    """What was declared.
+    """A declaration.
 
     Attributes:
-        name: what the author calls it.
-        capabilities: what it claims.
-        prepare: whether matrices are made ready once; a program says so, a library shows it by what it exports.
+        name: the name that the author gave it.
+        capabilities: the capabilities that it claims.
+        prepare: whether it prepares matrices. A program declares this; of a library its exports show it.
     """
 
     name: str
@@ -58,7 +57,7 @@ def read_text(text: bytes, what: str) -> Declared:
     """The declaration in a JSON text.
 
     Raises:
-        UnavailableError: it is not a JSON object, or says a key twice; or see `read`.
+        UnavailableError: it is not a JSON object, or has a key twice; or see `read`.
     """
     try:
         document = parsed("its capabilities", text).values
@@ -72,10 +71,10 @@ def read(document: object, what: str) -> Declared:
 
     Args:
         document: as `json.loads` gives it.
-        what: whose it is, for messages.
+        what: the name of the library or program, for messages.
 
     Raises:
-        UnavailableError: anything in it is not as ``lowbit.h`` says.
+        UnavailableError: a part of it is not as ``lowbit.h`` specifies.
     """
     try:
         return _read(_object("the whole", document))

@@ -1,4 +1,4 @@
-"""Arguments taken apart for C, and results put together: the trees of `lowbit.backend.wire`, flattened by path."""
+"""Arguments and results for C: the trees of `lowbit.backend.wire`, flattened to lists of parts by path."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from lowbit.backend.wire import MOST_DEPTH, NOT_FINITE, Tree, decode, encode
 from lowbit.errors import ArgumentError
 from lowbit.text import quoted
 from lowbit_foreign.abi import DTYPE_NUMBERS, DTYPES, NO_DTYPE, Kind
-from lowbit_foreign.memory import OutOfBoundsError, Room, address
+from lowbit_foreign.memory import GuardedArray, OutOfBoundsError, address
 
 MOST_ITEMS = 2**20
 """Of a list, and bytes of a text."""
@@ -20,7 +20,7 @@ MOST_BYTES = 2**31
 
 
 class Entry(NamedTuple):
-    """One line of the flat list: a path, a kind, and what is there (an array, number or text; the length of a list)."""
+    """One entry of the flat list: a path, a kind, and a content (an array, number or text; the length of a list)."""
 
     path: str
     kind: Kind
@@ -69,7 +69,7 @@ def _number(path: str, name: str) -> int:
 
 
 class Results:
-    """The memory that a library writes its result to, handed out part by part.
+    """The memory that a library writes its result to, allocated part by part.
 
     Attributes:
         trouble: why a request was refused, or None; then the call has failed.
@@ -78,11 +78,11 @@ class Results:
     ROOT = "result"
 
     def __init__(self, alignment: int, out: Array | None = None) -> None:
-        """With `out`, the whole result is that array and nothing else."""
+        """With `out`, the whole result is that array."""
         self._alignment, self._out = alignment, out
         self._bytes = 0
         self._parts: dict[str, tuple[Kind, Array]] = {}
-        self._rooms: list[tuple[str, Room]] = []
+        self._arrays: list[tuple[str, GuardedArray]] = []
         self.trouble: BaseException | None = None
 
     def request(self, path: str, kind: int, dtype: int, shape: tuple[int, ...]) -> int:
@@ -100,7 +100,7 @@ class Results:
         if self._out is not None and path == self.ROOT:
             array = self._checked_out(asked, dtype, shape)
         else:
-            array = self._room(path, *_layout(path, asked, dtype, shape))
+            array = self._allocated(path, *_layout(path, asked, dtype, shape))
         if asked is Kind.LIST:
             array[0] = shape[0]
         self._parts[path] = asked, array
@@ -113,22 +113,22 @@ class Results:
             raise ValueError(f"the result was asked for as {given}; it is an array {self._out.dtype} {self._out.shape}")
         return self._out
 
-    def _room(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    def _allocated(self, path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         self._bytes += math.prod(shape) * dtype.itemsize
         if self._bytes > MOST_BYTES:
             raise ValueError(f"{quoted(path)} would make the result {self._bytes} bytes; allowed: {MOST_BYTES}")
-        room = Room(dtype, shape, self._alignment)
-        self._rooms.append((path, room))
-        return room.array
+        guarded = GuardedArray(dtype, shape, self._alignment)
+        self._arrays.append((path, guarded))
+        return guarded.array
 
     def check(self) -> None:
-        """See whether the library kept to its memory.
+        """Check that the library wrote to this memory only.
 
         Raises:
-            OutOfBoundsError: it did not.
+            OutOfBoundsError: it wrote beside it.
         """
-        for path, room in self._rooms:
-            if where := room.spoilt():
+        for path, guarded in self._arrays:
+            if where := guarded.stray_write():
                 raise OutOfBoundsError(f"it wrote {where} of {quoted(path)}")
 
     def asked(self, path: str) -> bool:
@@ -139,7 +139,7 @@ class Results:
         """The result.
 
         Raises:
-            ValueError: a part was never asked for, or what was written is no value of the specification.
+            ValueError: a part was never asked for, or the result is not a value of the specification.
         """
         children: dict[str, list[str]] = {}
         for known in self._parts:
@@ -169,10 +169,10 @@ class Results:
 
 
 def _layout(path: str, kind: Kind, dtype: int, shape: tuple[int, ...]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Of which elements, and how many, the memory for a part consists.
+    """The dtype and shape of the memory for a part.
 
     Raises:
-        ValueError: none that ``lowbit.h`` has.
+        ValueError: a dtype or shape that ``lowbit.h`` does not have.
     """
     if kind is Kind.ARRAY:
         if dtype not in DTYPES or min(shape, default=0) < 0:

@@ -1,8 +1,8 @@
-"""`LibraryBackend`: a shared library that exports what ``lowbit.h`` says, as a backend.
+"""`LibraryBackend`: a shared library that exports the functions of ``lowbit.h``, as a backend.
 
-The library is loaded when it is first needed. Arguments are checked by the specification, then lent to the library
-where they lie: nothing is copied, unless it lies less aligned than the library declares to need. Results are written
-into memory that is made here. While the library computes, other threads of Python run.
+The library is loaded when it is first needed. Arguments are checked by the specification and then passed by address:
+nothing is copied, unless an array is less aligned than the library declares to need. Results are written into memory
+that is allocated here. While the library computes, other threads of Python run.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from lowbit_foreign.arguments import named, named_step
 from lowbit_foreign.declared import Declared, read_text
 from lowbit_foreign.flat import MOST_DIMENSIONS, Entry, Results, flatten
 from lowbit_foreign.linear import ForeignLinear, copied, first_product
-from lowbit_foreign.memory import Room, address, is_aligned, realigned
+from lowbit_foreign.memory import GuardedArray, address, is_aligned, realigned
 
 CALL, MAKE, END = (c_int32, c_void_p), (c_int32, c_void_p, c_void_p), (None, c_void_p)
 FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
@@ -42,7 +42,7 @@ class LibraryBackend(Backend):
     """A shared library as a backend.
 
     Attributes:
-        name: the name of its file, and once it has been loaded what it calls itself.
+        name: the name of its file; after it was loaded, the name that it declares.
         path: the file.
     """
 
@@ -68,12 +68,12 @@ class LibraryBackend(Backend):
         """What the library declares.
 
         Raises:
-            UnavailableError: it cannot be loaded, is of another version, or declares what cannot be.
+            UnavailableError: it cannot be loaded, is of another version, or its declaration is not valid.
         """
         return self._library().declared.capabilities
 
     def close(self) -> None:
-        """Give back all handles; the library itself stays loaded, since its threads may still run."""
+        """Release all handles; the library itself stays loaded, since its threads may still run."""
         for handle in list(self._live):
             handle.end()
 
@@ -116,7 +116,7 @@ class LibraryBackend(Backend):
         assert handle is None or isinstance(handle, _Handle)
         self.compute("lowbit_run", operation, arguments, handle, out)
 
-    # Crossing the border.
+    # Calls of the library.
 
     def compute(
         self,
@@ -126,15 +126,15 @@ class LibraryBackend(Backend):
         handle: "_Handle | None" = None,
         out: Array | None = None,
     ) -> Any:
-        """Call one function of the library and give back its result, which is `out` if that is given.
+        """Call one function of the library and return its result, which is `out` if that is given.
 
         Raises:
             ArgumentError, NotDeclaredError: the library says so.
             OutOfBoundsError: it wrote beside the memory for its result.
-            RuntimeError: it fails, or its result is no value of the specification.
+            RuntimeError: it fails, or its result is not a value of the specification.
         """
         alignment = self.capabilities().alignment
-        own = out if out is None or is_aligned(out, alignment) else Room(out.dtype, out.shape, alignment).array
+        own = out if out is None or is_aligned(out, alignment) else GuardedArray(out.dtype, out.shape, alignment).array
         results = Results(alignment, own)
         self._enter(function, operation, arguments, results, handle.address if handle else None)
         try:
@@ -146,7 +146,7 @@ class LibraryBackend(Backend):
         return result
 
     def _make(self, make: str, end: str, operation: str, arguments: dict[str, Any]) -> "tuple[_Handle, Results]":
-        """What a library keeps for later calls."""
+        """A handle of the library, for later calls."""
         made, results = c_void_p(), Results(self.capabilities().alignment)
         self._enter(make, operation, arguments, results, None, ctypes.byref(made))
         if not made.value:
@@ -158,7 +158,7 @@ class LibraryBackend(Backend):
     def _enter(
         self, function: str, operation: str, arguments: dict[str, Any], results: Results, handle: int | None, *rest: Any
     ) -> None:
-        call = _Crossing(operation, arguments, results, handle, self.capabilities().alignment)
+        call = _PreparedCall(operation, arguments, results, handle, self.capabilities().alignment)
         status = self._library().functions[function](ctypes.byref(call.call), *rest)
         results.check()
         if results.trouble is not None:
@@ -168,7 +168,7 @@ class LibraryBackend(Backend):
 
 
 def failure(name: str, operation: str, status: int, message: str) -> Exception:
-    """The exception for a status and what the library says of it."""
+    """The exception for a status and the library's message."""
     if status == Status.NOT_DECLARED:
         return NotDeclaredError(name, operation, message)
     if status == Status.BAD_ARGUMENT:
@@ -179,7 +179,7 @@ def failure(name: str, operation: str, status: int, message: str) -> Exception:
 
 
 class _Library:
-    """A library that has been loaded and says that it is of our version."""
+    """A library that has been loaded and declares this version of ``lowbit.h``."""
 
     def __init__(self, path: Path) -> None:
         what = f"library {path}"
@@ -219,7 +219,7 @@ class _Library:
 
 
 class _Handle:
-    """What a library made and is to give back, once: by `end`, when nobody holds it any more, or at the exit."""
+    """A handle of the library, released once: by `end`, when it is not used any more, or at exit."""
 
     def __init__(self, address: int, end: Callable[[int], None]) -> None:
         self.address = address
@@ -240,7 +240,7 @@ class _Steps:
         self._handle.end()
 
 
-class _Crossing:
+class _PreparedCall:
     """One `Call` and all the memory that it points to; that memory lives as long as this object."""
 
     def __init__(
@@ -268,7 +268,7 @@ class _Crossing:
 
     @property
     def message(self) -> str:
-        """What the library has said."""
+        """The message of the library."""
         return cleaned(" ".join(self._message.value.decode(errors="replace").split()))
 
     def _fill(self, value: Value, entry: Entry, alignment: int) -> None:

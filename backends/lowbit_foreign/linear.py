@@ -1,4 +1,4 @@
-"""Products with a matrix that a library or a program has made ready, or that it is given with every call."""
+"""Products with a matrix that a library or a program has prepared, or that is passed with every call."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ Multiply = Callable[[str, object, dict[str, Any], F32], None]
 
 
 def copied(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """The same matrix in memory of its own, since the caller may use his again."""
+    """A copy of the matrix, since the caller may reuse its memory."""
     arrays = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}
     return replace(matrix, **arrays)
 
@@ -26,7 +26,7 @@ def first_product(declared: Mapping[str, Declaration]) -> str:
 
 
 class ForeignLinear(PreparedLinear):
-    """A matrix on the other side of the border."""
+    """A matrix for products of a library or a program."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class ForeignLinear(PreparedLinear):
         handle: object = None,
         nbytes: int | None = None,
     ) -> None:
-        """Over what `multiply` does with `handle` and, besides x, with `arguments`."""
+        """Products are made by `multiply`, with `handle` and, besides x, with `arguments`."""
         super().__init__(backend, matrix.rows, matrix.columns, matrix.nbytes if nbytes is None else nbytes)
         self._declared, self._multiply, self._arguments, self._handle = declared, multiply, arguments, handle
 

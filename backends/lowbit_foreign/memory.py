@@ -15,11 +15,11 @@ class OutOfBoundsError(RuntimeError):
     """The library wrote beside the memory that it was given for a result."""
 
 
-class Room:
+class GuardedArray:
     """An array for a result, between two margins.
 
     Attributes:
-        array: C-contiguous; what is in it is left to chance.
+        array: C-contiguous, not initialised.
     """
 
     def __init__(self, dtype: np.dtype[Any], shape: tuple[int, ...], alignment: int) -> None:
@@ -31,8 +31,8 @@ class Room:
         self._before[:], self._after[:] = PATTERN, PATTERN
         self.array: Array = buffer[start : start + size].view(dtype).reshape(shape)
 
-    def spoilt(self) -> str:
-        """Where something was written beside the array, in words; empty if nowhere."""
+    def stray_write(self) -> str:
+        """Where something was written beside the array, in words; empty if nothing was."""
         before, after = np.flatnonzero(self._before != PATTERN), np.flatnonzero(self._after != PATTERN)
         if after.size:
             return f"{after[0]} bytes after the end"
@@ -40,18 +40,18 @@ class Room:
 
 
 def address(array: Array) -> int:
-    """Of the first element."""
+    """The address of the first element."""
     return int(array.__array_interface__["data"][0])
 
 
 def is_aligned(array: Array, alignment: int) -> bool:
-    """Whether an array begins at a multiple of so many bytes; numpy promises that of its elements and no more."""
+    """Whether an array begins at a multiple of `alignment` bytes; numpy guarantees only the size of an element."""
     return alignment == 0 or address(array) % alignment == 0
 
 
 def realigned(array: Array, alignment: int) -> Array:
     """A read-only copy that is aligned."""
-    copy = Room(array.dtype, array.shape, alignment).array
+    copy = GuardedArray(array.dtype, array.shape, alignment).array
     copy[...] = array
     copy.setflags(write=False)
     return copy

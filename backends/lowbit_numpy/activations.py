@@ -12,7 +12,7 @@ DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 
 
 class ActivationOperations:
-    """The hooks of the chapter `lowbit.model.block`."""
+    """The hooks of the chapter `lowbit.model.layers`."""
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), DIRECT)
 

@@ -1,4 +1,4 @@
-"""What a key-value cache needs, vectorised: blocks of integers, rotations, attention, and the order of channels."""
+"""Key-value caches, vectorised: blocks of integers, rotations, attention, and the order of channels."""
 
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ class CacheOperations:
         return Cache(self, kv_heads, head_dim, key_format, value_format)
 
     def _bfp_cast(self, x: F32, format: Format) -> Blocks:
-        """All blocks at once: rows are filled up with zeros to whole blocks, which changes no block's largest."""
+        """All blocks at once. Rows are padded with zeros to whole blocks; the maximum of a block stays."""
         rows, columns = x.shape
         count = format.blocks(columns)
         padded = np.zeros((rows, count * format.block), np.float32)
@@ -74,8 +74,8 @@ class CacheOperations:
         scores = np.einsum("thd,hsd->hts", queries, wide_keys) / np.float32(np.sqrt(head_dim))
         back = np.arange(length - tokens, length)[:, None] - np.arange(length)
         hidden: npt.NDArray[np.bool_] = (back < 0) | (back >= (window or length))
-        shares = self._attention_softmax(np.where(hidden, np.float32(-np.inf), scores))
-        return np.ascontiguousarray((shares @ wide_values).swapaxes(0, 1))
+        probabilities = self._attention_softmax(np.where(hidden, np.float32(-np.inf), scores))
+        return np.ascontiguousarray((probabilities @ wide_values).swapaxes(0, 1))
 
     def _ksort_permutation(self, sizes: F64) -> Order:
         return np.lexsort((np.arange(sizes.size), sizes)).astype(np.int64)
@@ -95,7 +95,7 @@ class Cache:
         self._exponents = [np.zeros((1, kv_heads, format.blocks(head_dim)), np.int16) for format in formats]
 
     def step(self, *tokens: F32) -> tuple[F32, ...]:
-        """Cast T tokens, keys and values, and decode all that there are."""
+        """Cast T tokens, keys and values, and decode all tokens so far."""
         start, self._length = self._length, self._length + len(tokens[0])
         self._grow()
         for kind, (given, format) in enumerate(zip(tokens, self._formats, strict=True)):

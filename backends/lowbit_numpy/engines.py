@@ -1,4 +1,4 @@
-"""The offload engine as tables: who is in each slot and each buffer, and since when; the earliest goes first."""
+"""The offload engine as tables: the expert in each slot and each buffer, and since when; the earliest leaves first."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,24 +10,24 @@ from lowbit.backend import Declaration
 from lowbit.moe.offload import Arrangement, Event, Kind, Request, Trace
 
 Table = I64
-NOBODY = -1
+EMPTY = -1
 
 
 class Engine:
-    """Slots and buffers of one arrangement; `step` answers a request."""
+    """Slots and buffers of one arrangement; `step` processes a request."""
 
     def __init__(self, arrangement: Arrangement) -> None:
         layers, experts, slots = arrangement.layers, arrangement.experts, arrangement.slots
         self._swap = arrangement.memory == "swap"
-        self._tenant: Table = np.full((layers, slots), NOBODY)  # the expert in each slot
-        self._used: Table = np.full((layers, slots), NOBODY)  # when it ran last
+        self._resident: Table = np.full((layers, slots), EMPTY)  # the expert in each slot
+        self._used: Table = np.full((layers, slots), EMPTY)  # when it ran last
         self._place: Table = np.tile(np.arange(experts), (layers, 1))  # of each expert on the host
         if self._swap:
-            self._tenant[:] = np.arange(slots)
+            self._resident[:] = np.arange(slots)
             self._used[:] = np.arange(slots) - slots
             self._place -= slots
         # In each buffer: layer and expert, when it came, and whether it was a guess.
-        self._buffers: Table = np.full((arrangement.buffers, 2), NOBODY)
+        self._buffers: Table = np.full((arrangement.buffers, 2), EMPTY)
         self._since: Table = np.zeros(arrangement.buffers, np.int64)
         self._guessed = np.zeros(arrangement.buffers, np.bool_)
         self._time, self._number = 0, -1
@@ -49,16 +49,16 @@ class Engine:
         return tuple(self._events)
 
     def _hit(self, layer: int, needed: Table) -> Table:
-        """Run what is in a slot; answer with the rest."""
-        here = np.isin(needed, self._tenant[layer])
+        """Run the experts that are in slots; return the others."""
+        here = np.isin(needed, self._resident[layer])
         for expert in needed[here]:
-            slot = np.flatnonzero(self._tenant[layer] == expert)[0]
+            slot = np.flatnonzero(self._resident[layer] == expert)[0]
             self._run(layer, slot)
             self._write("hit", layer, expert, "request", slot=slot)
         return needed[~here]
 
     def _fetch(self, layer: int, missing: Table) -> int:
-        """Bring one missing expert into a slot: the lowest, or one that must first leave its buffer to it."""
+        """Bring one missing expert into a slot: the lowest, or one whose buffer the lowest needs."""
         expert = int(missing[0])
         waiting = self._where(layer, expert)
         if not waiting.size and (self._buffers >= 0).all():
@@ -69,31 +69,31 @@ class Engine:
                 waiting = filled[:1]
         buffer = int(waiting[0]) if waiting.size else self._copy("load", layer, expert)
         self._move_in(layer, buffer)
-        return int(self._tenant[layer, self._used[layer].argmax()])
+        return int(self._resident[layer, self._used[layer].argmax()])
 
     def _move_in(self, layer: int, buffer: int) -> None:
-        """From a buffer into the slot that was empty or unused for longest."""
+        """Move an expert from a buffer into an empty slot, or the one that was unused for longest."""
         slot = int(self._used[layer].argmin())  # empty slots count as used at −1, before all others, the lowest first
-        expert, victim = int(self._buffers[buffer, 1]), int(self._tenant[layer, slot])
+        expert, victim = int(self._buffers[buffer, 1]), int(self._resident[layer, slot])
         cause = "guess" if self._guessed[buffer] else "miss"
-        if victim != NOBODY:
+        if victim != EMPTY:
             if self._swap:
                 self._place[layer, victim] = self._place[layer, expert]
             host = int(self._place[layer, victim]) if self._swap else None
             self._write("evict", layer, victim, cause, slot=slot, host=host)
-        self._tenant[layer, slot] = expert
-        self._buffers[buffer] = NOBODY
+        self._resident[layer, slot] = expert
+        self._buffers[buffer] = EMPTY
         self._run(layer, slot)
         self._write("promote", layer, expert, cause, slot=slot, buffer=buffer)
 
     def _guess(self, layer: int, expert: int) -> None:
-        known = (self._tenant[layer] == expert).any() or self._where(layer, expert).size
+        known = (self._resident[layer] == expert).any() or self._where(layer, expert).size
         if not known and (self._buffers < 0).any():
             self._copy("stage", layer, expert)
 
     def _copy(self, kind: Kind, layer: int, expert: int) -> int:
-        """From the host into the lowest free buffer."""
-        buffer = int(np.flatnonzero(self._buffers[:, 0] == NOBODY)[0])
+        """Copy an expert from the host into the lowest free buffer."""
+        buffer = int(np.flatnonzero(self._buffers[:, 0] == EMPTY)[0])
         self._time += 1
         self._buffers[buffer], self._since[buffer] = (layer, expert), self._time
         self._guessed[buffer] = kind == "stage"
@@ -104,7 +104,7 @@ class Engine:
     def _drop(self, buffers: Table, cause: str) -> None:
         for buffer in buffers:
             layer, expert = self._buffers[buffer]
-            self._buffers[buffer] = NOBODY
+            self._buffers[buffer] = EMPTY
             self._write("drop", layer, expert, cause, buffer=buffer)
 
     def _run(self, layer: int, slot: int) -> None:

@@ -1,4 +1,4 @@
-"""The parts of GPTQ in float32: BLAS and LAPACK do the work."""
+"""The parts of GPTQ in float32, by BLAS and LAPACK."""
 
 from typing import Any, ClassVar
 
@@ -26,7 +26,7 @@ class GptqOperations:
         return x.T @ x
 
     def _gptq_factor(self, hessian: F32 | F64) -> F32:
-        backwards: Any = hessian[::-1, ::-1].astype(np.float64)  # turned round, an upper factor is LAPACK's lower one
+        backwards: Any = hessian[::-1, ::-1].astype(np.float64)  # reversed, an upper factor is LAPACK's lower one
         try:
             lower = np.linalg.cholesky(backwards)
         except np.linalg.LinAlgError:

@@ -36,11 +36,11 @@ class RoutingOperations:
 
     def _routing_sparse(self, x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> F32:
         order = np.argsort(chosen, axis=1)  # sorting each token's experts fixes the order of its sum
-        experts, shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
+        experts, factors = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
         answers = _swiglu(x[:, None, None, :], gate[experts], up[experts], down[experts])  # T × k × 1 × hidden
         y = np.zeros_like(x)
         for place in range(chosen.shape[1]):
-            y += shares[:, place, None] * answers[:, place, 0]
+            y += factors[:, place, None] * answers[:, place, 0]
         return y
 
 

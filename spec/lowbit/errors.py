@@ -1,10 +1,10 @@
 """The errors that lowbit raises on purpose.
 
-Every one of them is a `LowbitError`, fits on one line, and says three things: what was wrong by its name,
-what it was, and what is allowed. Anything else that escapes from lowbit is a defect in lowbit.
+Each of them is a `LowbitError`, fits on one line, and says three things: which argument or field is wrong, what was
+given, and what is allowed. Any other exception that lowbit raises is a defect of lowbit.
 
-Their parts often come from files and backends. So the sentence is made fit to be shown (`lowbit.text`), whatever is in
-the parts: it has no control characters and no line breaks.
+Parts of these sentences often come from files and backends. So control characters and line breaks are removed from them
+before they are shown (`lowbit.text`).
 """
 
 from lowbit.text import one_line
@@ -23,7 +23,7 @@ def on_one_line(given: object) -> str:
 
 
 class LowbitError(Exception):
-    """The common ancestor: catch this to catch every error that lowbit raises on purpose."""
+    """The base class: catch this to catch every error that lowbit raises on purpose."""
 
     def __str__(self) -> str:
         return one_line(self._sentence())
@@ -34,23 +34,32 @@ class LowbitError(Exception):
 
 
 class ArgumentError(LowbitError, ValueError):
-    """An argument that the operation does not allow; raised before any memory is touched.
+    """An argument that the operation does not allow; raised before any memory is written.
 
     >>> raise ArgumentError("bits", 5, "2, 3, 4 or 8")
     Traceback (most recent call last):
     lowbit.errors.ArgumentError: bits is 5; allowed: 2, 3, 4 or 8
+    >>> raise ArgumentError("count", 0, "at least 1", sentence="--count 0 asks for no tokens; give at least 1")
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: --count 0 asks for no tokens; give at least 1
+
+    Args:
+        argument: the name of the argument.
+        given: its value.
+        allowed: the values that are allowed.
+        sentence: the whole message, where "ARGUMENT is GIVEN; allowed: ALLOWED" is not good English.
     """
 
-    def __init__(self, argument: str, given: object, allowed: str) -> None:
+    def __init__(self, argument: str, given: object, allowed: str, *, sentence: str = "") -> None:
         super().__init__(argument, given, allowed)
-        self.argument, self.given, self.allowed = argument, given, allowed
+        self.argument, self.given, self.allowed, self.sentence = argument, given, allowed, sentence
 
     def _sentence(self) -> str:
-        return f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
+        return self.sentence or f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
 
 
 class FormatError(LowbitError, ValueError):
-    """A file that is not what it claims to be: truncated, corrupted or of another kind.
+    """A file that is truncated, corrupted or of another kind than expected.
 
     >>> raise FormatError("model.gguf", "tensor count", 2**60, "at most 100000")
     Traceback (most recent call last):
@@ -66,7 +75,7 @@ class FormatError(LowbitError, ValueError):
 
 
 class UnavailableError(LowbitError, RuntimeError):
-    """Something that this machine lacks, with the reason and what to do about it.
+    """Something that is missing on this machine, with the reason and what to do about it.
 
     >>> raise UnavailableError("backend cppyy", "no C++ compiler was found", "install g++ or clang++")
     Traceback (most recent call last):
@@ -82,7 +91,7 @@ class UnavailableError(LowbitError, RuntimeError):
 
 
 class NotDeclaredError(LowbitError, NotImplementedError):
-    """A call for something that the backend does not declare; never answered by another backend instead.
+    """A call of an operation that the backend does not declare. No other backend answers it instead.
 
     >>> raise NotDeclaredError("numpy", "linear.qgemv", "bits 8")
     Traceback (most recent call last):
@@ -99,7 +108,7 @@ class NotDeclaredError(LowbitError, NotImplementedError):
 
 
 def words_of(error: BaseException) -> str:
-    """The class and the words of an error of somebody else's code, which may fail when it is asked for them.
+    """The class and the message of an error of other code, which may fail to give its message.
 
     >>> words_of(KeyError("x"))
     "KeyError: 'x'"

@@ -8,7 +8,7 @@ from lowbit.attention import attention, ksort, kvcache, pooling, rope
 from lowbit.contract.operation import OPERATIONS
 from lowbit.kernels import layouts
 from lowbit.linear import integer, linear
-from lowbit.model import block as blocks
+from lowbit.model import layers
 from lowbit.moe import offload, offload_engine, routing
 from lowbit.quantization import affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, packing
 
@@ -19,13 +19,13 @@ __all__ = [
     "bfp",
     "bfp_dot",
     "bfp_storage",
-    "blocks",
     "gptq",
     "hqq",
     "hqq_solver",
     "integer",
     "ksort",
     "kvcache",
+    "layers",
     "layouts",
     "linear",
     "offload",

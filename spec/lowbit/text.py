@@ -1,7 +1,7 @@
 """Text from files, models and backends, made safe to show.
 
-A string that comes from elsewhere may hold control characters that a terminal obeys, line breaks that forge a line of a
-report, marks that turn the direction of the text around them, and lone surrogates that no encoding accepts. `cleaned`
+A string from a file or a backend may hold control characters that a terminal obeys, line breaks that forge a line of a
+report, marks that change the direction of the text around them, and lone surrogates that no encoding accepts. `cleaned`
 spells these out and bounds the length; `one_line` removes line breaks as well. `quoted` does the same for a short name
 inside a sentence, in quotation marks.
 """
@@ -27,7 +27,7 @@ def cleaned(text: str, most: int = MOST_TEXT) -> str:
 
 
 def one_line(text: str, most: int = MOST_TEXT) -> str:
-    """The same in one line: a line break, with the white space around it, becomes a space.
+    """The same on one line: a line break, with the white space around it, becomes a space.
 
     >>> one_line("no compiler\\n  lowbit: passed\\x07")
     'no compiler lowbit: passed\\\\x07'
@@ -36,7 +36,7 @@ def one_line(text: str, most: int = MOST_TEXT) -> str:
 
 
 def quoted(text: str) -> str:
-    """A name out of a file for a message of one line: in quotation marks, escaped and not too long.
+    """A name from a file for a message of one line: in quotation marks, escaped and not too long.
 
     >>> quoted("token\\n")
     "'token\\\\n'"

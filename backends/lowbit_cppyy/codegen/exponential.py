@@ -30,7 +30,7 @@ For :math:`f > 0` the result is above 1, and all of it together at most :math:`0
 2.14`. For :math:`f < 0` it is above 0.707, and relative to it the error is at most :math:`0.3 + 0.07 + (0.12 + 0.22 +
 0.25 + 0.5) / 0.707 = 1.91`. The product with :math:`2^k` is exact where it is normal. So the exponential is off by at
 most 2.2 u, which is 1.1 units in the last place; the bounds of the specification allow a library 8 u
-(`lowbit.moe.bounds`). A test measures it.
+(`lowbit.linear.propagation`). A test measures it.
 """
 
 from collections.abc import Iterator

@@ -113,7 +113,7 @@ def dense(y: F32, x: F32, weights: Array, tokens: int, rows: int, columns: int) 
 
 
 def rms_norm(y: F32, x: F32, gain: F32, tokens: int, columns: int, epsilon: float) -> None:
-    """`lowbit.model.block.rms_norm` of each token; ε is float32 in the kernel."""
+    """`lowbit.model.layers.rms_norm` of each token; ε is float32 in the kernel."""
     wide = x.reshape(tokens, columns).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         mean_square = np.mean(wide * wide, axis=1, keepdims=True)

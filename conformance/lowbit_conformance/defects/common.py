@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F32, Array
-from lowbit.attention.attention import softmax
 from lowbit.attention.rope import Rotation
+from lowbit.linear.elementary import softmax
 from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, block_exponent
 from lowbit.quantization.bfp_dot import BlockSums, total

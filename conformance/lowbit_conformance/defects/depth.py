@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, I64, Array
-from lowbit.attention.attention import softmax
+from lowbit.linear.elementary import softmax
 from lowbit.quantization import hqq
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks

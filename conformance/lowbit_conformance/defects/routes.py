@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, Array
-from lowbit.attention.attention import softmax
+from lowbit.linear.elementary import softmax
 from lowbit.moe import routing
 from lowbit.moe.routing import Ids
 from lowbit_conformance.defects.defect import MOVES, of

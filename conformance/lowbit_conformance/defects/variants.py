@@ -13,8 +13,8 @@ import numpy as np
 
 from lowbit.arrays import F32, Array
 from lowbit.attention import rope
-from lowbit.attention.attention import softmax as softmax_of
 from lowbit.attention.kvcache import BfpKeyValueCache
+from lowbit.linear.elementary import softmax as softmax_of
 from lowbit.moe import routing
 from lowbit.moe.offload import Offload, Request, Staged
 from lowbit.quantization import bfp_dot, gptq, hqq_solver

@@ -23,10 +23,12 @@ from typing import Any
 CHAPTERS = (
     "lowbit.quantization.affine",
     "lowbit.attention.attention",
+    "lowbit.linear.elementary",
     "lowbit.quantization.bfp",
     "lowbit.quantization.bfp_dot",
     "lowbit.quantization.bfp_storage",
     "lowbit.model.block",
+    "lowbit.model.layers",
     "lowbit.quantization.gptq",
     "lowbit.quantization.hqq",
     "lowbit.quantization.hqq_numbers",

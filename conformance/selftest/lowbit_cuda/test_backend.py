@@ -32,7 +32,7 @@ TRAINED = ROOT / "bench/mixtral/model"
 
 def suite(name: str, *arguments: str) -> dict[str, Any]:
     """The JSON report of a run that passes."""
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json", *arguments]
+    command = [sys.executable, "-m", "lowbit", "conformance", name, "--json", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)

@@ -12,9 +12,10 @@ from lowbit.attention.attention import attend_to
 from lowbit.attention.kvcache import BfpKeyValueCache
 from lowbit.attention.rope import half_split, rotate_heads, rotation
 from lowbit.errors import ArgumentError
+from lowbit.linear.elementary import silu
 from lowbit.linear.linear import qgemm
-from lowbit.model.block import rms_norm_of, swiglu_of
-from lowbit.moe.routing import gate, silu
+from lowbit.model.layers import rms_norm_of, swiglu_of
+from lowbit.moe.routing import gate
 from lowbit.quantization.affine import CONVENTIONS, Convention, dequantize
 from lowbit.quantization.bfp import bfp12
 from lowbit.quantization.packing import BITS

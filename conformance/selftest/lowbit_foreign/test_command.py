@@ -190,7 +190,7 @@ def test_handles_are_given_back(odd: CommandBackend) -> None:
     os.kill(odd.children[0], signal.SIGKILL)
     with pytest.raises(RuntimeError):
         first.qgemm(x)
-    with pytest.raises(RuntimeError, match="started again"):
+    with pytest.raises(RuntimeError, match="was restarted"):
         odd.run("offload.trace", Arrangement(2, 4, 2), (Request(0, (1,)),))
         first.qgemm(x)
 

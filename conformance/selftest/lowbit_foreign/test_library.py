@@ -20,7 +20,7 @@ from lowbit.quantization.bfp import Format, cast
 from lowbit_foreign import LibraryBackend
 from lowbit_foreign.abi import Call, Value
 from lowbit_foreign.declared import LinearRoundings
-from lowbit_foreign.memory import MARGIN, OutOfBoundsError, Room
+from lowbit_foreign.memory import MARGIN, GuardedArray, OutOfBoundsError
 
 
 @pytest.fixture(scope="module")
@@ -265,19 +265,19 @@ def test_libraries_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [0, 1, 16, 64, 4096])
-def test_rooms_are_aligned_and_show_what_is_written_beside(alignment: int) -> None:
+def test_results_are_aligned_and_show_what_is_written_beside(alignment: int) -> None:
     """An array for a result begins where it should, and a byte written to either margin is found."""
     for dtype in (np.uint8, np.float64):
-        room = Room(np.dtype(dtype), (3, 5), alignment)
-        assert room.array.__array_interface__["data"][0] % max(alignment, room.array.itemsize) == 0
-        room.array[...] = 255
-        assert room.spoilt() == ""
+        guarded = GuardedArray(np.dtype(dtype), (3, 5), alignment)
+        assert guarded.array.__array_interface__["data"][0] % max(alignment, guarded.array.itemsize) == 0
+        guarded.array[...] = 255
+        assert guarded.stray_write() == ""
         for offset, text in (
             (-MARGIN, f"{MARGIN} bytes before"),
             (-1, "1 bytes before"),
-            (room.array.nbytes, "0 bytes"),
+            (guarded.array.nbytes, "0 bytes"),
         ):
-            spoilt = Room(np.dtype(dtype), (3, 5), alignment)
+            spoilt = GuardedArray(np.dtype(dtype), (3, 5), alignment)
             place = ctypes.c_uint8.from_address(spoilt.array.__array_interface__["data"][0] + offset)
             place.value ^= 1
-            assert text in spoilt.spoilt()
+            assert text in spoilt.stray_write()

@@ -22,8 +22,7 @@ The sum stops at :math:`t`: a token does not see what comes after it. One functi
 **A sliding window** of :math:`w` tokens begins the sum at :math:`u = t - w + 1`: a token sees itself and the
 :math:`w - 1` before it. What lies farther back still arrives, layer by layer, through those that saw it.
 
-**Softmax** is computed as :math:`e^{a_u - \max a} / \sum_v e^{a_v - \max a}`. The maximum cancels in exact arithmetic;
-in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
+**Softmax** is that of `lowbit.linear.elementary`: it subtracts the maximum first, so that no exponential overflows.
 
 Everything here is float64. The weights around it are approximations already; attention adds nothing to their error.
 
@@ -38,20 +37,10 @@ from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_array, check_finite, check_integer, check_reals
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.errors import ArgumentError
+from lowbit.linear.elementary import softmax
 
 MOST_CHANNELS = 2**20
 """Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
-
-
-def softmax(scores: F64) -> F64:
-    """Exponentials that sum to 1 along the last axis; −∞ gets exactly 0.
-
-    >>> softmax(np.array([1000.0, 1000.0, -np.inf]))
-    array([0.5, 0.5, 0. ])
-    """
-    powers: F64 = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    total: F64 = powers.sum(axis=-1, keepdims=True)
-    return powers / total
 
 
 def attend(

@@ -1,16 +1,15 @@
 r"""Bounds of attention: how far a correct softmax, or a correct head, may lie from the exact one.
 
-Attention is a chain: scores are sums, a softmax turns them into shares, and the output is a sum again. The steps are
-those of `lowbit.moe.bounds`, where each takes the error of its input and returns the error of its result; here they are
-chained in another order.
+Attention is a chain: scores are sums, a softmax turns them into probabilities, and the output is a sum again. The steps
+are those of `lowbit.linear.propagation`; here they are composed.
 
-**Scores.** A score is a sum of :math:`d_h` products, off by :math:`\gamma_D \sum |q||k|`, then divided by
+**Scores.** A score is a sum of :math:`d_h` products with an error of at most :math:`\gamma_D \sum |q||k|`, divided by
 :math:`\sqrt{d_h}`: a root and a quotient, three roundings more.
 
-**Shares** are the softmax of scores that are off by :math:`\epsilon`, as derived there: an absolute error of a score
-becomes a relative error of a share.
+**Probabilities** are the softmax of these scores: an absolute error of a score becomes a relative error of a
+probability.
 
-**The output** is a sum over the tokens that are seen, of shares that are off and values that are given.
+**The output** is a sum over the tokens that are seen, of inexact probabilities times exact values.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """
@@ -18,9 +17,9 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., �
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.attention.attention import softmax
 from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
-from lowbit.moe.bounds import REFERENCE, Steps, declared, product_error, softmax_error
+from lowbit.linear.elementary import softmax
+from lowbit.linear.propagation import REFERENCE, Steps, declared, product_error, softmax_error
 
 SCALE_ROUNDINGS = 3
 
@@ -37,9 +36,9 @@ def softmax_bound(scores: F32, arithmetic: Arithmetic, exact: F64) -> Bound:
         ArgumentError: the declared arithmetic would allow more than a tenth.
     """
     limit = np.zeros(scores.shape)
-    for row, shares in enumerate(scores.astype(np.float64)):
-        seen = np.isfinite(shares)  # −∞ has a share of exactly 0, and takes no part in the sum
-        logits = shares[np.newaxis, seen]
+    for row, given in enumerate(scores.astype(np.float64)):
+        seen = np.isfinite(given)  # −∞ has a probability of exactly 0, and takes no part in the sum
+        logits = given[np.newaxis, seen]
         for steps in (declared(arithmetic), REFERENCE):
             limit[row, seen] += softmax_error(steps, logits, np.zeros_like(logits))[0]
     return Bound(limit, exact, f"softmax of {scores.shape[1]} scores in {arithmetic.accumulator}")
@@ -77,7 +76,7 @@ def attend_bound(
 
 
 def head_error(steps: Steps, query: F32, keys: F32, values: F32) -> F64:
-    """Of one head of one token over the tokens that it sees: float64, d_h."""
+    """The error of one head of one token over the tokens that it sees: float64, d_h."""
     wide, root = query[np.newaxis].astype(np.float64), np.sqrt(query.size)
     products = wide @ keys.T.astype(np.float64)
     error = product_error(steps, wide, np.zeros_like(wide), np.ascontiguousarray(keys.T))

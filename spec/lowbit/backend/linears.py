@@ -24,7 +24,7 @@ from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import FORMULAS, Linear, plain_linear
 from lowbit.model.decoder import Decoder
-from lowbit.model.elementwise import Between
+from lowbit.model.elementwise import ElementwiseOps
 from lowbit.model.weights import LlamaWeights, Matrix, Progress, matrices, to_float
 
 Contract = Literal["float32", "integer"]
@@ -117,7 +117,7 @@ def build(
     backend: Backend,
     progress: Progress | None = None,
     contract: Contract = "float32",
-    steps: Between = FORMULAS,
+    steps: ElementwiseOps = FORMULAS,
 ) -> tuple[Decoder, BackendLinears]:
     """A decoder on a backend, and the account of which matrices the backend took.
 
@@ -126,7 +126,7 @@ def build(
         backend: one that is usable, see `lowbit.backend.base.load`.
         progress: called after each matrix; preparing may lay weights out anew or compile.
         contract: by which linear layers are multiplied.
-        steps: what lies between them: the formulas, or `lowbit.model.elementwise.on_backend`.
+        steps: the elementwise operations: the formulas, or those of `lowbit.runtime.elementwise.on_backend`.
 
     Raises:
         NotDeclaredError: the integer contract of a backend that does not declare it.
@@ -142,4 +142,4 @@ def build(
             progress(done, total)
         return function
 
-    return Decoder(weights, linear, between=steps), factory
+    return Decoder(weights, linear, ops=steps), factory

@@ -136,7 +136,7 @@ def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
 
 def certify(name: str, model: Path) -> dict[str, Any]:
     """The verdict of ``lowbit conformance NAME --model FILE`` as its JSON says it."""
-    command = python_command("-m", "lowbit.cli", "conformance", name, "--seeds", "1")
+    command = python_command("-m", "lowbit", "conformance", name, "--seeds", "1")
     command += [argument for operation in CERTIFIED for argument in ("--op", operation)]
     command += ["--model", str(model), "--json"]
     done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)

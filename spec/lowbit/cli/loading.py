@@ -24,13 +24,13 @@ from lowbit.formats.fetch import fetch
 from lowbit.formats.gguf import tokenizer as gguf_tokenizer
 from lowbit.formats.gguf.reader import check_architecture, open_gguf, read_llama
 from lowbit.formats.tokenizer import Tokenizer
-from lowbit.model import elementwise
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder
 from lowbit.model.quantization_plan import METHODS, Plan, Quantization, planned
 from lowbit.model.weights import LayeredWeights, LlamaWeights, in_memory, weight_bytes
 from lowbit.quantization.packing import BITS
+from lowbit.runtime import elementwise
 from lowbit.system.memory import check_memory
 
 __all__ = [
@@ -273,5 +273,5 @@ def on_backend(
         weights = in_memory(layered, progress)
     with progress_bar(f"preparing {backend.name}") as progress:
         taken = elementwise.on_backend(backend, weights.config, FORMULAS) if steps else elementwise.Steps(FORMULAS, ())
-        decoder, linears = build(weights, backend, progress, contract, taken.between)
+        decoder, linears = build(weights, backend, progress, contract, taken.ops)
     return Ready(model, weights, plan, decoder, linears, taken.names)

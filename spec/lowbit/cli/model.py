@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.attention.attention import softmax
 from lowbit.backend import base as registry
 from lowbit.cli.loading import DEFAULT_GROUP_SIZE, LoadedModel, chosen, contract_of, file_of, load_model
 from lowbit.cli.on_device import (
@@ -37,6 +36,7 @@ from lowbit.formats.checkpoint.config import ARCHITECTURES as KINDS
 from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
 from lowbit.formats.gguf.architectures import ARCHITECTURES
 from lowbit.formats.tokenizer import Tokenizer
+from lowbit.linear.elementary import softmax
 from lowbit.model.decoder import Step, next_logits
 from lowbit.model.decoder import generate as generate_steps
 from lowbit.model.perplexity import perplexity as measure

@@ -1,9 +1,9 @@
-r"""Rounding: how far floating-point arithmetic alone can carry a result.
+r"""Rounding: how much error floating-point arithmetic alone can cause.
 
-A kernel adds thousands of float32 products in an order of its own, so its result is not equal to the reference's,
-nor should it be. A tolerance picked by hand either lets a wrong kernel pass or fails a right one. The remedy is to
-*derive* how far rounding alone can carry a result, from the inputs and from what the backend declares of its
-arithmetic. Everything farther away is a mistake, not rounding.
+A kernel adds thousands of float32 products in its own order, so its result differs from the reference's, and may. A
+tolerance chosen by experience either lets a wrong kernel pass or fails a right one. The remedy is to *derive* how much
+error rounding alone can cause, from the inputs and from the arithmetic that the backend declares. Any larger error is a
+mistake, not rounding.
 
 **One operation.** In a format with unit roundoff :math:`u` (:math:`2^{-24}` for float32),
 
@@ -28,13 +28,13 @@ This holds for *any* order of the sum; the order only decides :math:`D`. A loop 
 The sum :math:`\sum |t_k|` is the *gauge*. It depends on the *form* of the computation, because different forms sum
 different terms; the chapter `lowbit.linear.bounds` derives it for each form of a product with quantised weights. An
 accumulator that is finer than the float32 result adds the final rounding, :math:`u|y|`. The reference itself, which
-sums in float64, adds its own :math:`\gamma`, some :math:`2^{-29}` of the whole.
+sums in float64, adds its own :math:`\gamma`, about :math:`2^{-29}` of the whole.
 
-**A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused: within a tenth of the gauge
-almost anything would pass. So is one of several times more roundings than a plain loop over the sum has.
-Even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so one dropped product among
-thousands can hide inside it. That is why every random case of the suite stands beside a *lattice* case, whose inputs
-make every partial sum exact and leave no room at all.
+**A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused, because almost any result lies
+within a tenth of the gauge. A declaration of several times more roundings than a plain loop over the sum has is refused
+too. Even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so one dropped product among
+thousands can hide inside it. So every random case of the suite has a *lattice* case beside it, whose inputs make every
+partial sum exact and allow no error at all.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §2.2, §3.1, Lemma 3.1.
 """
@@ -80,7 +80,7 @@ def one_loop(rows: int, group_size: int) -> int:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What a backend declares of the way it computes a bounded operation.
+    """The arithmetic that a backend declares for a bounded operation.
 
     Attributes:
         form: which terms it sums: ``dequantised``, ``factored`` or ``offset`` for products with quantised weights,
@@ -90,7 +90,7 @@ class Arithmetic:
         roundings: the most roundings on the way of any term, as a function of (rows, group_size).
 
     Raises:
-        ArgumentError: a form or accumulator that has no derivation here.
+        ArgumentError: a form or accumulator that is not in the lists above.
     """
 
     form: Form
@@ -157,7 +157,7 @@ def direct_bound(terms: F64, length: int, arithmetic: Arithmetic, exact: F64, un
 
 
 def checked_gamma(arithmetic: Arithmetic, rows: int, group_size: int) -> float:
-    """The relative bound of a declaration, refused where it is too wide to mean anything.
+    """The relative bound of a declaration, which is refused where it is too wide to be useful.
 
     >>> checked_gamma(Arithmetic("factored", "float32", lambda rows, group_size: rows), 4_000_000, 128)
     Traceback (most recent call last):

@@ -1,8 +1,8 @@
 """Errata: where a paper cannot be followed as printed, what lowbit specifies instead, and a check of each.
 
-A specification that corrects its sources owes its readers proof. So every ruling here is a function that *computes*:
-it shows that the form as printed in the copy at hand does not hold, or that a silence of the paper leaves two readings
-that differ, and that the ruled form does hold and is what the chapters do. A ruling whose check fails fails the tests.
+A specification that corrects its sources has to prove each correction. So every ruling here is a function that
+*computes*: it shows that the form as printed in the copy at hand does not hold, or that the paper leaves two readings
+that differ, and that the ruled form holds and is what the chapters do. A ruling whose check fails fails the tests.
 
 The copies at hand were extracted from PDF, so a slip may be the extraction's and not the authors'.
 
@@ -12,8 +12,6 @@ The copies at hand were extracted from PDF, so a slip may be the extraction's an
 ...     assert 1 + 1 == 2
 >>> RULINGS["X0"].check()
 >>> _ = _rulings.pop("X0")
-
-Source: lowbit's own rulings on the four papers.
 """
 
 from collections.abc import Callable, Mapping

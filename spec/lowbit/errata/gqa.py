@@ -5,9 +5,10 @@ Source: GQA, as printed in the copy at hand.
 
 import numpy as np
 
-from lowbit.attention.attention import attend, softmax
+from lowbit.attention.attention import attend
 from lowbit.attention.pooling import KeyValueProjection, convert, pool
 from lowbit.errata import ruling
+from lowbit.linear.elementary import softmax
 
 HEADS, GROUPS, DIM, TOKENS = 4, 2, 2, 3
 RNG = np.random.Generator(np.random.PCG64(0))

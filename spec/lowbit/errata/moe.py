@@ -1,7 +1,7 @@
 """Rulings on MoE offloading.
 
 Each function is the check of one ruling: it computes the printed form and the ruled one on short runs, or two readings
-of a silence. M6 and M7, on the sizes of quantised weights, stand with the rulings on HQQ.
+where the paper is silent. M6 and M7, on the sizes of quantised weights, stand with the rulings on HQQ.
 
 Source: MoE offloading §3, §4.1, §4.3 and Table 2, as printed in the copy at hand.
 """
@@ -9,7 +9,7 @@ Source: MoE offloading §3, §4.1, §4.3 and Table 2, as printed in the copy at 
 import numpy as np
 
 from lowbit.errata import ruling
-from lowbit.model.block import rms_norm
+from lowbit.model.layers import rms_norm
 from lowbit.model.replay import Norm, guess, guess_recall, recall, residual_walk
 from lowbit.moe.offload import Arrangement, Event, Offload, Request, Trace, trace
 
@@ -48,10 +48,10 @@ def the_most_recently_used_stay() -> None:
 def guesses_have_rules() -> None:
     """Readings that differ: staging what is resident copies it twice; keeping unused guesses fills the buffers."""
     arrangement = Arrangement(layers=2, experts=6, slots=2, buffers=2)
-    turns = [Request(0, (0,), (1, 2)), Request(1, (1, 3)), Request(0, (0,), (3, 4)), Request(1, (3,))]
-    events = trace(arrangement, turns)
+    requests = [Request(0, (0,), (1, 2)), Request(1, (1, 3)), Request(0, (0,), (3, 4)), Request(1, (3,))]
+    events = trace(arrangement, requests)
     assert [event.expert for event in of_kind(events, "stage")] == [1, 2, 4]  # 3 is resident by then
-    assert sum(len(request.guesses) for request in turns) == 4  # what staging without looking would have copied
+    assert sum(len(request.guesses) for request in requests) == 4  # what staging without looking would have copied
     assert [(event.expert, event.cause) for event in of_kind(events, "drop")] == [(2, "unused"), (4, "unused")]
     wrong = [Request(layer, (0,), (4, 5) if layer == 0 else ()) for layer in (0, 1)] * 3
     assert len(of_kind(trace(arrangement, wrong), "stage")) == 6
@@ -154,7 +154,7 @@ def table_2_against_its_text() -> None:
     """The printed cell would be the only one in which naive loading beats a better method; the claims, recomputed."""
     naive_share = {cell: row[3] / row[2] for cell, row in TABLE_2.items()}  # naive ÷ without cache and pre-loading
     suspect = naive_share.pop(("3060", 3))
-    assert all(0.54 < share < 0.62 for share in naive_share.values())
+    assert all(0.54 < part < 0.62 for part in naive_share.values())
     assert suspect > 1.3
     corrected = TABLE_2 | {("3060", 3): (*TABLE_2["3060", 3][:3], 0.791)}
     assert 0.54 < 0.791 / TABLE_2["3060", 3][2] < 0.62

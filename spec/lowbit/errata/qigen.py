@@ -125,9 +125,9 @@ def algorithm_3_stays_inside_its_block() -> None:
     program = algorithm_3(4, m_u, t_u, lanes=lanes, stride=t_u * lanes)
     codes = np.ones((m_b, t_u * lanes), np.uint8)
     memory = {"w": pack(codes, 4).reshape(-1), "x": np.ones(m_b, np.float32), "y": np.zeros(t_u * lanes, np.float32)}
-    run(program, memory, {"turns": m_b // m_u})
+    run(program, memory, {"iterations": m_b // m_u})
     assert (memory["y"] == m_b).all()
-    _refuses(lambda: run(program, memory, {"turns": m // m_u}))
+    _refuses(lambda: run(program, memory, {"iterations": m // m_u}))
     for i in range(0, m_b, m_u):
         needed = sorted({code // 8 for code in range(i, i + m_u)})
         assert needed == list(range(i // 8, (i + m_u - 1) // 8 + 1)) != list(range(i // 8, (i + m_u) // 8 + 1))
@@ -155,7 +155,7 @@ def scales_and_the_mask_take_room_too() -> None:
     assert (2, 10) in tiles(registers)
     assert (2, 10) not in tiles_extended(4, registers)
     memory = {"w": np.zeros(10, np.uint32), "x": np.zeros(8, np.float32), "y": np.zeros(10, np.float32)}
-    _refuses(lambda: run(algorithm_3(4, 2, 10, lanes=1, stride=10), memory, {"turns": 1}, registers=registers))
+    _refuses(lambda: run(algorithm_3(4, 2, 10, lanes=1, stride=10), memory, {"iterations": 1}, registers=registers))
 
 
 @ruling(

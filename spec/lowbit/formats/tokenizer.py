@@ -1,9 +1,7 @@
 """Text to tokens and back, whatever kind of file the vocabulary came from.
 
-The work is done by the ``tokenizers`` library; what a reader adds is which token begins a sequence, if any does, and
-which ones end it. A chat's own marks are read as what they say where they are spelled out in a text.
-
-Source: lowbit's own.
+The work is done by the ``tokenizers`` library; a reader adds which token begins a sequence, if any, and which ones end
+it. Special tokens, such as those that mark the turns of a chat, are recognised where a text spells them out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,14 +29,14 @@ class Tokenizer:
     _library: tokenizers.Tokenizer
 
     def encode(self, text: str, *, begin: bool = True) -> list[int]:
-        """The tokens of a text; special tokens written out in it are read as what they say.
+        """The tokens of a text; special tokens that it spells out are recognised.
 
         Args:
             text: any text.
             begin: put `bos` first, if there is one.
 
         Raises:
-            ArgumentError: text that is not valid Unicode, as undecodable bytes of a command line become.
+            ArgumentError: text that is not valid Unicode, such as undecodable bytes of a command line.
             FormatError: the library cannot make tokens of it with this file's rules.
         """
         try:
@@ -72,7 +70,7 @@ class Tokenizer:
 
 @contextmanager
 def _panics_told(what: str) -> Iterator[None]:
-    """Turn a panic of the library, which is no `Exception`, into an error: the file describes what cannot be done.
+    """Turn a panic of the library, which is not an `Exception`, into an error: the file's rules cannot be applied.
 
     Raises:
         FormatError: the library panicked, or raised an error of its own.

@@ -3,7 +3,7 @@ r"""Blocking: how much of a product fits in the first cache, and in the register
 A GEMV reads each weight once, but its vectors many times: x once for every column, y once for every row. If the
 matrix is taken in blocks small enough that the block's part of x and of y stays in the first cache, only weights come
 from memory. And if a smaller tile's part stays in registers, only weights come from the cache. The sizes of both follow
-from two inequalities, and this chapter states them, solves them exactly, and says what they leave out.
+from two inequalities. This chapter states them, solves them exactly, and says what they leave out.
 
 **The cache.** A block of :math:`m_b` codes by :math:`t_b` columns of :math:`b`-bit codes, with float32 vectors, must
 fit in :math:`\gamma` bits (errata Q6: the block is :math:`b m_b/32 \times t_b` words):
@@ -23,14 +23,14 @@ The left side is :math:`(m_u + 1)(t_u + 1) - 1`, so it is a question of products
    t_b \bmod t_u = 0, \quad m_b \bmod m_u = 0 . \tag{5}
 
 **What is left out** (errata Q8). Scales and zeros are read with the weights and take cache too; a group that ends
-inside a block and one that ends outside want different code; a register has L columns; codes come in whole words; and a
+inside a block and one that ends outside need different code; a register has L columns; codes come in whole words; and a
 kernel also needs registers for its mask. The *extended* model counts all of these:
 
 .. math:: 32\,m_b + b\,m_b t_b + 32\,t_b + 64\,t_b \lceil m_b / g \rceil \;\le\; \gamma,
 
 with :math:`m_b \bmod g = 0` or :math:`g \bmod m_b = 0`, with :math:`t_b` whole tiles of :math:`t_u L` columns, with
-:math:`m_b` and :math:`g` whole turns of the loop of Algorithm 3; and it asks the program itself for its registers.
-Both are here, by name.
+:math:`m_b` and :math:`g` whole iterations of the loop of Algorithm 3; and it asks the program itself for its registers.
+Both models are here, by name.
 
 .. plot:: figures/cache_model.py
 
@@ -49,7 +49,7 @@ from functools import partial
 
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.kernels.microkernel import algorithm_3, codes_per_turn
+from lowbit.kernels.microkernel import algorithm_3, codes_per_iteration
 from lowbit.kernels.program import live_registers
 from lowbit.quantization.packing import BITS
 
@@ -115,8 +115,8 @@ def equation_4_extended(bits: int, m_u: int, t_u: int) -> int:
     return live_registers(algorithm_3(bits, m_u, t_u, lanes=1, stride=t_u))
 
 
-# **The search space of the tile.** Which :math:`m_u` and :math:`t_u` run fastest is found by trying (the paper's words:
-# empirical search). What is to be tried is finite and small: every pair that fits.
+# **The search space of the tile.** Which :math:`m_u` and :math:`t_u` run fastest is found by trying (the paper calls it
+# empirical search). There are few candidates: every pair that fits.
 
 
 def tiles(registers: int) -> list[tuple[int, int]]:
@@ -143,8 +143,8 @@ def tiles(registers: int) -> list[tuple[int, int]]:
 def tiles_extended(bits: int, registers: int) -> list[tuple[int, int]]:
     """Every :math:`(m_u, t_u)` whose program fits, by its own count.
 
-    With 16 registers that is as many as equation 4 says, because 17 is a prime: no tile is so exact that the mask is
-    one too many. With 32 it is not:
+    With 16 registers these are all the tiles of equation 4: 17 is a prime, so no tile takes exactly 16 registers, and
+    one is left for the mask. With 32 registers they are fewer:
 
     >>> sorted(set(tiles(32)) - set(tiles_extended(4, 32)))
     [(2, 10), (10, 2)]
@@ -164,14 +164,14 @@ def tiles_extended(bits: int, registers: int) -> list[tuple[int, int]]:
 
 # **Solving equation 5.** The numbers are small integers, and the left side grows with :math:`t_b` when :math:`m_b` is
 # held. So for each :math:`m_b` the best :math:`t_b` is the largest that fits, which one division finds; and there are
-# at most :math:`\gamma/32` heights to go through, 8192 for a cache of 32 KiB. That is a proof of the optimum and takes
-# milliseconds. A solver for integer programmes could say no more; the product :math:`m_b t_b` makes the problem
+# at most :math:`\gamma/32` heights to go through, 8192 for a cache of 32 KiB. So the search proves the optimum, within
+# milliseconds. A solver for integer programmes would find the same: the product :math:`m_b t_b` makes the problem
 # quadratic, and it would have to branch over the same heights.
 
 
 @dataclass(frozen=True)
-class Block:
-    """A block of a Mini-GEMV.
+class CacheBlock:
+    """A block of a Mini-GEMV, which fits the first cache.
 
     Attributes:
         m_b: codes down.
@@ -186,11 +186,11 @@ class Block:
 
 def solve(
     bits: int, cache_bits: int, m_u: int, t_u: int, *, rows: int | None = None, columns: int | None = None
-) -> Block:
+) -> CacheBlock:
     r"""The block of equation 5, as printed.
 
     >>> solve(4, 32 * 1024 * 8, m_u=1, t_u=1)
-    Block(m_b=312, t_b=197, used=262144)
+    CacheBlock(m_b=312, t_b=197, used=262144)
 
     Args:
         bits: b, the width of a code.
@@ -211,11 +211,11 @@ def solve(
 
 def solve_extended(
     bits: int, cache_bits: int, group_size: int, m_u: int, t_u: int, *, lanes: int, rows: int, columns: int
-) -> Block:
+) -> CacheBlock:
     """The block of the extended model.
 
     >>> solve_extended(4, 32 * 1024 * 8, 128, m_u=8, t_u=4, lanes=8, rows=4096, columns=11008)
-    Block(m_b=16, t_b=1632, used=261632)
+    CacheBlock(m_b=16, t_b=1632, used=261632)
 
     Args:
         bits: b, the width of a code.
@@ -228,16 +228,16 @@ def solve_extended(
         columns: N, columns.
 
     Raises:
-        ArgumentError: wrong bits, a size below 1, groups that are not whole turns of the loop, or no block fits.
+        ArgumentError: wrong bits, a size below 1, groups that are not whole iterations of the loop, or no block fits.
 
     Source: QIGen §3, equation 5; errata Q7, Q8.
     """
     sizes = {"cache_bits": cache_bits, "group_size": group_size, "m_u": m_u, "t_u": t_u, "lanes": lanes}
     _check(bits, **sizes, rows=rows, columns=columns)
-    turn = codes_per_turn(bits, m_u)
-    if group_size % turn:
-        raise ArgumentError("group_size", group_size, f"a multiple of {turn}, the codes in a turn of the loop")
-    heights = [m_b for m_b in _heights(turn, rows, cache_bits) if m_b % group_size == 0 or group_size % m_b == 0]
+    step = codes_per_iteration(bits, m_u)
+    if group_size % step:
+        raise ArgumentError("group_size", group_size, f"a multiple of {step}, the codes in one iteration of the loop")
+    heights = [m_b for m_b in _heights(step, rows, cache_bits) if m_b % group_size == 0 or group_size % m_b == 0]
     model = partial(equation_3_extended, bits, group_size=group_size)
     return _best(heights, t_u * lanes, cache_bits, columns, model)
 
@@ -254,7 +254,7 @@ def _heights(step: int, rows: int | None, cache_bits: int) -> range:
     return range(step, min(most, most if rows is None else rows) + 1, step)
 
 
-def _best(heights: Sequence[int], width: int, cache_bits: int, columns: int | None, model: Model) -> Block:
+def _best(heights: Sequence[int], width: int, cache_bits: int, columns: int | None, model: Model) -> CacheBlock:
     """The fullest block; of several the one with the most weights, and of these the tallest."""
     blocks = list(_widest(heights, width, cache_bits, columns, model))
     if not blocks:
@@ -262,7 +262,9 @@ def _best(heights: Sequence[int], width: int, cache_bits: int, columns: int | No
     return max(blocks, key=lambda block: (block.used, block.m_b * block.t_b, block.m_b))
 
 
-def _widest(heights: Sequence[int], width: int, cache_bits: int, columns: int | None, model: Model) -> Iterator[Block]:
+def _widest(
+    heights: Sequence[int], width: int, cache_bits: int, columns: int | None, model: Model
+) -> Iterator[CacheBlock]:
     """For each height the widest block that fits, if there is one."""
     for m_b in heights:
         fixed, column = model(m_b, 0), model(m_b, 1) - model(m_b, 0)
@@ -270,7 +272,7 @@ def _widest(heights: Sequence[int], width: int, cache_bits: int, columns: int | 
         if columns is not None:
             t_b = min(t_b, -(-columns // width) * width)
         if t_b > 0:
-            yield Block(m_b, t_b, model(m_b, t_b))
+            yield CacheBlock(m_b, t_b, model(m_b, t_b))
 
 
 def _check(bits: int, **sizes: int | None) -> None:

@@ -1,24 +1,24 @@
 r"""Generating a kernel: QIGen's Algorithm 4, from a machine to a product.
 
-The chapters before this one each say one thing: which tiles fit the registers and which blocks the cache (`blocking`),
-in what order the blocks lie (`layouts`), and what a kernel does with a tile (`microkernel`). Here they become one: for
-a machine and a matrix, Algorithm 4
+The chapters before this one each cover one part: which tiles fit the registers and which blocks the cache
+(`blocking`), in what order the blocks lie (`layouts`), and what a kernel does with a tile (`microkernel`). This chapter
+combines them. For a machine and a matrix, Algorithm 4
 
 1. takes the machine's :math:`\gamma` (bits of its first cache) and :math:`\eta` (its registers);
 2. finds the tile, :math:`m_u` and :math:`t_u`, by trying every one that fits and comparing a *cost*;
 3. finds the block, :math:`m_b` and :math:`t_b`, that fills the cache best;
 4. generates the micro-kernel.
 
-A backend's cost is time. Here it is the number of instructions that the interpreter carries out for each register of
-products, so that the choice is the same on every machine, and can be followed.
+A backend's cost is time. Here it is the number of instructions that the interpreter executes for each register of
+products, so the choice is the same on every machine and can be reproduced.
 
 >>> avx2 = Machine(cache_bits=32 * 1024 * 8, registers=16, lanes=8)
 >>> plan = generate(4, rows=4096, columns=11008, group_size=128, machine=avx2)
 >>> plan.tile, plan.block.m_b, plan.block.t_b
 (Tile(order='streamed', m_u=8, t_u=6), 16, 1632)
 
-What the paper sketches as Algorithm 3 loads every word once for each of its codes and holds all of a tile's weights in
-registers at once; streaming the codes needs fewer of both, and wins:
+The paper's Algorithm 3 loads every word once for each of its codes and holds all of a tile's weights in registers at
+once. Streaming the codes needs fewer loads and fewer registers, and costs less:
 
 >>> {order: round(min(cost for tile, cost in costs(4, avx2).items() if tile.order == order), 2)
 ...  for order in ("printed", "streamed")}
@@ -37,10 +37,10 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.contract.checks import check_array, check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.kernels.blocking import Block, solve_extended, tiles
+from lowbit.kernels.blocking import CacheBlock, solve_extended, tiles
 from lowbit.kernels.interpreter import run
 from lowbit.kernels.layouts import ZCurve
-from lowbit.kernels.microkernel import algorithm_3, algorithm_3_streamed, closing, codes_per_turn
+from lowbit.kernels.microkernel import algorithm_3, algorithm_3_streamed, codes_per_iteration, epilogue
 from lowbit.kernels.program import Program, live_registers
 from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import QuantizedMatrix, check_matrix
@@ -111,15 +111,15 @@ def candidates(bits: int, registers: int) -> Iterator[Tile]:
 
 
 def instructions(bits: int, tile: Tile) -> float:
-    """The cost of a tile: instructions of its loop for each register of products, counted as they are carried out."""
-    turn = codes_per_turn(bits, tile.m_u)
+    """The cost of a tile: executed instructions of its loop for each register of products."""
+    codes = codes_per_iteration(bits, tile.m_u)
     memory = {
-        "w": np.zeros(turn * bits // WORD_BITS * tile.t_u, np.uint32),
-        "x": np.zeros(turn, np.float32),
+        "w": np.zeros(codes * bits // WORD_BITS * tile.t_u, np.uint32),
+        "x": np.zeros(codes, np.float32),
         "y": np.zeros(tile.t_u, np.float32),
     }
-    one, none = (run(tile.kernel(bits, 1, tile.t_u), memory, {"turns": turns}) for turns in (1, 0))
-    return (one.instructions - none.instructions).total() / (turn * tile.t_u)
+    one, none = (run(tile.kernel(bits, 1, tile.t_u), memory, {"iterations": count}) for count in (1, 0))
+    return (one.instructions - none.instructions).total() / (codes * tile.t_u)
 
 
 Cost = Callable[[int, Tile], float]
@@ -147,7 +147,7 @@ def costs(bits: int, machine: Machine, cost: Cost = instructions) -> dict[Tile, 
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelPlan:
     """All that was decided for one matrix on one machine.
 
     Attributes:
@@ -166,7 +166,7 @@ class Plan:
     group_size: int
     machine: Machine
     tile: Tile
-    block: Block
+    block: CacheBlock
 
     @property
     def layout(self) -> ZCurve:
@@ -175,14 +175,16 @@ class Plan:
         return ZCurve(words[0], self.columns, words[1], self.block.t_b)
 
 
-def generate(bits: int, rows: int, columns: int, group_size: int, machine: Machine, cost: Cost = instructions) -> Plan:
+def generate(
+    bits: int, rows: int, columns: int, group_size: int, machine: Machine, cost: Cost = instructions
+) -> KernelPlan:
     """Algorithm 4.
 
     Args:
         bits: b, the width of a code.
         rows: K, whole groups.
         columns: N, whole registers.
-        group_size: g, whole turns of the micro-kernel's loop; K for one group.
+        group_size: g, whole iterations of the micro-kernel's loop; K for one group.
         machine: γ, η and L.
         cost: see `costs`; of equal ones the tile with the most columns is taken.
 
@@ -196,14 +198,14 @@ def generate(bits: int, rows: int, columns: int, group_size: int, machine: Machi
         check_integer(name, size, 1)
         if size % whole:
             raise ArgumentError(name, size, f"a multiple of {whole}")
-    whole_turns = [tile for tile in found if group_size % codes_per_turn(bits, tile.m_u) == 0]
-    if not whole_turns:
+    fitting = [tile for tile in found if group_size % codes_per_iteration(bits, tile.m_u) == 0]
+    if not fitting:
         raise ArgumentError("group_size", group_size, f"a multiple of {CODES_PER_UNIT[bits]}, whole units")
-    tile = min(whole_turns, key=lambda tile: (found[tile], -tile.t_u))
+    tile = min(fitting, key=lambda tile: (found[tile], -tile.t_u))
     block = solve_extended(
         bits, machine.cache_bits, group_size, tile.m_u, tile.t_u, lanes=machine.lanes, rows=rows, columns=columns
     )
-    return Plan(bits, rows, columns, group_size, machine, tile, block)
+    return KernelPlan(bits, rows, columns, group_size, machine, tile, block)
 
 
 # **The product.** Block by block in the order of the stream, tile by tile within a block, the micro-kernel adds to the
@@ -211,7 +213,7 @@ def generate(bits: int, rows: int, columns: int, group_size: int, machine: Machi
 # the words of the chapter `vector` but for the sums of x.
 
 
-def multiply(plan: Plan, x: F32, matrix: QuantizedMatrix) -> F32:
+def multiply(plan: KernelPlan, x: F32, matrix: QuantizedMatrix) -> F32:
     """``y = x W`` by the interpreter: slow, and for reading and testing.
 
     >>> from lowbit.quantization.affine import quantize
@@ -245,12 +247,12 @@ def multiply(plan: Plan, x: F32, matrix: QuantizedMatrix) -> F32:
         words = stream[start : start + len(word_rows) * len(columns)]
         codes = range(down * plan.block.m_b, down * plan.block.m_b + len(word_rows) * WORD_BITS // plan.bits)
         _multiply_block(plan, x, words, codes, columns, sums)
-    return _close_groups(plan, x, matrix, sums)
+    return _apply_scales(plan, x, matrix, sums)
 
 
-def _multiply_block(plan: Plan, x: F32, words: Words, codes: range, columns: range, sums: F32) -> None:
+def _multiply_block(plan: KernelPlan, x: F32, words: Words, codes: range, columns: range, sums: F32) -> None:
     """Add the products of one block to the sums of the groups that it meets: a Mini-GEMV."""
-    turn = codes_per_turn(plan.bits, plan.tile.m_u)
+    step = codes_per_iteration(plan.bits, plan.tile.m_u)
     for first in range(codes.start, codes.stop, plan.group_size):  # a block is within a group, or whole groups
         part = range(first, min(first + plan.group_size, codes.stop))
         above = (part.start - codes.start) * plan.bits // WORD_BITS * len(columns)
@@ -259,7 +261,7 @@ def _multiply_block(plan: Plan, x: F32, words: Words, codes: range, columns: ran
             y = sums[part.start // plan.group_size, columns.start + column :]
             memory = {"w": words[above + column :], "x": x[part.start : part.stop], "y": y}
             kernel = _kernel(Tile(plan.tile.order, plan.tile.m_u, t_u), plan.bits, plan.machine.lanes, len(columns))
-            run(kernel, memory, {"turns": len(part) // turn}, registers=plan.machine.registers)
+            run(kernel, memory, {"iterations": len(part) // step}, registers=plan.machine.registers)
 
 
 def _tiles_of(registers: int, t_u: int) -> Iterator[tuple[int, int]]:
@@ -273,11 +275,11 @@ def _kernel(tile: Tile, bits: int, lanes: int, stride: int) -> Program:
     return tile.kernel(bits, lanes, stride)
 
 
-def _close_groups(plan: Plan, x: F32, matrix: QuantizedMatrix, sums: F32) -> F32:
+def _apply_scales(plan: KernelPlan, x: F32, matrix: QuantizedMatrix, sums: F32) -> F32:
     """Scale and offset of every group, one register of columns at a time."""
     y = np.zeros(plan.columns, np.float32)
     scales, offsets = matrix.scales.astype(np.float32), group_offsets(matrix).astype(np.float32)
-    program = closing(1, lanes=plan.machine.lanes)
+    program = epilogue(1, lanes=plan.machine.lanes)
     for group in range(matrix.groups):
         X = np.full(1, np.sum(x[matrix.group_rows(group)], dtype=np.float64), np.float32)
         for left in range(0, plan.columns, plan.machine.lanes):

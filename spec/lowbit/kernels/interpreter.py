@@ -1,15 +1,15 @@
-r"""The interpreter: runs a program on numpy arrays, one instruction after the other, and counts.
+r"""The interpreter: run a program on numpy arrays, one instruction after the other, and count.
 
-It is the meaning of a program, independent of any processor: a compiled kernel must return the same bits. So a kernel
-can be followed, and checked, on a machine that lacks its instructions. It also measures what the papers' models only
-estimate: how many instructions are carried out, how much is read from each memory, and how many registers are live at
-once. A program that needs more registers than it is allowed is an error, before anything is read.
+The interpreter defines what a program means, independent of any processor: a compiled kernel must return the same bits.
+So a kernel can be followed, and checked, on a machine that lacks its instructions. The interpreter also measures what
+the papers' models only estimate: how many instructions are executed, how much is read from each memory, and how many
+registers are live at once. A program that needs more registers than it is allowed is refused before anything is read.
 
 >>> from lowbit.kernels.program import Address, Advance, Instruction, Loop
 >>> double = Program(2, (
 ...     Instruction("broadcast_float", "two", (2.0,)),
 ...     Instruction("broadcast_float", "none", (0.0,)),
-...     Loop("i", "turns", (
+...     Loop("i", "iterations", (
 ...         Instruction("load_float", "a", (Address("x"),)),
 ...         Instruction("fmadd", "a", ("a", "two", "none")),
 ...         Instruction("store", "", (Address("y"), "a")),
@@ -18,15 +18,15 @@ once. A program that needs more registers than it is allowed is an error, before
 ...     )),
 ... ))
 >>> memory = {"x": np.arange(6, dtype=np.float32), "y": np.empty(6, np.float32)}
->>> counts = run(double, memory, {"turns": 3})
+>>> counts = run(double, memory, {"iterations": 3})
 >>> memory["y"]
 array([ 0.,  2.,  4.,  6.,  8., 10.], dtype=float32)
 >>> counts.instructions["fmadd"], counts.read["x"], counts.registers
 (3, 6, 3)
->>> run(double, memory, {"turns": 4})
+>>> run(double, memory, {"iterations": 4})
 Traceback (most recent call last):
 lowbit.errors.ArgumentError: load_float at x + 0 is elements 6 to 7; allowed: elements 0 to 5
->>> run(double, memory, {"turns": 3}, registers=2)
+>>> run(double, memory, {"iterations": 3}, registers=2)
 Traceback (most recent call last):
 lowbit.errors.ArgumentError: registers live at once is 3; allowed: at most 2
 
@@ -67,7 +67,7 @@ class Counts:
     """What one run did.
 
     Attributes:
-        instructions: for each word, how often it was carried out.
+        instructions: for each word, how often it was executed.
         read: for each memory, elements of 4 bytes read by loads and broadcasts, each time that they were.
         written: for each memory, elements written.
         registers: the most registers that are live at once.
@@ -126,8 +126,8 @@ class _Machine:
             elif isinstance(step, Advance):
                 self.pointers[step.pointer] += step.step
             elif isinstance(step, Loop):
-                for turn in range(self.count(step.count)):
-                    self.indices[step.index] = turn
+                for number in range(self.count(step.count)):
+                    self.indices[step.index] = number
                     self.block(step.body)
             else:
                 assert isinstance(step, Comment)

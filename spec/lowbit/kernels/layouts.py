@@ -11,7 +11,7 @@ row by row. They differ in the shape of the blocks and in their order:
 - *column panels*: a block is P columns wide and as high as the matrix; panels from left to right. It is what the
   authors' published code does, and what kernels that keep a panel's sums in registers want.
 - *Z-curve*: blocks of any height and width, as the cache model of the chapter `blocking` chooses them, in the order of
-  their *Morton codes*, the number made of the bits of block row :math:`r` and block column :math:`c` in turn,
+  their *Morton codes*, the numbers that interleave the bits of block row :math:`r` and block column :math:`c`,
 
   .. math:: z(r, c) = \sum_i \bigl(2\,r_i + c_i\bigr)\,4^{\,i}, \qquad r = \sum_i r_i 2^i, \quad c = \sum_i c_i 2^i.
 
@@ -45,7 +45,7 @@ from lowbit.quantization.packing import Words
 
 
 def morton(row: int, column: int) -> int:
-    """The bits of two numbers in turn, the column's below the row's.
+    """The interleaved bits of two numbers, the column's below the row's.
 
     >>> [morton(row, column) for row in range(2) for column in range(4)]
     [0, 1, 4, 5, 2, 3, 6, 7]
@@ -56,7 +56,7 @@ def morton(row: int, column: int) -> int:
     return sum((row >> i & 1) << 2 * i + 1 | (column >> i & 1) << 2 * i for i in bits)
 
 
-# **A layout as a value.** What both have in common; a layout of one's own gives the shape and the order of its blocks.
+# **A layout as a value.** What both have in common; another layout gives the shape and the order of its blocks.
 
 
 @dataclass(frozen=True)
@@ -210,7 +210,7 @@ class ZCurve(Layout):
         return self.block_rows, self.block_columns
 
     def walk(self, block_rows: int, block_columns: int) -> Iterator[tuple[int, int]]:
-        """By Morton code; where the grid is no square of a power of two, the codes that it lacks are passed over."""
+        """By Morton code. Where the grid is not a square of a power of two, the codes outside it are skipped."""
         yield from sorted(product(range(block_rows), range(block_columns)), key=lambda block: morton(*block))
 
 

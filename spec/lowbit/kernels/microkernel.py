@@ -1,9 +1,10 @@
 r"""Micro-kernels: QIGen's Algorithms 1, 2 and 3 as programs that a generator writes.
 
-The innermost loop of a quantised product loads words, takes the codes out of them, and multiplies and adds. How many
-codes and how many registers at once is best differs from one processor to the next, so the loop is not written by hand
-but by a *generator*: a function of the bits, the sizes and the lanes whose result is a program. The programs here run
-in `lowbit.kernels.interpreter`, and a backend builds its own from the same parts and prints them for a processor.
+The innermost loop of a quantised product loads words, takes the codes out of them, and multiplies and adds. The best
+number of codes and of registers to handle at once differs from one processor to the next. So a *generator* writes the
+loop: a function of the bits, the sizes and the lanes whose result is a program. The programs here run in
+`lowbit.kernels.interpreter`. A backend that generates kernels writes programs of its own in the same vocabulary
+(`lowbit.kernels.program`), with its own loops and layouts, and lowers them to instructions of a processor.
 
 Lanes are neighbouring output columns (errata Q5). In the names of registers :math:`j` counts registers side by side,
 each of :math:`L` columns, and :math:`r` counts rows of activations.
@@ -11,8 +12,8 @@ each of :math:`L` columns, and :math:`r` counts rows of activations.
 **What the paper's algorithms leave out.** Algorithm 2 is for 4 bits; the shift of code :math:`c` is in general
 :math:`bc \bmod 32`, and a code that straddles two words is joined first. Algorithm 3 steps :math:`i` by :math:`m_u`
 and addresses row :math:`\lfloor i/8 \rfloor` of words, so a shift would depend on :math:`i` unless :math:`m_u` is a
-multiple of the codes in a word; a turn of the loop here is the least common multiple of :math:`m_u` and a unit, in
-micro-steps of :math:`m_u`, and every shift is a constant. Its rows of words are
+multiple of the codes in a word. An iteration of the loop here covers the least common multiple of :math:`m_u` and a
+unit, in micro-steps of :math:`m_u`, so every shift is a constant. Its rows of words are
 :math:`\lfloor i b/32 \rfloor` to :math:`\lfloor ((i + m_u) b - 1)/32 \rfloor`, and its loop ends at :math:`m_b`
 (errata Q7).
 
@@ -74,7 +75,7 @@ def unpack_code(bits: int, code: int, word: str, following: str, *, a: str, b: s
 
 # **Part two: one unit, streamed.** Every word is loaded once, when its first code is needed, and its codes are used as
 # soon as they are taken out. So beside the sums only the words, one activation and one code are live, whatever the
-# number of codes; this is what one wants when words are slow to come.
+# number of codes. This order suits kernels that wait for memory.
 
 
 def streamed_unit(bits: int, *, rows: int, registers: int, lanes: int, stride: int) -> Iterator[Step]:
@@ -110,7 +111,7 @@ def streamed_unit(bits: int, *, rows: int, registers: int, lanes: int, stride: i
     yield Advance("x", CODES_PER_UNIT[bits] * rows)
 
 
-# **Part three: scale and offset.** What is left of a group after its dot product: equation 2's
+# **Part three: scale and offset.** What remains to be done for a group after its dot product: equation 2's
 # :math:`y \mathrel{+}= s \cdot acc + o \hat x`, where :math:`o = -s z` is the offset that the chapter `linear` names,
 # and :math:`\hat x` the sum of the group's activations.
 
@@ -220,14 +221,14 @@ def algorithm_2(bits: int, *, lanes: int) -> Program:
 
 # **Algorithm 3: the μGEMV.** It adds the products of a block of :math:`m_b` codes by :math:`t_u L` columns to y, which
 # stays in registers; scale and offset come after the last block of a group. Memories: ``w``, the block's words,
-# `stride` elements a row; ``x``; ``y``. The size ``turns`` says how many turns of `codes_per_turn` codes make
-# :math:`m_b`.
+# `stride` elements a row; ``x``; ``y``. The size ``iterations`` is the number of iterations of `codes_per_iteration`
+# codes that make :math:`m_b`.
 
 
-def codes_per_turn(bits: int, m_u: int) -> int:
-    """Codes of one turn of Algorithm 3's loop: the least number that is whole micro-steps and whole units.
+def codes_per_iteration(bits: int, m_u: int) -> int:
+    """Codes of one iteration of Algorithm 3's loop: the least number that is whole micro-steps and whole units.
 
-    >>> codes_per_turn(4, m_u=3)
+    >>> codes_per_iteration(4, m_u=3)
     24
     """
     return lcm(CODES_PER_UNIT[bits], m_u)
@@ -253,10 +254,10 @@ def algorithm_3(bits: int, m_u: int, t_u: int, *, lanes: int, stride: int) -> Pr
     Source: QIGen algorithm 3; figure 2; equation 4; errata Q7, Q8.
     """
     _check(bits, lanes, m_u=m_u, t_u=t_u, stride=stride)
-    turn, steps = codes_per_turn(bits, m_u), list[Step]()
-    for first in range(0, turn, m_u):
+    codes, steps = codes_per_iteration(bits, m_u), list[Step]()
+    for first in range(0, codes, m_u):
         steps += _micro_step(bits, range(first, first + m_u), t_u, lanes, stride)
-    steps += [Advance("w", turn * bits // WORD_BITS * stride), Advance("x", turn)]
+    steps += [Advance("w", codes * bits // WORD_BITS * stride), Advance("x", codes)]
     return _accumulating(bits, "y_{}", t_u, lanes, steps)
 
 
@@ -287,7 +288,7 @@ def algorithm_3_streamed(bits: int, t_u: int, *, lanes: int, stride: int) -> Pro
     return _accumulating(bits, "acc_0_{}", t_u, lanes, steps)
 
 
-def _accumulating(bits: int, name: str, t_u: int, lanes: int, turn: list[Step]) -> Program:
+def _accumulating(bits: int, name: str, t_u: int, lanes: int, iteration: list[Step]) -> Program:
     """The frame of Algorithm 3: y into registers, the loop, y back to memory."""
     places = [(name.format(j), Address("y", j * lanes)) for j in range(t_u)]
     return Program(
@@ -295,13 +296,13 @@ def _accumulating(bits: int, name: str, t_u: int, lanes: int, turn: list[Step]) 
         (
             *load_mask(bits),
             *(Instruction("load_float", register, (place,)) for register, place in places),
-            Loop("i", "turns", tuple(turn)),
+            Loop("i", "iterations", tuple(iteration)),
             *(Instruction("store", "", (place, register)) for register, place in places),
         ),
     )
 
 
-def closing(t_u: int, *, lanes: int) -> Program:
+def epilogue(t_u: int, *, lanes: int) -> Program:
     """What follows Algorithm 3 at the end of a group: ``y += acc * s + X * o`` for :math:`t_u` registers.
 
     Memories: ``acc``, ``s``, ``o`` and ``y``, :math:`t_u L` elements each; ``X``, one.

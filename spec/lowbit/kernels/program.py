@@ -1,12 +1,12 @@
 r"""Programs: a micro-kernel as a value, instructions over named registers and loops around them.
 
-A kernel that is generated can be more than text: as a value it can be run on numpy (`lowbit.kernels.interpreter`),
-printed for a processor (a backend's lowering), and *counted*. This chapter says what such a value is. There is no
-processor in it and no C++.
+A generated kernel can be more than text: as a value it can be run on numpy (`lowbit.kernels.interpreter`), printed for
+a processor (a backend's lowering), and *counted*. This chapter defines such values, without reference to a processor or
+to C++.
 
 The state of a program is its registers, by name; *pointers* into named memories of 32-bit elements, which begin at 0
 and which the program moves; and the counters of its loops. Sizes that are known only when the kernel is called are
-named too. A program for lanes of four, which adds up rows of an unknown number, reads so:
+named too. A program for four lanes that adds up an unknown number of rows:
 
 >>> total = Program(4, (
 ...     Instruction("broadcast_float", "one", (1.0,)),

@@ -1,10 +1,10 @@
 r"""Vector registers: the instructions of QIGen's Table 1 on numpy arrays of L lanes.
 
 A kernel is fast because one instruction works on a whole register of numbers. To say what a kernel *does* without
-saying for which processor, one needs words for such instructions, and a meaning for each word that can be tried.
-This chapter gives both: a register is a numpy array of :math:`L` *lanes*, 32 bits each, and each word is a function of
-registers. Everything built on them (the programs of the chapter `microkernel`, the kernels that a backend generates)
-can then be followed and checked on any machine.
+naming a processor takes words for such instructions, and a meaning for each word that can be executed. This chapter
+gives both: a register is a numpy array of :math:`L` *lanes*, 32 bits each, and each word is a function of registers.
+Programs in these words (those of the chapter `microkernel`, the kernels that a backend generates) can be followed and
+checked on any machine.
 
 ===================== ============================ ==========================================
 Table 1               word here                    meaning
@@ -23,7 +23,7 @@ The table leaves types out, and here a register holds either unsigned integers (
 words that read memory say which. Words are added: ``slli`` and ``or``, because a 3-bit code may straddle two words;
 `add`, `multiply` and `add_int`, which are parts of `fmadd`; ``prefetch`` and ``prefetch_once``, which change no value;
 and those of two further chapters: `vector_integer`, for several small numbers in a lane and for tables, and
-`vector_elementwise`, for what stands between two linear layers.
+`vector_elementwise`, for norms, activations and attention.
 
 Source: QIGen §2, table 1; errata Q5.
 """

@@ -1,8 +1,8 @@
-r"""Vector registers, continued: what the steps between two linear layers want.
+r"""Vector registers, continued: norms, activations and attention.
 
-A decode step is more than products with weights. Between them stand norms, exponentials, shares that sum to 1, and
-dot products whose sum runs *along* a register and not across many of them. Seven words more say all of that; the
-chapter `vector` puts them into the vocabulary.
+A decode step is more than products with weights. It also has norms, exponentials, probabilities that sum to 1, and dot
+products whose sum runs *along* a register and not across many of them. Seven more words are enough for these; the
+chapter `vector` adds them to the vocabulary.
 
 ===================== =====================================================================
 word                  meaning
@@ -16,15 +16,15 @@ word                  meaning
 `add_neighbours_int`  the same of integers
 ===================== =====================================================================
 
-**Not a number.** `maximum` and `minimum` compare as processors do: a comparison with NaN is false, so that the second
-operand is taken. Which operand comes second is therefore a choice that a program makes.
+**Not a number.** `maximum` and `minimum` compare as processors do: a comparison with NaN is false, so the result is the
+second operand. The order of the operands therefore matters in a program.
 
 **Sums along a register.** Let :math:`L` registers hold :math:`L` numbers each whose sums are wanted. `add_neighbours`
-of the first and the second is a register with both of them half as long, and so on: after :math:`\log_2 L` levels,
+of the first and the second is a register that holds both, each half as long, and so on: after :math:`\log_2 L` levels,
 :math:`L - 1` words in all, one register holds the :math:`L` sums in order. That is as many additions as there are
 registers, where summing one register alone takes :math:`\log_2 L` of them and leaves a register with one sum in it.
 
-Source: lowbit's own; the instructions are those of x86 (DIVPS, MAXPS, MINPS, PSUBD, HADDPS, VPERMT2PS).
+Source: the instructions are those of x86 (DIVPS, MAXPS, MINPS, PSUBD, HADDPS, VPERMT2PS).
 """
 
 import numpy as np

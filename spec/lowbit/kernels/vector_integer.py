@@ -1,8 +1,8 @@
 r"""Vector registers, continued: small numbers in the lanes.
 
-Table 1 has one number in a lane. Kernels at the speed of memory want more from an instruction, and processors offer
-it: four bytes of a lane multiplied and added at once, a table of sixteen numbers looked up by sixteen lanes, scales
-that take half the bytes. The words for these are here; the chapter `vector` puts them into the vocabulary.
+Table 1 has one number in a lane. Kernels that run at the speed of memory need more from an instruction, and processors
+offer it: four bytes of a lane multiplied and added at once, a table of sixteen numbers looked up by sixteen lanes,
+scales that take half the bytes. The words for these are here; the chapter `vector` adds them to the vocabulary.
 
 ===================== =====================================================================
 word                  meaning
@@ -19,14 +19,14 @@ word                  meaning
 `cvt_signed_float`    a signed integer as float32
 ===================== =====================================================================
 
-**Bytes in a lane** are counted from the least significant one. A register is a numpy array of uint32 all the while;
-what its bits mean is the word's affair, as on a processor.
+**Bytes in a lane** are counted from the least significant one. A register is always a numpy array of uint32; each word
+decides what its bits mean, as on a processor.
 
-**Saturation.** `dot4_pairs` is the instruction that x86 has had longest, and it is dangerous: a sum of two products
+**Saturation.** `dot4_pairs` is the oldest of these instructions on x86, and it is dangerous: a sum of two products
 above 32767 becomes 32767, without a sign. `dot4` and `dot2` add into 32 bits and wrap only there. Which codes are safe
 in which is derived in the chapter `integer`.
 
-Source: lowbit's own; the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD).
+Source: the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD).
 """
 
 import numpy as np

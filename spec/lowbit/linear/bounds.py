@@ -1,8 +1,8 @@
 r"""Bounds of products with quantised weights: the gauge of each form, and the bound of a whole product.
 
-The chapter `lowbit.contract.rounding` derives what a sum of terms may be off: :math:`\gamma_D` times the *gauge*
-:math:`\sum |t_k|`, of the terms :math:`t_k` that a kernel really forms. A product with quantised weights can form
-different terms:
+The chapter `lowbit.contract.rounding` derives the largest error of a sum of terms: :math:`\gamma_D` times the *gauge*
+:math:`\sum |t_k|`, where :math:`t_k` are the terms that a kernel really forms. A product with quantised weights can
+form different terms:
 
 ============= ============================================ =======================================================
 form          what is summed                               gauge

@@ -1,7 +1,7 @@
 r"""Bounds of integer products: how far a correct result of `integer` may lie from the exact one.
 
-In the chapter `rounding` every product of an activation and a weight is a term that may be rounded. Here whole segments
-are: their integers :math:`D` and :math:`S` are exact, and what rounding can touch is
+In the chapter `rounding` every product of an activation and a weight is a term that may be rounded. Here a term is a
+whole segment: its integers :math:`D` and :math:`S` are exact, and rounding affects only
 
 .. math:: s\,2^{e} D \qquad\text{and}\qquad o\,2^{e} S,
 
@@ -11,8 +11,8 @@ one term of each kind for every segment. Their magnitudes are the gauge,
    \;+\; |o_i| \sum_{\sigma \in i} 2^{e} |S_{\sigma}| \Bigr],
 
 which is far smaller than with the magnitudes inside the sums: positive and negative mantissas have cancelled already,
-and they cancelled exactly. So this bound is narrow, in two ways. The gauge is that of some hundred terms rather than
-of thousands, and a term meets about as many fewer roundings.
+and exactly. So this bound is narrow for two reasons: the gauge is that of some hundred terms rather than of thousands,
+and a term meets fewer roundings in the same proportion.
 
 **The roundings of a loop.** The integer may have to be rounded to the accumulator's format (if it has more than 24
 bits; one). The power of two rounds nothing. Then come at most as many additions as the group has segments, the product
@@ -69,13 +69,13 @@ def segments_of_group(block: int, group_size: int) -> int:
 
 
 def integer_loop(block: int) -> Roundings:
-    """The roundings of equation 2 of `integer` as a plain loop, for blocks of at least so many elements.
+    """The roundings of equation 2 of `integer` as a plain loop, for blocks of at least `block` elements.
 
     >>> integer_loop(32)(4096, 128)
     70
 
     Args:
-        block: the least block that is declared; 1 for all of them.
+        block: the smallest block that is declared; 1 for all of them.
 
     Raises:
         ArgumentError: not a positive integer.

@@ -9,35 +9,29 @@ A decoder sends a vector of `hidden` numbers for each token through a stack of b
     x \leftarrow x + \mathrm{FeedForward}(\mathrm{norm}(x)).
 
 Because each block changes the stream by a little, the stream before one block resembles the stream before the next;
-that resemblance is what lets the chapter `offload` guess which experts the next block will ask for. Gemma puts a second
-norm behind each part, before the sum.
+that resemblance is what lets the chapter `offload` guess which experts the next block will ask for. The norm is that of
+the chapter `layers`. Gemma puts a second norm behind each part, before the sum.
 
-**Norm** (RMSNorm, gain :math:`g`, a small :math:`\varepsilon` from the file):
-
-.. math:: \mathrm{norm}(x) = g \otimes \frac{x}{\sqrt{\frac1n \sum_c x_c^2 + \varepsilon}}.
-
-**Attention** projects to queries, keys and values, turns queries and keys by their positions (`rope`), reads the past
+**Attention** projects to queries, keys and values, rotates queries and keys by their positions (`rope`), reads the past
 (`attention`) and projects back:
 :math:`\mathrm{Attention}(x) = \mathrm{attend}(R\,xW_q,\; R\,xW_k,\; xW_v)\,W_o`. Qwen2 adds a bias to each of the three
-projections. Gemma 3 norms every query head and every key head, with one gain for all heads, before they are turned;
+projections. Gemma 3 norms every query head and every key head, with one gain for all heads, before they are rotated;
 scores then stay within bounds, however large the weights grow.
 
-**Feed-forward** is a value in a place: the same block has a dense gated linear unit there,
+**Feed-forward** is either a dense gated linear unit,
 
 .. math:: \mathrm{FeedForward}(x) = (\mathrm{act}(xW_{gate}) \otimes xW_{up})\,W_{down},
 
-with act = silu (SwiGLU) or gelu (GeGLU), or a sparse layer that sends each token to a few of many (`routing`). Nothing
-else in the block knows which.
+with act = silu (SwiGLU) or gelu (GeGLU), or a sparse layer that sends each token to a few of many such units
+(`routing`). The rest of the block is the same for both.
 
-**Precision.** Nearly all weights and nearly all the time are in the linear layers, and those are what a backend
-computes, in float32 as its contract says. Everything between them is float64 here: norms, rotations, softmax, the
-residual stream. It costs little, and it means that two backends which agree on the linear layers agree on the
-logits, because nothing else is left to differ. A backend that keeps a token on its own side from one linear layer to
-the next computes what lies between as well, in float32; the operations at the end of the chapter say what it promises
-then, for the norm and for the gated unit.
+**Precision.** The linear layers hold nearly all weights and take nearly all the time. A backend computes them, in
+float32 as its contract says. The elementwise operations around them are float64 here: norms, rotations, softmax, the
+residual stream. That costs little, and two backends that agree on the linear layers agree on the logits, because
+nothing else differs. A backend that also computes the elementwise operations does so in float32; the operations of the
+chapters `layers`, `rope` and `attention` say what it promises then.
 
-Source: Llama (arXiv 2302.13971) §2.2; RMSNorm (arXiv 1910.07467) equation 4; SwiGLU and GeGLU (arXiv 2002.05202)
-equation 6; Mixtral (arXiv 2401.04088) §2.1; GQA §2.2; Gemma 3 (arXiv 2503.19786) §2.
+Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2.1; GQA §2.2; Gemma 3 (arXiv 2503.19786) §2.
 """
 
 from collections.abc import Callable
@@ -45,15 +39,15 @@ from collections.abc import Callable
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.attention.attention import KeyValueCache, attend, softmax
+from lowbit.attention.attention import KeyValueCache, attend
 from lowbit.attention.rope import Rotation, rotate
-from lowbit.contract.checks import check_array
-from lowbit.contract.operation import BOUNDED, operation
 from lowbit.errors import ArgumentError
+from lowbit.linear.elementary import silu, softmax
 from lowbit.model.config import Activation, LlamaConfig, Routing
-from lowbit.model.elementwise import Between
+from lowbit.model.elementwise import ElementwiseOps
+from lowbit.model.layers import gelu, norm
 from lowbit.model.weights import FeedForwardWeights, GatedWeights, LayerWeights, Matrix, SparseWeights
-from lowbit.moe.routing import Ids, silu, top_k, weights
+from lowbit.moe.routing import Ids, top_k, weights
 
 Linear = Callable[[F32], F32]
 """A linear layer: float32, T × K, to float32, T × N."""
@@ -79,40 +73,18 @@ def plain_linear(matrix: Matrix) -> Linear:
 
 
 def through(linear: Linear, x: F64) -> F64:
-    """Through the door of a linear layer and back: float32 inside, float64 outside."""
+    """A linear layer on a float64 stream: float32 inside, float64 outside."""
     return linear(x.astype(np.float32)).astype(np.float64)
 
 
-def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
-    """Scale each vector to a root mean square of 1, then each channel by its gain.
-
-    >>> rms_norm(np.array([[3.0, 4.0]]), np.ones(2), epsilon=0.0).round(4)
-    array([[0.8485, 1.1314]])
-    """
-    mean_square: F64 = np.mean(x * x, axis=-1, keepdims=True)
-    return gain * (x / np.sqrt(mean_square + epsilon))
-
-
-def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
-    """The norm with this gain, or nothing at all where a model has no gain for it.
-
-    >>> norm(None, epsilon=0.0)(np.array([[3.0, 4.0]]))
-    array([[3., 4.]])
-    """
-    if gain is None:
-        return lambda x: x
-    wide = gain.astype(np.float64)
-    return lambda x: rms_norm(x, wide, epsilon)
-
-
-FORMULAS = Between(
+FORMULAS = ElementwiseOps(
     norm,
     swiglu=lambda gate, up: silu(gate) * up,
     rotate=rotate,
     attend=lambda queries, cache, window: attend(queries, cache.keys, cache.values, window),
     cache=KeyValueCache,
 )
-"""What lies between linear layers, as this chapter has it."""
+"""The elementwise operations in float64, by the formulas of the specification."""
 
 
 # **Attention** around its four linear layers.
@@ -137,47 +109,32 @@ class Attention:
     """The attention part of one block."""
 
     def __init__(
-        self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None, between: Between
+        self, config: LlamaConfig, layer: LayerWeights, linear: MakeLinear, window: int | None, ops: ElementwiseOps
     ) -> None:
         def projection(matrix: Matrix, bias: F32 | None, gain: F32 | None) -> Projection:
-            return Projection(linear(matrix), config.head_dim, bias, between.norm(gain, config.rms_epsilon))
+            return Projection(linear(matrix), config.head_dim, bias, ops.norm(gain, config.rms_epsilon))
 
         self._query = projection(layer.query, layer.query_bias, layer.query_norm)
         self._key = projection(layer.key, layer.key_bias, layer.key_norm)
         self._value = projection(layer.value, layer.value_bias, None)
         self._output = linear(layer.output)
-        self._window, self._between = window, between
+        self._window, self._ops = window, ops
 
-    def __call__(self, x: F64, turn: Rotation, cache: KeyValueCache) -> F64:
+    def __call__(self, x: F64, rotation: Rotation, cache: KeyValueCache) -> F64:
         """Float64, T × hidden, for the normed stream; the T tokens are added to the cache."""
-        cache.append(self._between.rotate(self._key(x), turn), self._value(x))
-        mixed = self._between.attend(self._between.rotate(self._query(x), turn), cache, self._window)
+        cache.append(self._ops.rotate(self._key(x), rotation), self._value(x))
+        mixed = self._ops.attend(self._ops.rotate(self._query(x), rotation), cache, self._window)
         return through(self._output, mixed.reshape(len(x), -1))
 
 
 # **Feed-forward**, dense or sparse: float64, T × hidden, to the same.
 
 
-def gelu(a: F64) -> F64:
-    r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
-
-    :math:`\Phi`, the distribution function of the normal distribution, is replaced by a tanh that comes close to it;
-    models that are trained with the approximation want the approximation.
-
-    >>> gelu(np.array([-100.0, 0.0, 1.0, 100.0])).round(4)
-    array([ -0.    ,   0.    ,   0.8412, 100.    ])
-
-    Source: GELU (arXiv 1606.08415) §2.
-    """
-    share: F64 = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
-    return a * share
-
-
 class Gated:
     """A gated linear unit: a dense feed-forward part, or one expert of a sparse one."""
 
-    def __init__(self, activation: Activation, part: GatedWeights, linear: MakeLinear, between: Between) -> None:
-        self._joined = between.swiglu if activation == "silu" else lambda gate, up: gelu(gate) * up
+    def __init__(self, activation: Activation, part: GatedWeights, linear: MakeLinear, ops: ElementwiseOps) -> None:
+        self._joined = ops.swiglu if activation == "silu" else lambda gate, up: gelu(gate) * up
         self._gate, self._up, self._down = linear(part.gate), linear(part.up), linear(part.down)
 
     def __call__(self, x: F64) -> F64:
@@ -194,7 +151,8 @@ def routes(scores: F32, routing: Routing) -> tuple[Ids, F64]:
         ArgumentError: a score that is not finite.
     """
     if not np.isfinite(scores).all():
-        raise ArgumentError("weights", "such that a router's score is not finite", "weights that do not overflow")
+        sentence = "a router's score is not finite: the weights overflow float32"
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
     if routing.softmax == "before":
         scores = softmax(scores.astype(np.float64)).astype(np.float32)
     chosen = top_k(scores, routing.top_k)
@@ -215,20 +173,20 @@ class Sparse:
         part: SparseWeights,
         linear: MakeLinear,
         observe: Callable[[F64, Ids], None] | None,
-        between: Between,
+        ops: ElementwiseOps,
     ) -> None:
         self._routing, self._observe = routing, observe
         self._router = linear(part.router)
-        self._experts = [Gated(activation, expert, linear, between) for expert in part.experts]
+        self._experts = [Gated(activation, expert, linear, ops) for expert in part.experts]
 
     def __call__(self, x: F64) -> F64:
-        chosen, shares = routes(self._router(x.astype(np.float32)), self._routing)
+        chosen, factors = routes(self._router(x.astype(np.float32)), self._routing)
         if self._observe is not None:
             self._observe(x, chosen)
         y = np.zeros_like(x)
         for e in np.unique(chosen):
             tokens, place = np.nonzero(chosen == e)
-            y[tokens] += shares[tokens, place, np.newaxis] * self._experts[e](x[tokens])
+            y[tokens] += factors[tokens, place, np.newaxis] * self._experts[e](x[tokens])
         return y
 
 
@@ -237,20 +195,20 @@ def feed_forward(
     part: FeedForwardWeights,
     linear: MakeLinear,
     observe: Callable[[F64, Ids], None] | None = None,
-    between: Between = FORMULAS,
+    ops: ElementwiseOps = FORMULAS,
 ) -> Callable[[F64], F64]:
     """The feed-forward part of a block, of the kind that its weights are."""
     if isinstance(part, GatedWeights):
-        return Gated(config.activation, part, linear, between)
+        return Gated(config.activation, part, linear, ops)
     if config.routing is None:
         raise ArgumentError("routing", None, "a routing, where the weights are those of experts")
-    return Sparse(config.routing, config.activation, part, linear, observe, between)
+    return Sparse(config.routing, config.activation, part, linear, observe, ops)
 
 
 # **The block** puts the two around the stream.
 
 
-class Block:
+class DecoderBlock:
     """One layer of the stack, with its linear layers made ready to be called.
 
     Attributes:
@@ -264,137 +222,18 @@ class Block:
         layer: LayerWeights,
         linear: MakeLinear,
         observe: Callable[[F64, Ids], None] | None = None,
-        between: Between = FORMULAS,
+        ops: ElementwiseOps = FORMULAS,
     ) -> None:
         self.rope_base = config.layer_rope_base(number)
-        self._attention = Attention(config, layer, linear, config.layer_window(number), between)
-        self._feed_forward = feed_forward(config, layer.feed_forward, linear, observe, between)
-        norm_of, epsilon = between.norm, config.rms_epsilon
+        self._attention = Attention(config, layer, linear, config.layer_window(number), ops)
+        self._feed_forward = feed_forward(config, layer.feed_forward, linear, observe, ops)
+        norm_of, epsilon = ops.norm, config.rms_epsilon
         self._before_attention = norm_of(layer.attention_norm, epsilon)
         self._after_attention = norm_of(layer.attention_post_norm, epsilon)
         self._before_feed_forward = norm_of(layer.feed_forward_norm, epsilon)
         self._after_feed_forward = norm_of(layer.feed_forward_post_norm, epsilon)
 
-    def __call__(self, x: F64, turn: Rotation, cache: KeyValueCache) -> F64:
+    def __call__(self, x: F64, rotation: Rotation, cache: KeyValueCache) -> F64:
         """The residual stream after this block: float64, T × hidden."""
-        x = x + self._after_attention(self._attention(self._before_attention(x), turn, cache))
+        x = x + self._after_attention(self._attention(self._before_attention(x), rotation, cache))
         return x + self._after_feed_forward(self._feed_forward(self._before_feed_forward(x)))
-
-
-# **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
-# is measured against. The bounds are derived in the chapter `lowbit.model.bounds`. A zero ε is refused: a row of zeros
-# would have no norm.
-
-LEAST_EPSILON, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
-
-
-def check_rms_norm(x: F32, gain: F32, epsilon: float) -> None:
-    """The checks of `blocks.rms_norm`; numbers that are not finite are welcome."""
-    check_array("x", x, np.float32, (None, None))
-    check_array("gain", gain, np.float32, (x.shape[1],))
-    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not LEAST_EPSILON <= epsilon <= LARGEST:
-        raise ArgumentError("epsilon", repr(epsilon), "a number from 2^-126 to the largest float32")
-
-
-def check_swiglu(gate: F32, up: F32) -> None:
-    """The checks of `blocks.swiglu`; numbers that are not finite are welcome."""
-    check_array("gate", gate, np.float32, (None, None))
-    check_array("up", up, np.float32, gate.shape)
-
-
-def rms_norm_of(x: F32, gain: F32, epsilon: float) -> F64:
-    """`rms_norm` of float32 rows, in float64: the reference of `blocks.rms_norm`.
-
-    >>> rms_norm_of(np.array([[1, -1, 1, 1]], np.float32), np.array([1, 2, 3, 4], np.float32), 3.0)
-    array([[ 0.5, -1. ,  1.5,  2. ]])
-
-    Args:
-        x: float32, T × n.
-        gain: float32, n.
-        epsilon: above 0.
-
-    Returns:
-        float64, T × n.
-
-    Raises:
-        ArgumentError: wrong dtype, shape or layout; an ε that is not a number from 2^-126 to the largest float32.
-
-    Source: RMSNorm (arXiv 1910.07467) equation 4; ε as in Llama.
-    """
-    check_rms_norm(x, gain, epsilon)
-    with np.errstate(invalid="ignore"):
-        return rms_norm(x.astype(np.float64), gain.astype(np.float64), epsilon)
-
-
-def swiglu_of(gate: F32, up: F32) -> F64:
-    """silu(gate) ⊗ up for float32 inputs, in float64: the reference of `blocks.swiglu`.
-
-    >>> swiglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)
-    array([[ 3.5232, -0.    ]])
-
-    Args:
-        gate: float32, T × m: what the gate's linear layer gave.
-        up: float32, T × m: what the other one gave.
-
-    Returns:
-        float64, T × m.
-
-    Raises:
-        ArgumentError: wrong dtype, shape or layout.
-
-    Source: arXiv 2002.05202, equation 6.
-    """
-    check_swiglu(gate, up)
-    with np.errstate(invalid="ignore"):
-        return silu(gate.astype(np.float64)) * up
-
-
-RMS_NORM = operation(
-    "blocks.rms_norm",
-    "Rows scaled to a root mean square of 1",
-    promise=BOUNDED,
-    source="arXiv 1910.07467 equation 4; arXiv 2302.13971 §2.2",
-    reference=rms_norm_of,
-    check=check_rms_norm,
-    parameters=lambda x, gain, epsilon: {},
-    clauses={
-        "C1": "Where n is a power of two, the squares have an exactly representable sum in any order, and their mean "
-        "plus ε is a power of four, the result equals the formula's.",
-        "C2": "Where only the sum of the squares is exact, in any order, each element differs from the formula by at "
-        "most the bound of the single roundings that follow it.",
-        "C3": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
-        "from the declared arithmetic.",
-        "C4": "A row of zeros gives zeros.",
-        "C5": "The result is float32, T × n; row t depends on nothing but row t of x, the gain and ε; the same call "
-        "gives the same bits.",
-        "C6": "A NaN in row t leaves no finite element in row t; an infinity leaves none at its place, and nothing "
-        "but zeros and NaN beside it; neither changes another row. What is not finite in the gain leaves no finite "
-        "element in its column, unless x is 0 there, and changes no other.",
-        "C7": "Where the squares of finite numbers sum to more than float32 holds, the row is within the bound of C3, "
-        "or has no finite element: the overflow is not passed off as zeros.",
-        "C8": "Wrong dtypes, shapes or layouts, and an ε that is not from 2^-126 to the largest float32, are refused "
-        "with an ArgumentError.",
-    },
-)
-
-SWIGLU = operation(
-    "blocks.swiglu",
-    "The activation of a gated linear unit",
-    promise=BOUNDED,
-    source="arXiv 2002.05202 equation 6",
-    reference=swiglu_of,
-    check=check_swiglu,
-    parameters=lambda gate, up: {},
-    clauses={
-        "C1": "Where silu(gate) is gate or 0 to the bit, that is from 40 upwards, from −760 downwards and at 0, and "
-        "gate · up is exact, the result equals the formula's.",
-        "C2": "For finite inputs whose product gate · up does not overflow, each element differs from the formula by "
-        "at most the bound derived from the declared arithmetic.",
-        "C3": "There the result is finite, however large the gate is: an exponential that overflows is not seen.",
-        "C4": "The result is float32, T × m; an element depends on nothing but the gate and the up at its own place; "
-        "the same call gives the same bits.",
-        "C5": "What is not finite in gate or up leaves an element that is not finite at its place, and changes no "
-        "other.",
-        "C6": "Wrong dtypes, shapes or layouts are refused with an ArgumentError.",
-    },
-)

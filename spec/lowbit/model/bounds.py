@@ -1,18 +1,18 @@
 r"""Bounds of norm and activation: how far a correct RMSNorm, or a correct gated unit, may lie from the exact one.
 
-Both end in single operations on single numbers; only the norm has a sum, and of that no more than half the error
-arrives.
+Both end in operations on single numbers. Only the norm has a sum, and the root passes on no more than half of its
+error.
 
 **RMSNorm**, :math:`y_c = g_c\,x_c / \sqrt v` with :math:`v = \frac1n \sum x_c^2 + \varepsilon`. All terms of
-:math:`v` are positive, so errors of theirs are relative errors of the whole. A square arrives in the sum with the
-:math:`D` roundings that are declared, and after it meets at most :math:`4`: the sum leaves its accumulator, :math:`1/n`
-is rounded and multiplied by, and :math:`\varepsilon` is added, which itself was rounded once. So
+:math:`v` are positive, so their relative errors bound that of the whole. A square meets the :math:`D` roundings that
+are declared for the sum, and at most :math:`4` after it: the sum leaves its accumulator, :math:`1/n` is rounded, the
+sum is multiplied by it, and :math:`\varepsilon`, which was rounded once, is added. So
 :math:`\hat v = v (1 + \theta)` with
 
 .. math:: |\theta| \;\le\; e = (1 + \gamma_D)(1 + \gamma_4) - 1 + 3\eta / v,
 
 the last term for what squares below :math:`2^{-126}` lose; it is small because :math:`\varepsilon` is at least that. A
-root halves a relative error, and the exact expression of it is just as short as the half:
+root halves a small relative error; the exact expression is as short as the half:
 
 .. math:: \Bigl|\frac1{\sqrt{\hat v}} - \frac1{\sqrt v}\Bigr| \;\le\;
    \frac1{\sqrt v}\Bigl(\frac1{\sqrt{1 - e}} - 1\Bigr).
@@ -29,7 +29,7 @@ multiplied by the gain afterwards, that of x and gain by the root.
 Where integers make the sum exact, :math:`\gamma_D` is zero, and what is left is about :math:`8u`: a square that was
 dropped among thousands has nowhere to hide.
 
-**A gated unit**, :math:`\mathrm{silu}(a)\,b`. As in the chapter `lowbit.moe.bounds`, silu is an exponential of a
+**A gated unit**, :math:`\mathrm{silu}(a)\,b`. As in `lowbit.linear.propagation`, silu is an exponential of a
 library, a sum and a quotient, :math:`\gamma_{13}\,|\mathrm{silu}(a)|`, and a quotient whose denominator overflowed. A
 backend may instead take :math:`e^{a}`, of negative a, and let it vanish below the least normal number :math:`2^{-126}`,
 which it is from :math:`a = -87.3` on; that loses at most :math:`87.4 \cdot 2^{-126} < 2^{-119}`. One product is left:
@@ -44,8 +44,8 @@ import numpy as np
 
 from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
-from lowbit.moe.bounds import QUOTIENT, REFERENCE, Steps, declared, silu_error
-from lowbit.moe.routing import silu
+from lowbit.linear.elementary import silu
+from lowbit.linear.propagation import QUOTIENT, REFERENCE, Steps, declared, silu_error
 
 MEAN_ROUNDINGS = 4
 PRODUCTS = 2

@@ -1,7 +1,7 @@
 """The shape of a decoder: the numbers and choices that say how it is put together.
 
-They are Llama's, from which the others descend. What a descendant changes is an option with Llama's choice as its
-default, so that one decoder serves them all and none of them has a class of its own:
+They are Llama's, from which the others descend. Each change of a descendant is an option with Llama's choice as its
+default, so one decoder class serves them all:
 
 ========= ==========================================================================================================
 Mixtral   experts (`routing`), in some versions a window
@@ -11,7 +11,7 @@ Gemma 3   a window in five layers of six and a rotary base for them, a GELU in t
 
 **Local and full layers.** A layer with a window is *local*: a token sees itself and the few before it, which bounds
 what the layer has to keep. Every `full_every`-th layer is *full* and sees the whole sequence. Two tokens in a window
-are never far apart, so local layers may turn their channels faster than full ones, with a smaller base.
+are never far apart, so local layers may rotate their channels faster than full ones, with a smaller base.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Gemma 3 (arXiv 2503.19786) §2.
 """
@@ -69,10 +69,10 @@ class LlamaConfig:
         rms_epsilon: added under the root of the norm.
         routing: how experts are chosen, in a model whose blocks have them; None for a dense model.
         window: how many tokens a token sees in a local layer, itself included; None where no layer is local.
-        full_every: of so many layers the last is full; None where every layer is local.
+        full_every: every n-th layer is full, for n = `full_every`; None where every layer is local.
         local_rope_base: base of the rotary frequencies in local layers; None for the same as in full ones.
-        activation: what the gate of a feed-forward part goes through.
-        embedding_scale: what a token's row of the embedding is multiplied by.
+        activation: the function that is applied to the gate of a feed-forward part.
+        embedding_scale: the factor of a token's row of the embedding.
 
     Raises:
         ArgumentError: a number that no model can have.

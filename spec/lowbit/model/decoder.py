@@ -1,14 +1,14 @@
-r"""A decoder: the chapters put together until they speak.
+r"""A decoder: from tokens to the scores of the next token.
 
 A decoder turns a sequence of tokens into a score for every token that could come next. It looks each token up in a
-table, which gives a vector of `hidden` numbers, sends the vectors through a stack of `blocks`, applies one more norm,
-and multiplies by the *head*, a matrix with a column for each token. What comes out are the *logits*. Where the head
-is tied, it is the table of the first step over again.
+table, which gives a vector of `hidden` numbers, sends the vectors through a stack of blocks (`block`), applies one more
+norm, and multiplies by the *head*, a matrix with a column for each token. The results are the *logits*. A tied head is
+the transpose of the table.
 
 **One decoder, several models.** Llama is all defaults. Mixtral puts a sparse layer where Llama has a dense
 feed-forward part, and may see the past through a sliding window. Qwen2 adds biases to queries, keys and values. Gemma 3
-norms the heads of queries and keys and what each part of a block adds, lets most layers see only a window, and scales
-what it looks up. All of these are values of the configuration (`config`) or vectors among the weights (`weights`), and
+norms the heads of queries and keys and the result of each part of a block, lets most layers see only a window, and
+scales the embedding. All of these are values of the configuration (`config`) or vectors among the weights (`weights`);
 the decoder itself is the same.
 
 Source: Llama (arXiv 2302.13971) §2.2; Mixtral (arXiv 2401.04088) §2; Mistral (arXiv 2310.06825) §2 for the window;
@@ -27,9 +27,9 @@ from lowbit.attention.attention import KeyValueCache
 from lowbit.attention.rope import Rotation, half_split, rotation
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import FORMULAS, Block, MakeLinear, Observer, plain_linear
+from lowbit.model.block import FORMULAS, DecoderBlock, MakeLinear, Observer, plain_linear
 from lowbit.model.config import LlamaConfig
-from lowbit.model.elementwise import Between
+from lowbit.model.elementwise import ElementwiseOps
 from lowbit.model.weights import LlamaWeights, Progress
 
 PREFILL_TOKENS = 256
@@ -51,23 +51,25 @@ class Decoder:
         weights: LlamaWeights,
         linear: MakeLinear = plain_linear,
         observe: Observer | None = None,
-        between: Between = FORMULAS,
+        ops: ElementwiseOps = FORMULAS,
     ) -> None:
         """Make every linear layer ready.
 
         Args:
             weights: the model.
             linear: from a matrix to the function that multiplies by it, called once for each matrix.
-            observe: called by every sparse layer with what it was given and what it chose.
-            between: how what lies between linear layers is computed.
+            observe: called by every sparse layer with its input and the experts that it chose.
+            ops: the elementwise operations.
         """
-        self.config, self._cache = weights.config, between.cache
+        self.config, self._cache = weights.config, ops.cache
         self._embedding = weights.embedding
         self._blocks = [
-            Block(weights.config, number, layer, linear, None if observe is None else partial(observe, number), between)
+            DecoderBlock(
+                weights.config, number, layer, linear, None if observe is None else partial(observe, number), ops
+            )
             for number, layer in enumerate(weights.layers)
         ]
-        self._norm = between.norm(weights.norm, weights.config.rms_epsilon)
+        self._norm = ops.norm(weights.norm, weights.config.rms_epsilon)
         self._head = linear(weights.head)
         self._layout = half_split(weights.config.head_dim)
 
@@ -93,11 +95,11 @@ class Decoder:
         ids, parts, work = token_ids(tokens, self.config, already=len(state[0])), [], 0
         for start in range(0, len(ids), PREFILL_TOKENS):
             part = ids[start : start + PREFILL_TOKENS]
-            turns = self._rotations(start=len(state[0]), count=len(part))
+            rotations = self._rotations(start=len(state[0]), count=len(part))
             x = self.config.embedding_scale * self._embedding[part].astype(np.float64)
             for block, cache in zip(self._blocks, state, strict=True):
                 with np.errstate(over="ignore", invalid="ignore"):  # what overflows here is refused by `logits`
-                    x = block(x, turns[block.rope_base], cache)
+                    x = block(x, rotations[block.rope_base], cache)
                 work += len(part)
                 if progress is not None:
                     progress(work, len(ids) * len(state))
@@ -108,12 +110,13 @@ class Decoder:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
 
         Raises:
-            ArgumentError: a logit that is not finite; weights as large as only a damaged file has them overflow.
+            ArgumentError: a logit is not finite, because the weights are too large, as those of a damaged file may be.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self._head(hidden.astype(np.float32))
         if not np.isfinite(scores).all():
-            raise ArgumentError("weights", "such that a logit is not finite", "weights that do not overflow float32")
+            sentence = "a logit is not finite: the weights overflow float32"
+            raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
         return scores
 
     def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
@@ -136,19 +139,19 @@ def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
     return np.array(tokens, np.int64)
 
 
-# **Whoever answers.** What follows asks no more of a model than this. The decoder above is one; a backend that keeps a
-# token on its own side from the first layer to the last brings another (`device`).
+# **Any model.** Generation and perplexity need no more of a model than this. The decoder above is one; a backend that
+# runs whole models brings another (`lowbit.backend.whole_model`).
 
 
 class LanguageModel(Protocol):
-    """What turns tokens into logits."""
+    """A model that turns tokens into logits."""
 
     @property
     def config(self) -> LlamaConfig:
-        """Its shape, of which the vocabulary and the context matter here."""
+        """Its shape; only the vocabulary and the context are used here."""
 
     def new_state(self) -> Any:
-        """The state of an empty sequence, of a kind that only the model itself knows."""
+        """The state of an empty sequence; its type is the model's own."""
 
     def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
         """Read tokens after those that `state` holds: float64, T × hidden, for `logits`; see `Decoder.hidden`."""
@@ -157,7 +160,7 @@ class LanguageModel(Protocol):
         """The score of every token: float32, T × vocabulary; see `Decoder.logits`."""
 
 
-# **Generation** is the decoder fed with its own answer. Greedy: always the token with the highest logit, and of equals
+# **Generation** feeds the decoder with its own choices. Greedy: always the token with the highest logit, and of equals
 # the one with the lowest number.
 
 
@@ -191,8 +194,8 @@ def generate(
         prompt: at least one token.
         count: the most tokens to generate, at least 1.
         stop: tokens that end the sequence; the one that does is yielded too.
-        forced: tokens to go on with instead of the chosen ones, at least ``count - 1``. Two decoders that are forced
-            along the same sequence can be compared at every step, also after their choices have parted.
+        forced: tokens to continue with instead of the chosen ones, at least ``count - 1``. Two decoders that are forced
+            along the same sequence can be compared at every step, even after their choices differ.
         progress: called while the prompt is read, which is all the work before the first token.
 
     Raises:
@@ -217,7 +220,7 @@ def generate(
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two greedy continuations part.
+    """Where two greedy continuations first differ.
 
     Attributes:
         position: the first step at which they differ, from 0.

@@ -1,14 +1,14 @@
-r"""Perplexity: how surprised a model is by a text that people wrote.
+r"""Perplexity: how well a model predicts a text that people wrote.
 
-At every position a model spreads its belief over all tokens. The *negative log-likelihood* of the token that does
-come is large where the model thought it unlikely; its mean over a text, as a power of *e*, is the perplexity:
+At every position a model gives each token a probability. The *negative log-likelihood* of the token that does come is
+large where the model gave it a small probability; *e* to the power of its mean over a text is the perplexity:
 
 .. math:: \mathrm{PPL} = \exp\Bigl(\frac1n \sum_{i} -\ln p(t_i \mid \text{the tokens before it in its window})\Bigr).
 
-A model that knew nothing would have the size of its vocabulary as its perplexity. Quantisation raises it, and by how
-much is what a number of bits costs.
+A model that gave all tokens the same probability would have the size of its vocabulary as its perplexity. Quantisation
+raises it; the increase is the price of a smaller number of bits.
 
-Perplexities compare only when they are counted alike, so this is exactly what is counted here:
+Perplexities can be compared only if they are counted alike. They are counted here as follows:
 
 - The first N tokens of the text are cut into *windows* of W tokens that do not overlap; the last may be shorter.
 - Each window is read on its own, from position 0, with nothing before it.
@@ -17,8 +17,6 @@ Perplexities compare only when they are counted alike, so this is exactly what i
 - **With BOS** the mark is put before each window and every one of its L tokens is scored.
 
 Logarithms are natural and the sums are float64.
-
-Source: lowbit's own.
 """
 
 from collections.abc import Sequence

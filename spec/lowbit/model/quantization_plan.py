@@ -1,19 +1,18 @@
 r"""Plans: which matrices of a model get how many bits, and by which method.
 
-The parts of a sparse model differ in what they weigh and in what they can bear. Almost all of Mixtral's weights are
-experts, of which each token reads a few, so they are worth the fewest bits; attention is read by every token and is
-small, so it keeps more; the router is tiny, and an error in it sends a token to the wrong experts, so it stays float32.
-That is the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` says it for any
-model.
+The parts of a sparse model differ in size and in how much error they tolerate. Almost all of Mixtral's weights are
+experts, of which each token reads a few, so they get the fewest bits. Attention is read by every token and is small, so
+it keeps more. The router is tiny, and an error in it sends a token to the wrong experts, so it stays float32. That is
+the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` describes it for any model.
 
-**Two methods.** ``nearest`` takes the range of each group, as `affine` has it. ``hqq`` moves the zero until the weights
-lie closer to the grid (`hqq_solver`). Both end in the same kind of matrix: scale and minimum in float16, groups along
-K. HQQ's zero is a real number that codes are shifted by, so its minimum is
+**Two methods.** ``nearest`` takes the range of each group, as in `affine`. ``hqq`` moves the zero until the weights lie
+closer to the grid (`hqq_solver`). Both give the same kind of matrix: scale and minimum in float16, groups along K.
+HQQ's zero is a real number that is subtracted from codes, so its minimum is
 
 .. math:: \min = -s\,z,
 
-and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes some
-seventy times as long as the range does, and the float32 weights of the matrix three times over in memory.
+and codes are computed anew from the scale and minimum as they are stored. The solver takes about seventy times as long
+as the range, and three times the memory of the float32 weights of the matrix.
 
 Source: MoE offloading §3.3, §4.2; errata H.
 """
@@ -61,10 +60,10 @@ class Quantization:
         check_choice("method", self.method, METHODS)
 
     def __call__(self, weights: F32) -> QuantizedMatrix:
-        """These weights (float32, K × N) so quantised.
+        """Quantise these weights (float32, K × N).
 
         Raises:
-            ArgumentError: weights that cannot be: too few rows for a group, for ``hqq`` rows that groups do not fill,
+            ArgumentError: the weights have too few rows for a group, for ``hqq`` rows that groups do not fill, or
                 numbers that float16 cannot hold.
         """
         if self.method == "hqq":
@@ -72,7 +71,7 @@ class Quantization:
         return quantize(weights, bits=self.bits, group_size=self.group_size, scale_dtype="float16")
 
     def check(self, rows: int) -> None:
-        """Refuse a matrix of so many rows that cannot be quantised so, before it is there.
+        """Refuse a number of rows that cannot be quantised in this way, before the matrix exists.
 
         Raises:
             ArgumentError: rows that codes or, for ``hqq``, groups do not fill; a group longer than a column.
@@ -83,7 +82,7 @@ class Quantization:
             raise ArgumentError("group_size", self.group_size, f"a divisor of {rows} for hqq")
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """What a K × N matrix will weigh.
+        """Bytes of a quantised K × N matrix.
 
         >>> weights = np.eye(64, dtype=np.float32)
         >>> Quantization(4, 24).nbytes(64, 64) == Quantization(4, 24)(weights).nbytes
@@ -93,7 +92,7 @@ class Quantization:
 
 
 def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
-    """Weights with the minima that HQQ finds in place of the least of each group.
+    """Quantise with the minima that HQQ finds in place of the least weight of each group.
 
     >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3
     >>> found = [Quantization(2, 64, method)(weights) for method in METHODS]
@@ -149,7 +148,7 @@ class Plan:
         return self.experts if name.startswith("feed_forward.") else self.attention
 
     def check(self, config: LlamaConfig) -> None:
-        """Refuse a model some matrix of which cannot be quantised so, before any is read.
+        """Refuse a model that has a matrix which cannot be quantised in this way, before any is read.
 
         Raises:
             ArgumentError: see `Quantization.check`.
@@ -160,21 +159,21 @@ class Plan:
                 quantization.check(rows)
 
     def __call__(self, name: str, matrix: Matrix) -> Matrix:
-        """This matrix as the plan has it; one that is quantised already is dequantised exactly first."""
+        """Quantise a matrix as the plan says; one that is quantised already is dequantised exactly first."""
         quantization = self.of(name)
         return matrix if quantization is None else quantization(to_float(matrix))
 
 
 def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None) -> LlamaWeights:
-    """A model in memory as a plan has it.
+    """Quantise a model in memory as a plan says.
 
     Args:
         weights: the model.
-        plan: what becomes of its matrices.
+        plan: how its matrices are quantised.
         progress: called after each block.
 
     Raises:
-        ArgumentError: weights that cannot be quantised so.
+        ArgumentError: weights that cannot be quantised in this way.
     """
     plan.check(weights.config)
     changed = weights.changed(plan, progress)

@@ -1,7 +1,7 @@
-r"""Replaying: how often a needed expert is already there, under this rule of caching and that.
+r"""Replaying: how often a needed expert is already in memory, under different rules of caching.
 
-Which experts a model asks for can be recorded once and replayed many times, against any number of slots and any rule
-of keeping. What is measured is *recall*: the experts that were in a slot when their layer asked for them, divided by
+The experts that a model asks for can be recorded once and replayed many times, for any number of slots and any caching
+rule. What is measured is *recall*: the experts that were in a slot when their layer asked for them, divided by
 the experts asked for (errata M9; MoE offloading, figure 2).
 
 **Rules.** After a layer has run there are more candidates for its :math:`k` slots than slots: the residents and the
@@ -18,15 +18,15 @@ Belady     how soon it runs again, known beforehand                             
 ========== ========================================================================= =========================
 
 *Newcomers first*: the experts that just ran are preferred to those that did not, as in an engine that runs experts
-from its slots. *All alike*: a newcomer may be let go at once, which an engine can do from a staging buffer. LFRU is the
-combined recency and frequency of Lee et al.: with :math:`\rho = 1` it counts uses, and with :math:`\rho \le 1/2` the
-last use outweighs all before it, so LFU and LRU are its ends (among experts of one pass, where LRU keeps those that ran
-last, LFRU keeps those that ran more often before).
+from its slots. *All alike*: a newcomer may be dropped at once, which an engine can do from a staging buffer. LFRU
+combines recency and frequency as Lee et al. do: with :math:`\rho = 1` it counts uses, and with :math:`\rho \le 1/2`
+the last use outweighs all before it, so LFU and LRU are its extremes (among experts of one pass, where LRU keeps those
+that ran last, LFRU keeps those that ran more often before).
 
-**Belady is the bound.** Keeping an expert from one use to the next earns one hit and occupies one slot for the time
-between. Choosing what to keep is therefore choosing as many intervals as possible such that at most :math:`k` overlap,
-and giving up the interval that ends last whenever :math:`k + 1` overlap is optimal (Faigle and Nawijn, 1995). So no
-rule that keeps :math:`k` of residents and newcomers has more hits, whatever it knows; `replay` asserts it.
+**Belady is the bound.** Keeping an expert from one use to the next gives one hit and occupies one slot in the meantime.
+So the task is to choose as many such intervals as possible of which at most :math:`k` overlap, and it is optimal to
+drop the interval that ends last whenever :math:`k + 1` overlap (Faigle and Nawijn, 1995). So no rule that keeps
+:math:`k` of residents and newcomers has more hits, whatever it knows; `replay` asserts it.
 
 .. plot:: figures/offload_recall.py
 
@@ -49,7 +49,7 @@ import numpy as np
 from lowbit.arrays import F32, F64, I64
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.block import rms_norm
+from lowbit.model.layers import rms_norm
 from lowbit.moe.offload import Event
 from lowbit.moe.routing import gate, top_k
 
@@ -154,10 +154,10 @@ def fading(recording: Recording, rho: float) -> dict[int, list[float]]:
 def replay(recording: Recording, slots: int, rule: Rule, rho: float = RHO) -> Recall:
     """Recall of one layer that keeps `slots` experts by a rule, beginning with none.
 
-    Two slots and experts that take turns by threes: the one used last is always the wrong one to keep.
+    Two slots and three experts in rotation: the one used last is always the wrong one to keep.
 
-    >>> turns = [(0,), (1,), (2,)] * 4
-    >>> [replay(turns, slots=2, rule=rule).resident for rule in ("lru", "static", "belady")]
+    >>> rotating = [(0,), (1,), (2,)] * 4
+    >>> [replay(rotating, slots=2, rule=rule).resident for rule in ("lru", "static", "belady")]
     [0, 6, 6]
 
     Args:
@@ -261,8 +261,8 @@ def guess_recall(needed: I64, guessed: I64) -> Recall:
     return Recall(needed.size, int((needed[:, :, np.newaxis] == guessed[:, np.newaxis, :]).any(axis=2).sum()))
 
 
-# **A stand-in for a recording.** A residual stream that drifts: from token to token it keeps a part of what it was,
-# which makes experts live for a few tokens; from layer to layer it gains a small part, which makes guesses work.
+# **A synthetic recording.** A residual stream that drifts: from token to token it keeps a part of what it was, so
+# experts stay in use for a few tokens; from layer to layer it gains a small part, so guesses work.
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +289,7 @@ class Walk:
 def residual_walk(
     seed: int, *, tokens: int, layers: int, experts: int, width: int = 24, memory: float = 0.8, step: float = 0.4
 ) -> Walk:
-    """Draw a synthetic stream; it stands for nothing but its two parameters.
+    """Draw a synthetic stream with these parameters.
 
     Args:
         seed: of everything random.

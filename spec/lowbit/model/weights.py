@@ -1,21 +1,19 @@
 """The weights of a decoder: what a file reader makes and what a decoder is built from.
 
-The names are Llama's, from which the others descend. What a descendant adds is a vector that Llama does not have, and
-None where it is absent: Qwen2's biases, Gemma's further norms. What it changes is another kind of value in the same
-place: the feed-forward part of a block is dense in Llama, and in Mixtral it is a router and many experts.
+The names are Llama's, from which the others descend. A vector that only a descendant has, such as Qwen2's biases and
+Gemma's further norms, is None where it is absent. The feed-forward part of a block is dense in Llama; in Mixtral it is
+a router and many experts.
 
 A linear layer's weights come in two kinds, and a `Matrix` is either: codes with scales and zeros, as a low-bit file
 stores them, or plain float32 where the file stores something that `affine` does not describe. Both are K × N, with
 K the features that go in and N those that come out, so that ``y = x W`` reads the same for both.
 
-**Layer by layer.** A model need not fit in memory to be used: `LayeredWeights` is what can hand out one block after
-another, from memory or from disk, and a `LlamaWeights`, which holds all of them, is one too.
+**Layer by layer.** A model need not fit in memory to be used: a `LayeredWeights` gives out one block after another,
+from memory or from disk. A `LlamaWeights`, which holds all of them, is one too.
 
-`requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` says what each
-costs. Weights that went through 4 bits once and are quantised again have lost twice: a perplexity measured on them
-says *re-quantised*, or it misleads.
-
-Source: lowbit's own.
+`requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` counts the bytes of
+each. Weights that were stored in 4 bits and are quantised again have lost twice, so a perplexity measured on them must
+be reported as *re-quantised*.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +36,7 @@ Change = Callable[[str, Matrix], Matrix]
 """From the name of a matrix, as in `LayerWeights.linears`, and the matrix to what takes its place."""
 
 Progress = Callable[[int, int], None]
-"""Called with what is done and what there is in all."""
+"""Called with the work that is done and the work in all."""
 
 
 def to_float(matrix: Matrix) -> F32:
@@ -132,7 +130,7 @@ class LayerWeights:
         query_bias: H·d_h, half-split channels: added to the queries; None for no bias, as for those that follow.
         key_bias: G·d_h, half-split channels.
         value_bias: G·d_h.
-        query_norm: d_h: gain of a norm of each query head before it is turned; None for no norm, as below.
+        query_norm: d_h: gain of a norm of each query head before it is rotated; None for no norm, as below.
         key_norm: d_h: the same for each key head.
         attention_post_norm: hidden: gain after attention.
         feed_forward_post_norm: hidden: gain after the feed-forward part.
@@ -165,9 +163,9 @@ class LayerWeights:
 
 
 class LayeredWeights(Protocol):
-    """A model that hands out its blocks one at a time, and need not hold them in memory.
+    """A model that gives out its blocks one at a time, and need not hold them in memory.
 
-    What it hands out may be made anew each time; whoever needs a part twice keeps it.
+    A part may be made anew each time it is asked for; callers that need it twice keep it.
     """
 
     @property
@@ -316,7 +314,7 @@ def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
         raise ArgumentError(f"shape of {name}", (matrix.rows, matrix.columns), f"{shape[0]} x {shape[1]}")
 
 
-# **Quantise a model again**, and count what it weighs.
+# **Quantise a model again**, and count its bytes.
 
 
 def requantize(
@@ -374,7 +372,7 @@ class WeightBytes:
 
 
 def weight_bytes(weights: LlamaWeights) -> WeightBytes:
-    """What the matrices of a model occupy as they are held: words, scales and zeros, or float32.
+    """The bytes of a model's matrices as they are held in memory: words, scales and zeros, or float32.
 
     A token of a dense model reads all of them; one of a sparse model reads the experts that it is sent to.
     """

@@ -44,13 +44,13 @@ after the choice); SwiGLU, arXiv 2002.05202 equation 6. Ties and the order of th
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, I64
-from lowbit.attention import attention
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, operation
 from lowbit.errors import ArgumentError
+from lowbit.linear import elementary
+from lowbit.linear.elementary import product, silu
 
 Ids = I64
 
@@ -61,26 +61,6 @@ SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
 
 
 # **Gate and choice.**
-
-
-def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
-    """``x W`` in float64, one row of the matrix at a time, so that the order of the sum is the same on every host.
-
-    >>> product(np.array([[1.0, 2.0]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
-    array([[13., 16.]])
-
-    Args:
-        x: T × K.
-        matrix: float32, K × N.
-
-    Returns:
-        float64, T × N.
-    """
-    total = np.zeros((len(x), matrix.shape[1]))
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite stays so, silently
-        for row, weights in enumerate(matrix):
-            total += x[:, row : row + 1].astype(np.float64) * weights
-    return total
 
 
 def gate(x: F32, router: F32, scores: Scores = "logits") -> F64:
@@ -108,7 +88,7 @@ def gate(x: F32, router: F32, scores: Scores = "logits") -> F64:
     check_gate(x, router, scores)
     logits = product(x, router)
     with np.errstate(invalid="ignore"):
-        return logits if scores == "logits" else attention.softmax(logits)
+        return logits if scores == "logits" else elementary.softmax(logits)
 
 
 def top_k(scores: F32, k: int) -> Ids:
@@ -158,7 +138,7 @@ def weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> F64:
     check_weights(scores, chosen, softmax)
     own = np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
     if softmax == "after":
-        return attention.softmax(own)
+        return elementary.softmax(own)
     total: F64 = own.sum(axis=1, keepdims=True)
     return own / total
 
@@ -166,16 +146,6 @@ def weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> F64:
 # **Experts and the layer.** The formula of the layer goes token by token; a layer of weights that has to be brought
 # from afar goes expert by expert, and takes all tokens of an expert while it is there. Both add the same numbers in
 # the same order.
-
-
-def silu(a: F64) -> F64:
-    """a / (1 + e^−a), close to a for large a and to 0 for very negative a.
-
-    >>> silu(np.array([-1000.0, 0.0, 1000.0]))
-    array([  -0.,    0., 1000.])
-    """
-    with np.errstate(over="ignore", invalid="ignore"):  # e^1000 is infinite, and a / infinity is the 0 that is meant
-        return a / (1.0 + np.exp(-a))
 
 
 def expert(x: F32, gate: F32, up: F32, down: F32) -> F64:

@@ -1,15 +1,16 @@
-r"""Bounds of the parts of GPTQ.
+r"""Bounds of GPTQ: of its Hessian, its factor and its targets.
 
-**The Hessian** is a sum of T products in one form, so its gauge is :math:`|X|^T |X|` and :math:`\gamma_D` is all.
+**The Hessian** is a sum of T products in one form, so its bound is :math:`\gamma_D` times the gauge
+:math:`|X|^T |X|`.
 
 **The factor.** However the sums of Cholesky's algorithm are ordered, what it computes is the exact factor of a matrix
 near :math:`H` (Higham, Theorem 10.3):
 
 .. math:: |\hat M \hat M^T - H| \;\le\; \gamma_D\, |\hat M|\,|\hat M|^T, \qquad D = K + 1.
 
-How near :math:`\hat M` is to :math:`M` depends on the condition of :math:`H`; the product does not, so the product is
-what the contract bounds. A factor that was computed in float64 and stored in float32 has each element moved once more,
-which multiplies each product by :math:`(1 + \delta)^2`.
+The distance of :math:`\hat M` from :math:`M` depends on the condition of :math:`H`; that of the product does not, so
+the contract bounds the product. A factor that was computed in float64 and stored in float32 has each element moved once
+more, which multiplies each product by :math:`(1 + \delta)^2`.
 
 **The targets** are sums of :math:`w_k` and of at most :math:`K - 1` products
 :math:`(M_{jk}/M_{kk})\,(w_j - \hat w_j)`; a difference and a quotient of given numbers have one rounding each, so the

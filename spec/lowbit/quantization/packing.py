@@ -44,8 +44,8 @@ WORDS_PER_UNIT = {2: 1, 3: 3, 4: 1, 8: 1}
 Codes = U8
 Words = U32
 
-# Two loops over the rows are the whole chapter. Each row of codes is handled for all columns at once, because the
-# columns never meet.
+# Two loops over the codes of a unit are the whole chapter. Each code is handled in all units and all columns at once,
+# because units and columns never meet.
 
 
 def pack(codes: Codes, bits: int) -> Words:
@@ -78,14 +78,15 @@ def pack(codes: Codes, bits: int) -> Words:
     """
     check_pack(codes, bits)
     rows, columns = codes.shape
-    words = np.zeros((rows * bits // WORD_BITS, columns), np.uint32)
-    for row in range(rows):
-        word, shift = divmod(row * bits, WORD_BITS)
-        code = codes[row].astype(np.uint32)
-        words[word] |= code << np.uint32(shift)  # bits above 31 fall off the end of the word …
+    units = codes.reshape(rows // CODES_PER_UNIT[bits], CODES_PER_UNIT[bits], columns)
+    words = np.zeros((len(units), WORDS_PER_UNIT[bits], columns), np.uint32)
+    for k in range(CODES_PER_UNIT[bits]):
+        word, shift = divmod(k * bits, WORD_BITS)
+        code = units[:, k].astype(np.uint32)
+        words[:, word] |= code << np.uint32(shift)  # bits above 31 fall off the end of the word …
         if shift + bits > WORD_BITS:  # … and begin the next one
-            words[word + 1] |= code >> np.uint32(WORD_BITS - shift)
-    return words
+            words[:, word + 1] |= code >> np.uint32(WORD_BITS - shift)
+    return words.reshape(rows * bits // WORD_BITS, columns)
 
 
 def unpack(words: Words, bits: int) -> Codes:
@@ -108,16 +109,16 @@ def unpack(words: Words, bits: int) -> Codes:
     """
     check_unpack(words, bits)
     word_rows, columns = words.shape
-    rows = word_rows * WORD_BITS // bits
+    units = words.reshape(word_rows // WORDS_PER_UNIT[bits], WORDS_PER_UNIT[bits], columns)
     mask = np.uint32(2**bits - 1)
-    codes = np.empty((rows, columns), np.uint8)
-    for row in range(rows):
-        word, shift = divmod(row * bits, WORD_BITS)
-        code = words[word] >> np.uint32(shift)
+    codes = np.empty((len(units), CODES_PER_UNIT[bits], columns), np.uint8)
+    for k in range(CODES_PER_UNIT[bits]):
+        word, shift = divmod(k * bits, WORD_BITS)
+        code = units[:, word] >> np.uint32(shift)
         if shift + bits > WORD_BITS:
-            code |= words[word + 1] << np.uint32(WORD_BITS - shift)
-        codes[row] = code & mask
-    return codes
+            code |= units[:, word + 1] << np.uint32(WORD_BITS - shift)
+        codes[:, k] = code & mask
+    return codes.reshape(word_rows * WORD_BITS // bits, columns)
 
 
 # **Checks**: of the arguments of both functions, then two that other chapters share.

@@ -1,1 +1,1 @@
-"""What lowbit asks of the operating system: files, folders, memory, threads, child processes, text on a terminal."""
+"""The operating system: files, folders, memory, threads, child processes and installed packages."""

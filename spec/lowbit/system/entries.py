@@ -1,12 +1,12 @@
-"""Entry points: what other packages add to lowbit, of which a broken one breaks nothing else.
+"""Entry points: backends and commands of other packages, of which a broken one breaks nothing else.
 
-A package adds backends and commands by entry points (`lowbit.backends`, `lowbit.commands`). Nothing of it is imported
-before it is asked for by name, and whatever its import raises, `SystemExit` included, becomes an error that names the
-entry.
+A package adds backends and commands by entry points (`lowbit.backends`, `lowbit.commands`). It is imported only when
+one of them is asked for by name, and any exception of its import, `SystemExit` included, becomes an error that names
+the entry.
 
-The lists of all installed packages are read for that, those of packages that know nothing of lowbit too. Python's own
-reader opens whatever has the name of a list, and waits for ever where that is a pipe. Here a list is read only if it is
-a regular file of bounded size.
+To find the entries, the lists of all installed packages are read, also those of unrelated packages. Python's own reader
+opens any file with the name of a list, and waits for ever if that is a pipe. Here a list is read only if it is a
+regular file of bounded size.
 """
 
 import os
@@ -87,7 +87,7 @@ def _text(path: Any) -> str:
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it is no regular file, too large, or not UTF-8.
+        ValueError: it is not a regular file, too large, or not UTF-8.
     """
     if isinstance(path, Path):
         _check_regular(os.stat(path))
@@ -103,10 +103,10 @@ def _text(path: Any) -> str:
 
 
 def _check_regular(status: os.stat_result) -> None:
-    """Refuse what would be waited for, or has no end, when it is read.
+    """Refuse pipes and devices, which may block a reader or never end.
 
     Raises:
-        ValueError: it is no regular file.
+        ValueError: it is not a regular file.
     """
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("is not a regular file")
@@ -117,7 +117,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _words(error: Exception) -> str:
-    """What is wrong with a list, to go on a sentence."""
+    """What is wrong with a list, as the second part of a sentence."""
     if isinstance(error, UnicodeDecodeError):
         return "is not UTF-8 text"
     if isinstance(error, OSError):
@@ -152,10 +152,10 @@ def loaded(entry: EntryPoint, what: str, use: Callable[[Any], object] = lambda f
     Args:
         entry: from `entries`.
         what: for the error, such as ``backend numpy``.
-        use: what is done with it first; its errors are the entry's too.
+        use: a function that is applied to it; its errors are reported in the same way.
 
     Raises:
-        UnavailableError: it cannot be imported or used, for whatever reason.
+        UnavailableError: it cannot be imported or used, for any reason.
     """
     try:
         return use(entry.load())

@@ -1,13 +1,13 @@
-"""Starting Python as a child process without importing from the folder in which the user stands.
+"""Child processes: starting Python without importing from the current folder.
 
 ``python -m`` and ``python -c`` put the current folder first on the path of imports, so that a file ``pip.py`` or
 ``ctypes.py`` lying there would run in place of the real module. Python's flag ``-P`` turns that off, and the
 environment variable ``PYTHONSAFEPATH`` does the same for the interpreters that the child starts. ``-I`` would also drop
-``PYTHONPATH`` and the user's own site-packages, in which backends may be installed. So a child has that flag, or one of
-its parts, only where this process was started with it.
+``PYTHONPATH`` and the user's own site-packages, in which backends may be installed. So a child gets that flag, or one
+of its parts, only if this process was started with it.
 
 The variable has a side effect: ``python program.py`` no longer finds the modules beside ``program.py``. So a program
-that the user names is started with `program_environment`, which takes the variable away again.
+that the user names is started with `program_environment`, which removes the variable again.
 """
 
 import os
@@ -29,7 +29,7 @@ def python_command(*words: str) -> list[str]:
 
 
 def python_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables for such a child: `base` (this process's own by default), and what keeps its children safe too.
+    """The variables for such a child: `base` (this process's own by default), and the one that protects its children.
 
     >>> python_environment({"LANG": "C"})
     {'PYTHONSAFEPATH': 'yes', 'LANG': 'C'}

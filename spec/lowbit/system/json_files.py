@@ -1,11 +1,11 @@
-"""JSON files, of a checkpoint directory or of test vectors: read with a limit, and asked for one field at a time.
+"""JSON files of checkpoints and test vectors: read with limits, and field by field.
 
-A JSON file is small beside the weights that it describes, and still it can be made to hurt a reader: a gigabyte of
-brackets, ten thousand levels deep, a number of a million digits, a key twice with two answers. Each is refused here in
-a line, before anything is made of it. What is left is an object whose fields are asked for by name and kind; ``null``
-and an absent field are the same, as they are to the programs that write these files.
+A JSON file is small beside the weights that it describes, but it can harm a reader: a gigabyte of brackets, nesting ten
+thousand levels deep, a number of a million digits, one key with two values. Such files are refused with an error of one
+line, before they are parsed where that is possible. The result is an object whose fields are read by name and kind;
+``null`` and an absent field are the same, as they are to the programs that write these files.
 
-Source: RFC 8259, and lowbit's own limits.
+Source: RFC 8259.
 """
 
 import json
@@ -23,9 +23,9 @@ Kind = TypeVar("Kind", bool, int, float, str, dict[str, Any], list[Any])
 
 MOST_CONFIG_BYTES = 2**20
 MOST_VALUES = 2**23
-"""Of one text; each takes some hundred bytes of memory, however few it has in the text. Tokenizers have two million."""
+"""Of one text; each takes about a hundred bytes of memory, however short it is. Tokenizers have two million."""
 LARGEST_INTEGER = 2**53
-"""Beyond it not every reader of JSON sees the same number."""
+"""Larger integers are read differently by different readers of JSON."""
 
 KINDS: dict[type, str] = {
     bool: "a boolean",
@@ -43,7 +43,7 @@ class Fields:
 
     Attributes:
         file: its name, for messages.
-        values: what it says.
+        values: its fields by name.
     """
 
     file: str
@@ -86,7 +86,7 @@ def read_bytes(path: Path, most_bytes: int, argument: str = "model") -> bytes:
     Args:
         path: where it is.
         most_bytes: its largest size.
-        argument: what named the directory, for messages.
+        argument: the argument that named the directory, for messages.
 
     Raises:
         ArgumentError: there is no readable file at `path`.

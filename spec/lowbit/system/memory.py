@@ -1,10 +1,10 @@
-"""The memory that this process can still have, asked before a large allocation.
+"""Memory: how much this process can still have, checked before a large allocation.
 
-A file can claim a tensor of any size, and a sparse file of a terabyte takes no room on a disk. An allocation that is
-too large does not always fail: Linux hands out memory that it does not have, and ends the process, or another one, when
-the memory is used. So a claim is compared with what is available before memory is asked for. What is available is the
-least of three: the memory of the machine that can be used without swapping, what the process's control group has left,
-and what its limit on the address space (``ulimit -v``) leaves.
+A file can claim a tensor of any size, and a sparse file of a terabyte takes no space on a disk. An allocation that is
+too large does not always fail: Linux grants memory that it does not have, and ends this process, or another one, when
+the memory is used. So a claim is compared with the available memory before anything is allocated. The available memory
+is the least of three: the memory of the machine that can be used without swapping, the rest of the limit of the
+process's control group, and the rest of its limit on the address space (``ulimit -v``).
 """
 
 import os
@@ -20,14 +20,14 @@ KIB, MIB = 2**10, 2**20
 
 
 def check_memory(what: str, needed: int) -> None:
-    """Refuse what cannot fit, before any of it is allocated.
+    """Refuse an allocation that cannot fit, before any of it is made.
 
     Args:
-        what: the memory is for.
+        what: the use of the memory, for the message.
         needed: bytes.
 
     Raises:
-        UnavailableError: less is available.
+        UnavailableError: less memory is available.
     """
     if (available := available_bytes()) is not None and needed > available:
         reason = f"{_mebibytes(needed)} are needed and {_mebibytes(available)} are available"
@@ -35,10 +35,10 @@ def check_memory(what: str, needed: int) -> None:
 
 
 def check_address_space(what: str, needed: int) -> None:
-    """Refuse what a library would end the process for, because it allocates memory and does not expect to fail.
+    """Refuse a call of a library that would end the process if its allocation failed.
 
     Args:
-        what: needs it.
+        what: the caller, for the message.
         needed: bytes of address space.
 
     Raises:
@@ -71,7 +71,7 @@ def _of_machine() -> Iterator[int]:
 
 
 def _of_control_groups() -> Iterator[int]:
-    """What each control group of the process has left, with the pages of files that it can drop."""
+    """The rest of the limit of each control group, with the pages of files that it can drop."""
     with suppress(OSError):
         for line in os.fsdecode((PROC / "self/cgroup").read_bytes()).split("\n")[:-1]:  # names are bytes
             _, kinds, path = line.split(":", 2)

@@ -1,12 +1,12 @@
-"""Folders for what is being made, and what becomes of those whose process was killed.
+"""Workplaces: temporary folders, and the removal of those whose process was killed.
 
-What takes long to make is made in a folder beside its destination, the *workplace*, and renamed when it is complete. A
-process that fails or is interrupted removes its workplace; one that is killed cannot. So a process holds a lock on its
-workplace (``flock``), which the system releases when the process ends, however it ends. A workplace that is not locked
-belongs to nobody: the next process that works in the folder takes what it can use of it and removes the rest. One that
-is locked is left alone.
+A file that takes long to make is made in a folder beside its destination, the *workplace*, and renamed when it is
+complete. A process that fails or is interrupted removes its workplace; one that is killed cannot. So a process holds a
+lock on its workplace (``flock``), which the system releases whenever the process ends. A workplace that is not locked
+is abandoned: the next process that works in the folder takes what it can use from it and removes the rest. A locked one
+is left alone.
 
-Where a file system has no locks, a workplace is taken for abandoned after a day.
+Where a file system has no locks, a workplace counts as abandoned after a day.
 """
 
 import fcntl
@@ -46,7 +46,7 @@ def workplace(folder: Path) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> Iterator[Path]:
-    """The workplaces of a folder whose processes have ended, one after another, each removed after its turn."""
+    """The workplaces of a folder whose processes have ended, one after another; each is removed after it was used."""
     for path in sorted(folder.glob(f"{PREFIX}*")):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -68,7 +68,7 @@ def sweep(folder: Path) -> None:
 
 
 def _belongs_to_nobody(descriptor: int) -> bool:
-    """Whether a workplace was not locked; it is from now on."""
+    """Lock a workplace; whether it was not locked before."""
     try:
         fcntl.flock(descriptor, LOCK_NOW)
     except BlockingIOError:
@@ -79,7 +79,7 @@ def _belongs_to_nobody(descriptor: int) -> bool:
 
 
 def _is(path: Path, descriptor: int) -> bool:
-    """Whether an open folder is still there under its name."""
+    """Whether an open folder still has this name."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except OSError:

@@ -1,4 +1,4 @@
-"""The files that lowbit keeps: where they are, how they are written, and which of them are believed.
+"""Storage: where lowbit keeps files, how they are written, and which of them are trusted.
 
 **Where.** Everything is kept in one folder, `cache_folder`: the user's cache folder for lowbit, or the one that the
 environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its parents so that only this user can enter.
@@ -7,16 +7,16 @@ environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its pa
 the file, and rename it when all of it is written. So a reader sees the old file or the new one, an interrupt leaves
 nothing, and a symbolic link that somebody placed under the name is replaced, not followed.
 
-**Believing.** A published file is compared with the digest that lowbit's source states. What lowbit has made itself,
-compiled code and quantised weights, cannot be checked in that way: whoever may write the file may write its digest too.
-So it is kept only where no other user can write. `own_folder` creates such a folder with mode 0700 and refuses any
+**Trust.** A published file is compared with the digest that lowbit's source states. What lowbit has made itself,
+compiled code and quantised weights, cannot be checked in that way: a user who may write the file may write its digest
+too. So it is kept only where no other user can write. `own_folder` creates such a folder with mode 0700 and refuses any
 other: the folder and each folder above it must belong to this user or to root, and no other user may be able to replace
-any of them. A folder that others can write to is refused and not repaired,
-since they may have written to it already. Of what is in it `opened_own` opens only plain files of this user or of root
-that no other user can write to: a file may have been placed there while the folder was open to others, and a link leads
-to a file that its owner can change at any time. `kept_code` keeps a digest beside each compiled file and compares it
-before every use, so that a damaged file is made again. Two processes that make the same file at the same time may leave
-the file of one and the digest of the other; then the next use makes it once more.
+any of them. A folder that others can write to is refused and not repaired, since they may have written to it already.
+In such a folder `opened_own` opens only plain files of this user or of root that no other user can write to: a file may
+have been placed there while the folder was open to others, and the target of a link can be changed by its owner at any
+time. `kept_code` keeps a digest beside each compiled file and compares it before every use, so that a damaged file is
+made again. Two processes that make the same file at the same time may leave the file of one and the digest of the
+other; then the next use makes it once more.
 """
 
 import errno
@@ -110,7 +110,7 @@ def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
         stream.write(content)
 
 
-# **Believing.**
+# **Trust.**
 
 
 def code_folder(name: str) -> Path:
@@ -129,7 +129,7 @@ def own_folder(folder: Path, what: str) -> Path:
 
     Args:
         folder: where.
-        what: for errors, what is kept there.
+        what: the kind of files that are kept there, for errors.
 
     Raises:
         UnavailableError: it cannot be created, or another user can write to it or replace it.
@@ -150,8 +150,8 @@ def _check_ours(place: Path, what: str, remedy: str, *, sticky_allowed: bool) ->
 
     Args:
         place: the folder.
-        what: is kept there.
-        remedy: what to do about a folder of somebody else.
+        what: the kind of files that are kept there.
+        remedy: what to do about a folder of another user.
         sticky_allowed: whether others may add entries to it, if they cannot replace those of this user.
     """
     found = place.stat()
@@ -169,7 +169,7 @@ def kept_code(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
 
     Args:
         folder: from `code_folder`.
-        name: of the file; it holds a digest of everything that the content follows from.
+        name: of the file; it holds a digest of everything that determines the content.
         make: writes the file to the path that it is given, in a new folder of its own.
 
     Raises:
@@ -219,8 +219,8 @@ def opened_own(path: Path) -> BufferedReader:
     """A file of an `own_folder`, open for reading.
 
     Raises:
-        OSError: it cannot be read, is no plain file of this user or of root, has another name as well, or can be
-            written by others.
+        OSError: it cannot be read, is not a plain file of this user or of root, has a second name, or can be written
+            by others.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     found = os.fstat(descriptor)
@@ -235,7 +235,7 @@ def read_own(path: Path, most_bytes: int) -> bytes:
     """All of a file that `opened_own` opens.
 
     Raises:
-        OSError: as there, or it is larger than `most_bytes`.
+        OSError: as for `opened_own`, or it is larger than `most_bytes`.
     """
     with opened_own(path) as stream:
         if os.fstat(stream.fileno()).st_size > most_bytes:

@@ -1,13 +1,11 @@
-"""Work side by side: several matrices at a time, with the results of one after the other.
+"""Threads: the same work on several matrices at a time.
 
-numpy lets go of the interpreter while it computes, so threads are enough to use all processors for what is done to many
-matrices: quantising them, or drawing them at random. The work on one knows nothing of the others, so neither the number
-of threads nor their order can be seen in what comes out.
+numpy releases the interpreter's lock while it computes, so threads can use all processors to quantise many matrices or
+to draw them at random. The work on each item is independent of the others, so the results depend on neither the number
+of threads nor their order.
 
 >>> side_by_side(abs, [3, -2, 1], threads=2)
 [3, 2, 1]
-
-Source: lowbit's own.
 """
 
 import os
@@ -29,13 +27,13 @@ def usable_processors() -> int:
 def side_by_side(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> list[Result]:
     """The results of some work on each of the items, in their order.
 
-    Where the work on an item fails, the error is raised when what has begun has ended, and nothing else begins; of
-    several errors it is that of the earliest item. So it is with an interrupt.
+    Where the work on an item fails, no further item is begun, and the error is raised when those that were begun have
+    ended; of several errors it is that of the earliest item. The same holds for an interrupt.
 
     Args:
         work: called with one item, on any thread.
         items: what to work on.
-        threads: at most so many at a time; one is the caller's own thread.
+        threads: the most items at a time; with one, the work is done on the caller's own thread.
     """
     if threads <= 1:
         return [work(item) for item in items]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.model import block as blocks
-from lowbit.model.block import LEAST_EPSILON
+from lowbit.model import layers as blocks
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.model.layers import LEAST_EPSILON
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case

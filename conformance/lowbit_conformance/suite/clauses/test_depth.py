@@ -16,7 +16,7 @@ from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.linear import integer
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemm
-from lowbit.model import block as blocks
+from lowbit.model import layers as blocks
 from lowbit.model.bounds import rms_norm_bound
 from lowbit.moe import routing
 from lowbit.moe.bounds import gate_bound, weights_bound

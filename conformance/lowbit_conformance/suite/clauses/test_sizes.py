@@ -12,7 +12,7 @@ import numpy as np
 
 from lowbit.attention import attention, ksort
 from lowbit.attention.bounds import attend_bound, softmax_bound
-from lowbit.model import block as blocks
+from lowbit.model import layers as blocks
 from lowbit.moe import routing
 from lowbit.moe.bounds import weights_bound
 from lowbit.quantization import affine, gptq, packing

@@ -16,7 +16,7 @@ import numpy as np
 from lowbit.arrays import F32, F64
 from lowbit.attention import attention, rope
 from lowbit.linear import integer
-from lowbit.model import block as blocks
+from lowbit.model import layers as blocks
 from lowbit.moe import routing
 from lowbit.quantization import gptq, hqq, hqq_solver
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix

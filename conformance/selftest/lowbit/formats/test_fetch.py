@@ -231,7 +231,6 @@ def test_two_at_once(shelf: Shelf) -> None:
 
 KILLED = """
 import os, signal, sys
-from lowbit import data
 from lowbit.formats.fetch import TABLE, Part, Resource, fetch
 exec(sys.argv[1])
 sys.executable = sys.argv[2]

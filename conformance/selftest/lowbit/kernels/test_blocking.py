@@ -9,7 +9,7 @@ from hypothesis import given
 
 from lowbit.errors import ArgumentError
 from lowbit.kernels.blocking import (
-    Block,
+    CacheBlock,
     equation_3,
     equation_3_extended,
     equation_4,
@@ -19,16 +19,16 @@ from lowbit.kernels.blocking import (
     tiles,
     tiles_extended,
 )
-from lowbit.kernels.microkernel import codes_per_turn
+from lowbit.kernels.microkernel import codes_per_iteration
 from lowbit.quantization.packing import BITS
 
 Bits = st.sampled_from(BITS)
 
 
-def best_of(pairs: list[tuple[int, int]], used: Callable[[int, int], int], cache_bits: int) -> Block | None:
+def best_of(pairs: list[tuple[int, int]], used: Callable[[int, int], int], cache_bits: int) -> CacheBlock | None:
     """The fullest, then the largest, then the tallest of all pairs that fit; none if none does."""
     fit = [(used(*pair), pair[0] * pair[1], pair[0], pair[1]) for pair in pairs if used(*pair) <= cache_bits]
-    return Block(max(fit)[2], max(fit)[3], max(fit)[0]) if fit else None
+    return CacheBlock(max(fit)[2], max(fit)[3], max(fit)[0]) if fit else None
 
 
 @given(Bits, st.integers(1, 3000), st.integers(1, 9), st.integers(1, 9), st.integers(1, 60), st.integers(1, 60))
@@ -46,12 +46,12 @@ def test_solve_finds_the_best_of_all_blocks(b: int, gamma: int, m_u: int, t_u: i
 
 
 @given(Bits, st.integers(1, 40000), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3))
-def test_the_extended_model_is_solved_too(b: int, gamma: int, m_u: int, t_u: int, turns: int, groups: int) -> None:
-    """Blocks within a group or of whole groups, tiles of whole registers, turns of whole words; one by one."""
-    lanes, turn = 4, codes_per_turn(b, m_u)
-    g = turns * turn
+def test_the_extended_model_is_solved_too(b: int, gamma: int, m_u: int, t_u: int, iterations: int, groups: int) -> None:
+    """Blocks within a group or of whole groups, tiles of whole registers, iterations of whole words; one by one."""
+    lanes, step = 4, codes_per_iteration(b, m_u)
+    g = iterations * step
     rows, columns = groups * g, 40
-    heights = [m for m in range(1, rows + 1) if m % turn == 0 and (m % g == 0 or g % m == 0)]
+    heights = [m for m in range(1, rows + 1) if m % step == 0 and (m % g == 0 or g % m == 0)]
     widths = [t for t in range(1, columns + t_u * lanes) if t % (t_u * lanes) == 0]
     pairs = list(product(heights, widths))
     expected = best_of(pairs, lambda m, t: equation_3_extended(b, m, t, g), gamma)
@@ -94,7 +94,7 @@ def test_scales_and_zeros_fill_the_cache_that_equation_3_takes_for_free() -> Non
 
 
 def test_wrong_sizes_are_refused() -> None:
-    """Bits that do not exist, sizes below 1 or no integers, groups that end inside a turn of the loop."""
+    """Bits that do not exist, sizes below 1 or no integers, groups that end inside a step of the loop."""
     extended = {"lanes": 8, "rows": 64, "columns": 64}
     for call, message in (
         (lambda: solve(5, 1000, 1, 1), "bits is 5"),

@@ -15,8 +15,8 @@ from lowbit.kernels.microkernel import (
     algorithm_2,
     algorithm_3,
     algorithm_3_streamed,
-    closing,
-    codes_per_turn,
+    codes_per_iteration,
+    epilogue,
 )
 from lowbit.kernels.program import Instruction, Program, live_registers
 from lowbit.linear.bounds import linear_bound
@@ -87,16 +87,16 @@ def test_algorithm_2_for_four_bits_is_the_papers() -> None:
     assert steps[0] == Instruction("broadcast_int", "mask", (15,))
 
 
-def by_algorithm_3(program: Program, bits: int, t_u: int, turns: int, turn: int) -> tuple[Counts, F32, F32]:
+def by_algorithm_3(program: Program, bits: int, t_u: int, iterations: int, step: int) -> tuple[Counts, F32, F32]:
     """Run it on a block of small integers wider than the tile; the counts, the result, and what it should be."""
-    random = np.random.default_rng(turn)
-    m_b, width = turns * turn, (t_u + 1) * LANES
+    random = np.random.default_rng(step)
+    m_b, width = iterations * step, (t_u + 1) * LANES
     codes = random.integers(0, 2**bits, (m_b, width)).astype(np.uint8)
     x = random.integers(-3, 4, m_b).astype(np.float32)
     y = random.integers(-9, 10, width).astype(np.float32)
     expected = y + x @ codes.astype(np.float32)
     expected[t_u * LANES :] = y[t_u * LANES :]  # beside the tile
-    counts = run(program, {"w": pack(codes, bits).reshape(-1), "x": x, "y": y}, {"turns": turns})
+    counts = run(program, {"w": pack(codes, bits).reshape(-1), "x": x, "y": y}, {"iterations": iterations})
     return counts, y, expected
 
 
@@ -104,14 +104,14 @@ def by_algorithm_3(program: Program, bits: int, t_u: int, turns: int, turn: int)
 @pytest.mark.parametrize("bits", BITS)
 def test_algorithm_3_adds_a_block_to_y(bits: int, m_u: int) -> None:
     """Any micro-step, whole units or not; and its counts: a load for each code, an element of x for each, y once."""
-    t_u, turns, turn = 2, 2, codes_per_turn(bits, m_u)
+    t_u, iterations, step = 2, 2, codes_per_iteration(bits, m_u)
     program = algorithm_3(bits, m_u, t_u, lanes=LANES, stride=(t_u + 1) * LANES)
-    counts, y, expected = by_algorithm_3(program, bits, t_u, turns, turn)
+    counts, y, expected = by_algorithm_3(program, bits, t_u, iterations, step)
     np.testing.assert_array_equal(y, expected)
-    straddling = turns * turn // 32 * 2 if bits == 3 else 0
-    assert counts.instructions["load_int"] == (turns * turn + straddling) * t_u
-    assert counts.instructions["fmadd"] == turns * turn * t_u
-    assert counts.read["x"] == turns * turn
+    straddling = iterations * step // 32 * 2 if bits == 3 else 0
+    assert counts.instructions["load_int"] == (iterations * step + straddling) * t_u
+    assert counts.instructions["fmadd"] == iterations * step * t_u
+    assert counts.read["x"] == iterations * step
     assert counts.read["y"] == counts.written["y"] == t_u * LANES
 
 
@@ -119,11 +119,11 @@ def test_algorithm_3_adds_a_block_to_y(bits: int, m_u: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_the_streamed_order_reads_every_word_once(bits: int, t_u: int) -> None:
     """The same result, each word loaded once, and registers that do not depend on the number of codes."""
-    turn = CODES_PER_UNIT[bits]
+    step = CODES_PER_UNIT[bits]
     program = algorithm_3_streamed(bits, t_u, lanes=LANES, stride=(t_u + 1) * LANES)
-    counts, y, expected = by_algorithm_3(program, bits, t_u, 3, turn)
+    counts, y, expected = by_algorithm_3(program, bits, t_u, 3, step)
     np.testing.assert_array_equal(y, expected)
-    assert counts.read["w"] == 3 * turn * bits // 32 * t_u * LANES
+    assert counts.read["w"] == 3 * step * bits // 32 * t_u * LANES
     if bits != 3:  # mask, one activation, one code; for each register a word and a sum
         assert counts.registers == 2 * t_u + 3
 
@@ -133,7 +133,7 @@ def test_equation_4_forgets_the_mask(bits: int) -> None:
     """The printed order takes exactly one register more; with 3 bits two where a micro-step begins in a straddle."""
     for m_u, t_u in tiles(24):
         more = equation_4_extended(bits, m_u, t_u) - equation_4(m_u, t_u)
-        starts = range(0, codes_per_turn(bits, m_u), m_u)
+        starts = range(0, codes_per_iteration(bits, m_u), m_u)
         straddles = any(start * bits % 32 + bits > 32 for start in starts)
         assert more == (2 if straddles else 1), (m_u, t_u)
 
@@ -144,9 +144,9 @@ def test_a_program_of_too_many_registers_does_not_run() -> None:
     need = live_registers(program)
     memory = {"w": np.ones(2, np.uint32), "x": np.ones(8, np.float32), "y": np.zeros(2, np.float32)}
     with pytest.raises(ArgumentError, match=f"registers live at once is {need}; allowed: at most {need - 1}"):
-        run(program, memory, {"turns": 1}, registers=need - 1)
+        run(program, memory, {"iterations": 1}, registers=need - 1)
     assert not memory["y"].any()
-    run(program, memory, {"turns": 1}, registers=need)
+    run(program, memory, {"iterations": 1}, registers=need)
     assert memory["y"].all()
 
 
@@ -154,7 +154,7 @@ def test_closing_is_the_end_of_equation_2() -> None:
     """``y += acc * s + X * o``, each in place."""
     acc, s, o, y = (np.arange(start, start + 8, dtype=np.float32) for start in (1, 2, 3, 4))
     expected = y + acc * s + 5 * o
-    run(closing(2, lanes=4), {"acc": acc, "s": s, "o": o, "X": np.full(1, 5, np.float32), "y": y})
+    run(epilogue(2, lanes=4), {"acc": acc, "s": s, "o": o, "X": np.full(1, 5, np.float32), "y": y})
     np.testing.assert_array_equal(y, expected)
 
 
@@ -168,7 +168,7 @@ def test_sizes_that_are_not_whole_are_refused() -> None:
         (lambda: algorithm_2(4, lanes=0), "lanes is 0"),
         (lambda: algorithm_3(4, 0, 1, lanes=8, stride=8), "m_u is 0"),
         (lambda: algorithm_3_streamed(4, 1, lanes=8, stride=0), "stride is 0"),
-        (lambda: closing(0, lanes=8), "t_u is 0"),
+        (lambda: epilogue(0, lanes=8), "t_u is 0"),
     ]
     for call, message in mistakes:
         with pytest.raises(ArgumentError, match=message):

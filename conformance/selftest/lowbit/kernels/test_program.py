@@ -15,24 +15,24 @@ from lowbit.kernels.program import Address, Advance, Element, Instruction, Loop,
 from lowbit.kernels.vector import VOCABULARY
 
 
-def executed(steps: tuple[Step, ...], turns: int) -> Iterator[Instruction]:
-    """The instructions as they are carried out, every loop taken `turns` times."""
+def executed(steps: tuple[Step, ...], repeats: int) -> Iterator[Instruction]:
+    """The instructions as they are carried out, every loop taken `repeats` times."""
     for step in steps:
         if isinstance(step, Instruction):
             yield step
         elif isinstance(step, Loop):
-            for _ in range(turns):
-                yield from executed(step.body, turns)
+            for _ in range(repeats):
+                yield from executed(step.body, repeats)
 
 
-def live_by_trace(program: Program, turns: int = 2) -> int:
+def live_by_trace(program: Program, repeats: int = 2) -> int:
     """The most values alive at once: each from where it was made to where it was last read, all else forgotten.
 
     The values of a list of instructions are intervals; the target may take the place of an operand that ends there.
     """
     born: dict[str, int] = {}
     spans: dict[tuple[str, int], int] = {}
-    for time, step in enumerate(executed(program.body, turns)):
+    for time, step in enumerate(executed(program.body, repeats)):
         for register in step.reads():
             spans[register, born[register]] = time
         if step.target:
@@ -100,15 +100,15 @@ def test_a_wrong_program_is_refused_when_it_is_made(mistake: str) -> None:
 
 def test_a_run_without_what_the_program_needs_is_refused() -> None:
     """Memories, sizes and dtypes that are missing or wrong, and addresses beyond either end, each in one line."""
-    program = Program(2, (Loop("i", "turns", (LOAD, Advance("x", -1))),))
+    program = Program(2, (Loop("i", "iterations", (LOAD, Advance("x", -1))),))
     listed = Program(2, (Loop("g", 2, (Loop("u", Element("units", "g"), (LOAD,)),)),))
     x = np.zeros(3, np.float32)
     for given_program, memory, sizes, message in (
-        (program, {"z": x}, {"turns": 1}, "memory is missing for x"),
-        (program, {"x": x}, {}, "sizes is without turns"),
-        (program, {"x": x}, {"turns": -1}, "size turns is -1"),
-        (program, {"x": x}, {"turns": 2}, "load_float at x \\+ 0 is elements -1 to 0; allowed: elements 0 to 2"),
-        (program, {"x": x.astype(np.float64)}, {"turns": 1}, "dtype of memory of x is float64"),
+        (program, {"z": x}, {"iterations": 1}, "memory is missing for x"),
+        (program, {"x": x}, {}, "sizes is without iterations"),
+        (program, {"x": x}, {"iterations": -1}, "size iterations is -1"),
+        (program, {"x": x}, {"iterations": 2}, "load_float at x \\+ 0 is elements -1 to 0; allowed: elements 0 to 2"),
+        (program, {"x": x.astype(np.float64)}, {"iterations": 1}, "dtype of memory of x is float64"),
         (listed, {"x": x}, {"units": 3}, "size units is 3; allowed: a list"),
     ):
         with pytest.raises(ArgumentError, match=message):

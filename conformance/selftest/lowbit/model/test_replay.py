@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from lowbit.errors import ArgumentError
-from lowbit.model.block import rms_norm
+from lowbit.model.layers import rms_norm
 from lowbit.model.replay import RULES, Norm, Recall, guess, guess_recall, recall, replay, replay_layers, residual_walk
 from lowbit.moe.offload import Arrangement, Request, trace
 

@@ -9,7 +9,7 @@ import pytest
 
 from lowbit.attention import attention
 from lowbit.linear import linear
-from lowbit.model import block as blocks
+from lowbit.model import layers as blocks
 from lowbit.moe import routing
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import packing

@@ -15,9 +15,9 @@ from lowbit.backend import load
 from lowbit.backend.linears import build
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
-from lowbit.model.block import gelu
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, generate, next_logits
+from lowbit.model.layers import gelu
 from lowbit.model.weights import LlamaWeights
 
 GEMMA = replace(

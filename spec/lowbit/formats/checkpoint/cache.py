@@ -1,24 +1,26 @@
-"""A checkpoint quantised layer by layer, and kept: a model that fits neither in memory nor in one's patience.
+"""Quantised checkpoints: a large model quantised block by block, once, and kept in files.
 
-Quantising Mixtral 8x7B reads 93 GB. So it is done once: block after block is read, quantised as a `plan` says, and
-written to a file of its own; the next run finds the files and maps them. The matrices of a block are read and quantised
-several at a time, one on each processor (`threads`), but no more than fit in `MOST_BYTES`: four of Mixtral's. So that,
-and one block quantised, is all that is in memory at any time. What is written does not depend on how many they were.
+Quantising Mixtral 8x7B reads 93 GB. So it is done once: block after block is read, quantised as a plan says
+(`lowbit.model.quantization_plan`), and written to a file of its own; the next run finds the files and maps them. The
+matrices of a block are read and quantised several at a time, one on each processor (`threads`), but no more than fit in
+`MOST_BYTES`: four of Mixtral's. These matrices and one quantised block are all that is in memory at any time. The
+result does not depend on the number of threads.
 
-**What is kept under which name.** The folder is named by a digest of all that its content follows from: every tensor of
-the checkpoint (`lowbit.formats.checkpoint.digests`), the configuration, the index, the plan, and `VERSION`, which
-changes when the method does. Another plan, or another checkpoint under the same path, has another folder; names and
-times of files do not count. A tensor that is read later must still have the digest. Nothing in the folder is believed
-that does not carry the same digest and hold together (`quantized_file`); a file that does not is made again. Another
-user could write a file that does and holds other weights, so a folder in which others can write is refused
-(`storage.own_folder`), and in it a file that is another user's, or that others can write to, is made again
-(`storage.opened_own`).
+**Names.** The folder is named by a digest of everything that determines its content: every tensor of the checkpoint
+(`lowbit.formats.checkpoint.digests`), the configuration, the index, the plan, and `VERSION`, which changes when the
+method does. Another plan, or another checkpoint under the same path, has another folder; names and times of files do
+not matter. A tensor that is read later must still have its digest.
 
-**Interrupted, and twice at once.** A file appears whole under its name or not at all, so an interrupt loses one block.
-Two processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
-replaces a file by its like.
+**Trust.** A file in the folder is used only if it carries the same digest and is consistent (`quantized_file`);
+otherwise it is made again. Another user could write such a file with other weights. So a folder in which others can
+write is refused (`storage.own_folder`), and a file in it that belongs to another user, or that others can write to, is
+made again (`storage.opened_own`).
 
-Old folders are never removed: each holds a whole model, and only its user knows whether it is still wanted. They lie in
+**Interrupts and concurrency.** A file appears whole under its name or not at all, so an interrupt loses one block. Two
+processes that quantise the same model write the same bytes, each to a temporary file, and the last one to finish
+replaces the file by an equal one.
+
+Old folders are never removed: each holds a whole model, and only the user knows whether it is still needed. They are in
 ``quantized`` in the cache folder of `lowbit.formats.fetch`, and can be deleted at any time.
 """
 
@@ -63,7 +65,7 @@ COPIES = 4
 
 @dataclass(frozen=True, eq=False)
 class QuantizedCheckpoint:
-    """A checkpoint as a plan has it: a `LayeredWeights` whose blocks are mapped from files, or made when asked for.
+    """A quantised checkpoint: a `LayeredWeights` whose blocks are mapped from files, or made when they are asked for.
 
     Attributes:
         source: the checkpoint.
@@ -104,7 +106,7 @@ class QuantizedCheckpoint:
         """One block; made first where its file is missing or not sound.
 
         Raises:
-            ArgumentError: there is no such block; weights that cannot be quantised so.
+            ArgumentError: there is no such block; weights that cannot be quantised in this way.
             FormatError: the checkpoint has changed.
             UnavailableError: the file cannot be written.
         """
@@ -115,7 +117,7 @@ class QuantizedCheckpoint:
         return assembled(self.config, vectors, found)
 
     def keep(self, name: str) -> None:
-        """See to it that a part of `parts` has its file; of one that is there only the header is looked at."""
+        """Make the file of a part of `parts` unless it exists; of an existing file only the header is checked."""
         with suppress(ArgumentError, FormatError):
             check_origin(self._own_file(name), self._origin(name))
             return
@@ -126,13 +128,13 @@ class QuantizedCheckpoint:
         return [self._name(number) for number in range(self.config.layers)] + [HEAD] * (self.plan.head is not None)
 
     def missing_bytes(self) -> int:
-        """About what the files that are missing will take."""
+        """The approximate size of the files that are missing."""
         missing = [name for name in self.parts() if not self._file(name).exists()]
         head = {HEAD: (self.config.hidden, self.config.vocabulary)}
         return sum(self._file_bytes(head if name == HEAD else linear_shapes(self.config)) for name in missing)
 
     def _file_bytes(self, shapes: dict[str, tuple[int, int]]) -> int:
-        """About what a file of matrices of these shapes takes, and the vectors of a block beside them."""
+        """The approximate size of a file with matrices of these shapes and the vectors of a block."""
         choices = {name: self.plan.of(name) for name in shapes}
         matrices = sum(
             4 * rows * columns if (choice := choices[name]) is None else choice.nbytes(rows, columns)
@@ -194,19 +196,19 @@ def quantized(
     progress: Progress | None = None,
     checking: Progress | None = None,
 ) -> QuantizedCheckpoint:
-    """A checkpoint quantised as a plan says, every part in a file of its own; what is there already is not made again.
+    """Quantise a checkpoint as a plan says, every part in a file of its own; existing parts are not made again.
 
     Args:
         source: from `open_checkpoint`.
-        plan: what becomes of its matrices.
-        folder: where the folder of this model goes; ``quantized`` in the cache folder by default.
+        plan: how its matrices are quantised.
+        folder: the folder in which that of this model is made; ``quantized`` in the cache folder by default.
         progress: called after each part.
         checking: called while the digests of the tensors are computed, with bytes done and bytes in all.
 
     Raises:
-        ArgumentError: weights that cannot be quantised so.
+        ArgumentError: weights that cannot be quantised in this way.
         FormatError: a weight that is not finite, or a checkpoint that has changed since it was opened.
-        UnavailableError: no room, or a folder that cannot be written, or one in which another user can write.
+        UnavailableError: too little disk space, or a folder that cannot be written, or in which another user can write.
     """
     plan.check(source.config)
     check_memory(f"quantising {source.file}", COPIES * 4 * _largest(source.config))
@@ -222,8 +224,8 @@ def quantized(
         free = shutil.disk_usage(place).free
     if (needed := result.missing_bytes()) > free:
         reason = f"{spoken_bytes(needed)} are needed and {place.parent} has {spoken_bytes(free)}"
-        remedy = f"make room or give another folder in {CACHE_VARIABLE}"
-        raise UnavailableError("room for quantised weights", reason, remedy)
+        remedy = f"free disk space or name another folder in {CACHE_VARIABLE}"
+        raise UnavailableError("disk space for quantised weights", reason, remedy)
     parts = result.parts()
     for done, name in enumerate(parts, start=1):
         result.keep(name)
@@ -244,16 +246,16 @@ def _largest(config: LlamaConfig) -> int:
 
 @contextmanager
 def _in_words(folder: Path) -> Iterator[None]:
-    """Say what to do about a cache that cannot be written."""
+    """Turn an error of the file system into one that says what to do."""
     try:
         yield
     except OSError as error:
-        remedy = f"give a folder that can be written in {CACHE_VARIABLE}"
+        remedy = f"name a folder that you can write to in {CACHE_VARIABLE}"
         raise UnavailableError(KEPT, f"{folder}: {error.strerror}", remedy) from error
 
 
 def digest_of(source: Checkpoint, plan: Plan) -> str:
-    """The digest of all that quantised weights follow from; each tensor of the checkpoint has its own already."""
+    """The digest of everything that determines the quantised weights; each tensor of the checkpoint has its own."""
     content = {
         "version": VERSION,
         "tensors": {name: [place.type, place.shape, place.sha256] for name, place in source.table.items()},

@@ -1,15 +1,15 @@
-"""What the ``config.json`` of a checkpoint directory says, as the shape of a decoder.
+"""Configuration of a checkpoint: from ``config.json`` to the shape of a decoder.
 
 The kinds of model are ``mixtral``, whose blocks have experts, and ``llama`` and ``mistral``, which are the same decoder
-with a dense feed-forward part. The numbers stand under the names that the ``transformers`` library gave them.
+with a dense feed-forward part. The numbers have the names that the ``transformers`` library gave them.
 
-**What is not understood is refused.** Such a file may ask for much that this decoder does not do: a rotary embedding
-that is stretched, biases in attention, another activation, weights that are quantised already. Leaving any of these out
-gives a model that still speaks, only not the one that was trained. `SUPPORTED` lists each with the one value that is
-understood. Fields about training and about the library itself change nothing and are not looked at.
+**Unsupported features are refused.** Such a file may ask for features that this decoder does not have: a scaled rotary
+embedding, biases in attention, another activation, weights that are quantised already. Ignoring any of these would give
+a model that still produces text, but not the model that was trained. `SUPPORTED` lists each with the one value that is
+supported. Fields about training and about the library itself change nothing and are ignored.
 
-Mixtral's softmax is written before the choice of experts, and the chosen shares are scaled to a sum of 1; that is the
-softmax over the chosen scores, which is how `routing` has it.
+Mixtral's softmax is written before the choice of experts, and the chosen probabilities are scaled to a sum of 1. That
+equals the softmax over the chosen scores, as in `routing`.
 
 Source: the published ``config.json`` of Mixtral 8x7B; Mixtral (arXiv 2401.04088) §2.1.
 """
@@ -57,7 +57,7 @@ SUPPORTED: dict[str, Any] = {
     "is_encoder_decoder": False,
     "add_cross_attention": False,
 }
-"""Fields that would make it another model, each with the only value that is understood; absent is the same."""
+"""Fields that would make it another model, each with the only value that is supported; absent is the same."""
 
 
 def kind_of(fields: Fields) -> str:

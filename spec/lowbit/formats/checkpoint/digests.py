@@ -1,11 +1,12 @@
-"""Digests of the tensors of a checkpoint: which weights these are, whatever their files are called and dated.
+"""Digests of tensors: which weights a checkpoint holds, whatever the names and times of its files are.
 
 Two files can have the same name, size and time and hold different weights: containers and archives normalise times,
-and ``cp -p`` keeps them. So what lowbit keeps of a model is named by a digest of each tensor's bytes, and a tensor that
-has such a digest is compared with it whenever it is read (`lowbit.formats.checkpoint.tensors.read_floats`).
+and ``cp -p`` keeps them. So the files that lowbit keeps for a model are named by a digest of each tensor's bytes, and a
+tensor that has such a digest is compared with it whenever it is read
+(`lowbit.formats.checkpoint.tensors.read_floats`).
 
 **Reading 90 GB takes minutes**, so the digests of a shard are kept, in a folder that only this user can write to. They
-are used again only if the file has not changed since, which no time stamp proves by itself. All of this must hold:
+are used again only if the file has not changed since, which a time stamp alone does not prove. All of this must hold:
 
 - Device, inode, size, time of modification and time of change are the same, each to the nanosecond. A program can set
   the time of modification; the system alone sets the time of change.
@@ -14,9 +15,9 @@ are used again only if the file has not changed since, which no time stamp prove
 - No process had the file open for writing when reading began, and what programs had written through a mapping was
   written out before (`quiet`). The first write to a page of a mapping sets the times, the next ones do not until the
   page has been written out; and a long call of ``write`` sets them once, when it begins.
-- Neither time is in the future. Where the clock was set back, times say nothing about order.
+- Neither time is in the future. If the clock was set back, times do not show the order of events.
 - The file system is one of `TRUSTED`, and the time of change is not a whole second. A network or image file system may
-  report a time of change that it has made up.
+  report a time of change that is not real.
 
 In any other case the shard is read again. A record that is damaged, incomplete or for another file is ignored.
 """
@@ -118,7 +119,7 @@ def quiet(shard: Shard) -> bool:
     """Whether every later change of the file will set its time of change.
 
     The system grants a lease for reading only where no process has the file open for writing. It grants it to the
-    owner of the file and to root; for anybody else the answer is no. An overlay forgets a writer that has closed its
+    owner of the file and to root; it refuses one to any other user. An overlay forgets a writer that has closed its
     file and kept its mapping, so what is mapped is also written out: the next write to such a page sets the time.
     """
     with opened_shard(shard) as stream, suppress(OSError):
@@ -160,7 +161,7 @@ def _stamps(shard: Shard) -> list[int]:
 
 
 def _keep(shard: Shard, began: int, digests: Mapping[str, str]) -> None:
-    """Note the digests if they can be used again; where that is impossible the shard is read again the next time."""
+    """Keep the digests if they can be used again; otherwise the shard is read again the next time."""
     content = {"format": FORMAT, "file": [str(stamp) for stamp in _stamps(shard)], "began": str(began)}
     text = json.dumps(content | {"tensors": dict(digests)}, sort_keys=True)
     whole = json.dumps({"record": text, "sha256": hashlib.sha256(text.encode()).hexdigest()})
@@ -172,7 +173,7 @@ def _keep(shard: Shard, began: int, digests: Mapping[str, str]) -> None:
 
 
 def _kept(shard: Shard, names: list[str]) -> dict[str, str]:
-    """The digests that were noted for a shard, if there is a sound record and the file has not changed since."""
+    """The digests that were kept for a shard, if their record is valid and the file has not changed since."""
     try:
         path = _record(shard)
         outer = parsed(path.name, read_own(path, MOST_INDEX_BYTES))

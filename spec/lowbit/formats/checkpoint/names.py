@@ -1,8 +1,8 @@
-"""What the tensors of a checkpoint directory are called, and how large each of them is.
+"""Tensors of a checkpoint: their names and shapes.
 
 A linear layer is stored N × K, one row for each output, and is K × N everywhere in lowbit. Query and key rows are
 half-split as they are (see `rope`), unlike those of a GGUF file of the same model. In Mixtral the three matrices of an
-expert have numbers for names: ``w1`` is the gate, ``w3`` what it gates, and ``w2`` leads back.
+expert are numbered: ``w1`` is the gate, ``w3`` the up projection, and ``w2`` the down projection.
 
 Source: the published checkpoint of Mixtral 8x7B.
 """

@@ -1,8 +1,8 @@
-"""Quantised matrices in a file: what lowbit keeps of a model that it has quantised, one block a file.
+"""Quantised matrices in a file: one block of a model that lowbit has quantised.
 
-It is a safetensors file, so that anything can look into it. A quantised matrix is three tensors, ``NAME.words``,
-``NAME.scales`` and ``NAME.zeros``, and whatever stays float32 is one, ``NAME.weights``. One text of the header,
-``lowbit``, says as JSON what the numbers mean and where they come from:
+It is a safetensors file, so that other tools can read it. A quantised matrix is three tensors, ``NAME.words``,
+``NAME.scales`` and ``NAME.zeros``; a float32 matrix is one, ``NAME.weights``. The metadata entry ``lowbit`` says as
+JSON what the numbers mean and where they come from:
 
 ============ ===========================================================================================
 ``format``   the name and version of this format
@@ -14,10 +14,8 @@ It is a safetensors file, so that anything can look into it. A quantised matrix 
 
 **Read by mapping.** Such a file is written once, under a temporary name, and never changed, so it can be mapped into
 memory: a block takes no memory of its own, and what is not used is not read. The price is that the sum has to be
-checked before anything is believed, which reads the file once. A file that is cut short, of another source, or has a
+checked before anything is used, which reads the file once. A file that is cut short, has another source, or has a
 byte changed anywhere is refused.
-
-Source: lowbit's own.
 """
 
 import hashlib

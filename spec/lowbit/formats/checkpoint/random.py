@@ -1,22 +1,20 @@
-r"""New weights: a checkpoint directory of any shape with random numbers in it, to measure with.
+r"""Random weights: a checkpoint directory of any shape, to measure with.
 
-What offloading costs depends on shapes, bytes and which experts are asked for, not on what a model knows. So a model
-of the shape of Mixtral 8x7B can be measured where the published one is not at hand: `write_random` makes it, in the
-form in which such models are published, so that everything from reading on is the same.
+The cost of offloading depends on shapes, bytes and which experts are needed, not on the values of the weights. So a
+model of the shape of Mixtral 8x7B can be measured without the published one: `write_random` makes it in the format in
+which such models are published, so that everything from reading on is the same.
 
 **The numbers** are normal, in float16, each tensor from a generator of its own, seeded by the seed and the tensor's
-name: what a tensor holds depends on neither the order of writing nor the shards. A matrix of K inputs has standard
-deviation :math:`K^{-1/2}`, which keeps the size of what goes through it; the two that add to the residual stream,
-:math:`W_o` and the experts' :math:`W_2`, are divided by :math:`\sqrt{2\,\mathrm{layers}}`, so that the stream
-stays of one size through any number of blocks and no activation leaves float16. Gains are 1. Routing over such weights
-is as good as even, which is *not* how trained models route: recall, and whatever follows from it, cannot be measured
+name: the content of a tensor depends on neither the order of writing nor the shards. A matrix of K inputs has standard
+deviation :math:`K^{-1/2}`, which preserves the size of activations; the two whose results are added to the residual
+stream, :math:`W_o` and the experts' :math:`W_2`, are divided by :math:`\sqrt{2\,\mathrm{layers}}`, so that the stream
+keeps its size through any number of blocks and no activation overflows float16. Gains are 1. Routing over such weights
+is nearly uniform, which is *not* how trained models route: recall, and anything that depends on it, cannot be measured
 on them.
 
-**Shard by shard.** One shard is in memory at a time. It is written under a temporary name and renamed, and the index,
-without which nothing reads the directory, comes last. The same call after an interrupt keeps the shards that are there
-and makes the rest. A directory that holds anything else is left alone.
-
-Source: lowbit's own.
+**Shard by shard.** One shard is in memory at a time. It is written under a temporary name and renamed. The index,
+without which the directory cannot be read, comes last. The same call after an interrupt keeps the shards that exist and
+makes the others. A directory that holds other files is refused.
 """
 
 import hashlib
@@ -109,7 +107,7 @@ def deviation(name: str, shape: Shape, layers: int) -> float:
 
 
 def total_bytes(config: LlamaConfig) -> int:
-    """What the weights of such a model take in float16."""
+    """Bytes of the weights of such a model in float16."""
     one = config if config.routing is None else replace(config, routing=Routing(1, 1))
     block = sum(prod(shape) for shape in layer_shapes(one, 0).values())
     more_experts = 0 if config.routing is None else config.routing.experts - 1
@@ -138,7 +136,7 @@ def write_random(
 
     Raises:
         ArgumentError: a shape that such a directory cannot say, or a folder that holds something else.
-        UnavailableError: no room, or a folder that cannot be written.
+        UnavailableError: too little disk space, or a folder that cannot be written.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
     check_integer("shard_bytes", shard_bytes, least=1)
@@ -162,12 +160,12 @@ def write_random(
 
 
 def _check_room(folder: Path, total: int) -> None:
-    """Refuse a disk on which there is too little room for what is not there yet."""
+    """Refuse a disk with too little space for the files that do not exist yet."""
     there = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if (free := shutil.disk_usage(place).free) < total - there:
         reason = f"{spoken_bytes(total - there)} are needed and {place} has {spoken_bytes(free)}"
-        raise UnavailableError("room for new weights", reason, "make room there, or ask for fewer layers")
+        raise UnavailableError("disk space for new weights", reason, "free disk space, or ask for fewer layers")
 
 
 def _shards(config: LlamaConfig, shard_bytes: int) -> Iterator[dict[str, Shape]]:
@@ -221,7 +219,7 @@ def _made(shard: dict[str, Shape], seed: int, layers: int) -> dict[str, F16]:
 
 
 def _kept(folder: Path, shards: dict[str, dict[str, Shape]], texts: dict[str, bytes]) -> set[str]:
-    """The shards that are there already; anything in the folder that this call would not write is refused."""
+    """The shards that exist already; any file in the folder that this call would not write is refused."""
     found = [path for path in folder.iterdir() if not path.name.startswith(PREFIX)]
     for path in sorted(found, key=lambda path: (path.name != ABOUT, path.name)):
         if path.name in shards:

@@ -1,15 +1,16 @@
 """Checkpoint directories: from the files in which models are published to the weights of a decoder.
 
-A published model is a directory: ``config.json`` says its shape, ``model.safetensors`` or its shards hold the weights,
-``tokenizer.json`` the tokenizer. The reader works in steps, each in its own file: `json_files` reads JSON with
-limits, `lowbit.formats.checkpoint.config` makes the shape of a decoder of it, `lowbit.formats.checkpoint.names` says
-what each tensor is called and how large it is, `lowbit.formats.checkpoint.tensors` finds and reads tensors,
-`lowbit.formats.checkpoint.tokenizer` makes the tokenizer, and this file puts them together.
+A published model is a directory: ``config.json`` holds its shape, ``model.safetensors`` or its shards the weights, and
+``tokenizer.json`` the tokenizer. The reader works in steps, each in its own file: `lowbit.system.json_files` reads JSON
+with limits, `lowbit.formats.checkpoint.config` derives the shape of a decoder from it,
+`lowbit.formats.checkpoint.names` gives the name and shape of each tensor, `lowbit.formats.checkpoint.tensors` finds and
+reads tensors, `lowbit.formats.checkpoint.tokenizer` makes the tokenizer, and this file combines them.
 
-**Opening reads no weights.** A Mixtral 8x7B is 93 GB, so the whole table of tensors is checked first: none missing,
-none too many, each of its shape and in a type that widens exactly. A tensor that is left over would be left out in
-silence, and a model without one of its parts still speaks. Then weights are read one at a time, a block at a time, or
-all of them, as memory allows: a `Checkpoint` is a `LayeredWeights`, and `in_memory` of it a whole model.
+**Opening reads no weights.** A Mixtral 8x7B is 93 GB, so the whole table of tensors is checked first: no tensor is
+missing, none is unknown, and each has its shape and a type that converts to float32 exactly. An unknown tensor would
+otherwise be ignored silently, and a model without one of its parts still produces text. Then weights are read one at a
+time, a block at a time, or all of them, as memory allows: a `Checkpoint` is a `LayeredWeights`, and `in_memory` makes a
+whole model of it.
 
 Source: the published checkpoint of Mixtral 8x7B; the safetensors format.
 """
@@ -45,7 +46,7 @@ def as_stored(name: str, matrix: F32) -> Matrix:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint directory whose table of tensors has been checked; weights are read when they are asked for.
+    """A checkpoint directory whose table of tensors has been checked; weights are read when they are needed.
 
     Attributes:
         folder: where it is.
@@ -68,7 +69,7 @@ class Checkpoint:
 
     @property
     def embedding(self) -> F32:
-        """Float32, vocabulary × hidden; read anew each time, as is all that follows."""
+        """Float32, vocabulary × hidden; like all weights here, it is read anew each time."""
         return read_floats(self.table, EMBEDDING)
 
     @property
@@ -86,9 +87,9 @@ class Checkpoint:
 
         Args:
             number: 0 to the number of layers - 1.
-            change: called with the name and the weights of each linear layer as soon as it is read, routers included;
-                only what it answers with is kept, so a block can be quantised with as many of its matrices in memory
-                as float32 as there are threads.
+            change: called with the name and the weights of each linear layer as soon as it is read, routers included.
+                Only its result is kept, so while a block is quantised no more of its matrices are in memory as
+                float32 than there are threads.
             threads: matrices that are read and changed at a time.
 
         Raises:
@@ -107,7 +108,7 @@ class Checkpoint:
 
 
 def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, Matrix]) -> LayerWeights:
-    """A block of its vectors and of its linear layers by the names of `LayerWeights.linears`."""
+    """A block made of its vectors and of its linear layers, by the names of `LayerWeights.linears`."""
 
     def gated(prefix: str) -> GatedWeights:
         return GatedWeights(*(linears[f"{prefix}.{name}"] for name in ("gate", "up", "down")))
@@ -126,12 +127,12 @@ def assembled(config: LlamaConfig, vectors: dict[str, F32], linears: dict[str, M
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Open a checkpoint directory and check all that it says of itself; no weights are read.
+    """Open a checkpoint directory and check its configuration and table of tensors; no weights are read.
 
     Raises:
         ArgumentError: there is no such directory, or it lacks a file.
-        FormatError: a kind of model or a feature that is not understood; a tensor that is missing, left over, or of
-            another shape or type than the configuration asks for; a file that is not sound.
+        FormatError: a kind of model or a feature that is not supported; a tensor that is missing, unknown, or of
+            another shape or type than the configuration asks for; a damaged file.
     """
     path = Path(folder)
     if not path.is_dir():

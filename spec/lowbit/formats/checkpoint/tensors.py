@@ -1,17 +1,17 @@
-"""The tensors of a checkpoint directory: which shard holds which, and reading one of them.
+"""Tensors of a checkpoint directory: which shard holds which, and reading one of them.
 
-Large models come in *shards*, safetensors files of a few gigabytes each, with an index that says which tensor lies in
-which. A safetensors file is eight bytes that give the length of a header, the header, which lists tensors with type,
-shape and place, and the data. The ``safetensors`` library checks that header: it has to be JSON, every shape has to
-fill its place exactly, and the places have to cover the file without holes or overlaps. So a tensor's place follows
-from the sizes of those before it. Here the table of all shards is held against the index, in both directions, before a
-single weight is read.
+Large models come in *shards*, safetensors files of a few gigabytes each, with an index that says which tensor is in
+which shard. A safetensors file is eight bytes that give the length of a header, the header, which lists tensors with
+type, shape and position, and the data. The ``safetensors`` library checks that header: it has to be JSON, every shape
+has to fill its range exactly, and the ranges have to cover the file without holes or overlaps. So a tensor's position
+follows from the sizes of those before it. Here the table of all shards is compared with the index, in both directions,
+before any weight is read.
 
-**Reading** is by plain reads at that place and not through a mapping: a file that shrinks meanwhile then gives an
-error and not a fault, and numpy, which has no bfloat16, can be handed the upper halves of float32 numbers that such
-weights are. float16 and bfloat16 widen exactly, so nothing is rounded.
+**Reading** uses plain reads at that position and not a mapping: if the file shrinks meanwhile, a read gives an error
+and not a fault. numpy has no bfloat16; such weights are the upper halves of float32 numbers and are read as integers.
+float16 and bfloat16 convert to float32 exactly, so nothing is rounded.
 
-**Writing** leaves a file whole under its name, or no file.
+**Writing** creates the whole file under its name, or no file.
 
 Source: the safetensors format; the ``safetensors`` library checks the headers.
 """
@@ -43,7 +43,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SUFFIX = ".safetensors"
 MOST_INDEX_BYTES = 2**24
 MOST_NAME_BYTES = 255
-"""Of a file; systems have no longer names."""
+"""Of a file; no system allows longer names."""
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 2**23
 """Of one shard; some hundred bytes for a tensor, of which a large model has some thousand a shard."""
@@ -112,7 +112,7 @@ Table = Mapping[str, Place]
 
 
 def read_table(folder: Path) -> Table:
-    """The tensors of all shards of a directory; index and shards agree.
+    """The tensors of all shards of a directory; index and shards have to agree.
 
     Raises:
         ArgumentError: the directory holds no weights, or a shard cannot be read.
@@ -146,7 +146,7 @@ def read_table(folder: Path) -> Table:
 
 
 def _listed(fields: Fields) -> dict[str, str]:
-    """From each tensor to the name of its file, a plain name that leads nowhere else."""
+    """From each tensor to the name of its file, which has to be a plain name without a path."""
     listed: dict[str, str] = {}
     for name, file in fields.value("weight_map", dict).items():
         if not isinstance(file, str) or not _is_plain_name(file):
@@ -174,7 +174,7 @@ def shard_table(path: Path) -> Table:
 
 @dataclass(frozen=True)
 class Header:
-    """What a safetensors file says of itself: its tensors, and texts by name."""
+    """The header of a safetensors file: its tensors, and its metadata, texts by name."""
 
     table: Table
     metadata: Mapping[str, str]
@@ -223,7 +223,7 @@ def read_header(path: Path, types: Sequence[str]) -> Header:
 
 
 def read_floats(table: Table, name: str, *, transposed: bool = False) -> F32:
-    """A tensor as float32, exactly; a matrix transposed on the way if that is asked for.
+    """A tensor as float32, exactly; a matrix is transposed if that is asked for.
 
     Raises:
         FormatError: the file is not the one whose table was read, or a number is not finite.
@@ -312,5 +312,5 @@ def write_tensors(path: Path, tensors: Mapping[str, Array], metadata: Mapping[st
             part.replace(path)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        remedy = "make room there, or see to it that it can be written"
-        raise UnavailableError(f"a place for {path.name}", f"{path.parent}: {reason}", remedy) from error
+        remedy = "free disk space, or make the folder writeable"
+        raise UnavailableError(f"writing {path.name}", f"{path.parent}: {reason}", remedy) from error

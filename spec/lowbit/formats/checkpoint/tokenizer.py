@@ -1,16 +1,17 @@
-"""The tokenizer of a checkpoint directory: ``tokenizer.json``, and which tokens begin and end a sequence.
+"""Tokenizer of a checkpoint: ``tokenizer.json``, and which tokens begin and end a sequence.
 
 ``tokenizer.json`` is the ``tokenizers`` library's own format, a chain of parts: a *normalizer* rewrites the text, a
 *pre-tokenizer* cuts it into words, the *model* makes tokens of them, a *post-processor* puts special tokens around
-them, and a *decoder* leads back. The library runs whatever chain the file describes, and a file can describe one that
-doubles a text forty times, searches it with a pattern that never ends, or stops the library with an abort. So the chain
-is looked at first, and its parts have to be among those that models of these kinds use, `PARTS`; a pattern has to be
-one of `PATTERNS`. Byte-pair encoding is the only kind of model here, and one that drops merges at random is refused:
-the same text has the same tokens. Padding and truncation are for training in batches and are switched off.
+them, and a *decoder* makes text of tokens again. The library runs any chain that the file describes, and a file can
+describe one that doubles a text forty times, searches it with a pattern that never ends, or makes the library abort. So
+the chain is checked first: its parts have to be among those that models of these kinds use, `PARTS`, and a pattern has
+to be one of `PATTERNS`. Byte-pair encoding is the only supported kind of model, and one that drops merges at random is
+refused, because the same text must have the same tokens. Padding and truncation are for training in batches and are
+switched off.
 
-**Which token begins a sequence** the post-processor says, and ``add_bos_token`` in ``tokenizer_config.json`` overrules
-it. **Which tokens end it** is said by the first of ``generation_config.json``, ``config.json`` and
-``tokenizer_config.json`` that says anything; a model with none of them is ended by the caller.
+**The token that begins a sequence** is given by the post-processor, unless ``add_bos_token`` in
+``tokenizer_config.json`` overrides it. **The tokens that end it** are given by the first of ``generation_config.json``,
+``config.json`` and ``tokenizer_config.json`` that names any; otherwise the caller decides where a text ends.
 
 Source: the published tokenizers of Llama, Mistral and Mixtral; the ``tokenizers`` library.
 """
@@ -54,14 +55,14 @@ PARTS: dict[str, tuple[str, ...]] = {
     "decoder": ("ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip"),
     "post_processor": ("ByteLevel", "TemplateProcessing"),
 }
-"""What a chain may consist of; each may also be a sequence of these."""
+"""The parts that a chain may have; each stage may also be a sequence of them."""
 SEQUENCES = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
     "decoder": "decoders",
     "post_processor": "processors",
 }
-"""In which field of a sequence the library looks for its parts. It passes over fields that it does not know."""
+"""The field in which the library looks for the parts of a sequence. It ignores fields that it does not know."""
 
 
 def read_tokenizer(source: Checkpoint) -> Tokenizer:
@@ -69,7 +70,7 @@ def read_tokenizer(source: Checkpoint) -> Tokenizer:
 
     Raises:
         ArgumentError: the directory has no ``tokenizer.json``.
-        FormatError: a part that is not understood, a token outside the model's vocabulary, or files that are not sound.
+        FormatError: a part that is not supported, a token outside the model's vocabulary, or a damaged file.
     """
     fields = parsed(FILE, read_bytes(source.folder / FILE, MOST_BYTES))
     chain = {stage: _parts(fields, stage) for stage in PARTS}

@@ -1,15 +1,15 @@
-r"""What GGUF calls the parts of each kind of decoder, and what it leaves unsaid.
+r"""Architectures in GGUF: the names of the parts of each kind of decoder, and what the files leave unsaid.
 
-A GGUF file names its *architecture*; its numbers stand under that name and its tensors under names that most
-architectures share. What differs is a value here: the vectors that a block has, whether query and key rows are
+A GGUF file names its *architecture*; the keys of its numbers begin with that name, and its tensors have names that most
+architectures share. The differences are values here: the vectors that a block has, whether query and key rows are
 permuted, and what a reader has to know because no file says it. The four matrices of attention and the three of the
-feed-forward part are everywhere the same.
+feed-forward part are the same everywhere.
 
-**What Gemma 3 leaves unsaid.** That the gate is a GELU in its tanh form, that the embedding is scaled by
-:math:`\sqrt{\mathrm{hidden}}`, and, in the files at hand, that every sixth layer is full and that local layers turn by
-base 10000. The published gains are meant as :math:`1 + g`; files store that sum, so a gain is a gain here. Scores are
-divided by :math:`\sqrt{d_h}` as everywhere; the larger Gemma 3 for which that is not so also scale their rotary
-embedding, and are refused for it.
+**What files of Gemma 3 leave unsaid.** The gate is a GELU in its tanh form; the embedding is scaled by
+:math:`\sqrt{\mathrm{hidden}}`; and, in the files at hand, every sixth layer is full, and local layers rotate with base
+10000. The published gains are meant as :math:`1 + g`; files store that sum. Scores are divided by :math:`\sqrt{d_h}`
+as everywhere; the larger models of Gemma 3 divide by another number, and are refused because they also scale their
+rotary embedding.
 
 Source: the GGUF specification of the ggml project and its model definitions ``llama``, ``qwen2`` and ``gemma3``.
 """
@@ -30,7 +30,7 @@ POST_NORMS = {"attention_post_norm": "post_attention_norm.weight", "feed_forward
 
 
 class Number(NamedTuple):
-    """Where a number of the configuration stands in the metadata, and what it is if it does not stand there."""
+    """The key of a number of the configuration in the metadata, and its default."""
 
     key: str
     kind: type[int] | type[float]
@@ -42,7 +42,7 @@ class Architecture:
     """What sets one architecture apart.
 
     Attributes:
-        vectors: the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`; all of them are there.
+        vectors: the vectors of a block, by their names in `lowbit.model.weights.LayerWeights`; a file has all of them.
         interleaved: rows of query and key projections are stored with the channels of each rotary pair side by side.
         numbers: those that only this architecture has, by their names in `lowbit.model.config.LlamaConfig`.
         activation: of the gate.

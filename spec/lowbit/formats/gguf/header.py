@@ -1,4 +1,4 @@
-"""The header of a GGUF file, walked with suspicion.
+"""Header of a GGUF file: read with every claim checked.
 
 A GGUF file is a header and a block of tensor data. The header is a list of named values (the *metadata*) and a list of
 tensors, each with a name, a shape, a type and an offset into the data:
@@ -14,9 +14,9 @@ padding               to a multiple of ``general.alignment`` (32 if not given); 
 ===================== =========================================================================================
 
 A string is a uint64 length and that many bytes of UTF-8; an array is a uint32 element type, a uint64 length and the
-elements. Every one of these lengths is a claim of the file's. A reader that allocates what a length says can be made
-to ask for an exabyte by flipping one bit, so here each claim is held against the bytes that are left before anything
-is read, and time and memory stay in proportion to the size of the file.
+elements. Each of these lengths is a claim of the file. A reader that allocates as much as a length says would ask for
+an exabyte after one flipped bit. So each claim is compared with the bytes that are left before anything is read, and
+time and memory stay in proportion to the size of the file.
 
 Source: the GGUF specification of the ggml project; types and block sizes are the ``gguf`` package's.
 """
@@ -100,7 +100,7 @@ def walk(stream: BinaryIO, size: int, file: str) -> Header:
         file: its name, for messages.
 
     Raises:
-        FormatError: the first claim that the file does not keep: field, value and what is allowed.
+        FormatError: the first claim that does not hold: field, value and what is allowed.
     """
     cursor = _Cursor(stream, min(size, MAX_HEADER_BYTES), file)
     cursor.expect("magic", cursor.take(4, "magic"), (MAGIC,))
@@ -269,6 +269,6 @@ class _Cursor:
         return GGUFValueType(raw)
 
     def expect(self, field: str, given: object, allowed: tuple[object, ...]) -> None:
-        """Refuse a value that is none of the allowed ones."""
+        """Refuse a value that is not one of the allowed ones."""
         if given not in allowed:
             raise FormatError(self.file, field, given, spoken(allowed))

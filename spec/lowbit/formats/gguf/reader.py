@@ -1,19 +1,18 @@
 """GGUF: from a file to the weights of a decoder.
 
-GGUF is the file format of the ggml project and the most common way in which small quantised models travel. The reader
-works in steps, each in its own file: `lowbit.formats.gguf.header` walks the header and believes nothing,
-`lowbit.formats.gguf.tensors` decodes blocks, `lowbit.formats.gguf.architectures` says what the parts of each kind of
-decoder are called, and this file puts them together. `lowbit.formats.gguf.tokenizer` makes the tokenizer out of the
-same metadata.
+GGUF is the file format of the ggml project and the most common format of small quantised models. The reader works in
+steps, each in its own file: `lowbit.formats.gguf.header` reads and checks the header, `lowbit.formats.gguf.tensors`
+decodes blocks, `lowbit.formats.gguf.architectures` names the parts of each kind of decoder, and this file combines
+them. `lowbit.formats.gguf.tokenizer` makes the tokenizer from the same metadata.
 
-**Two things about orientation.** A GGUF matrix is N × K, one row for each output; a `Matrix` is K × N, so it is
-transposed here, at the door. And files of architecture ``llama`` store the rows of the query and key projections with
-the two channels of each rotary pair side by side, whatever the published weights did; half-split channels (see `rope`)
-come back by reading the even ones of a head first and then the odd ones. Rows of the file are columns here, and moving
-whole columns moves codes, scales and zeros together: nothing is decoded and nothing is rounded.
+**Orientation.** A GGUF matrix is N × K, one row for each output; a `Matrix` is K × N, so it is transposed here. Files
+of architecture ``llama`` store the rows of the query and key projections with the two channels of each rotary pair side
+by side, unlike the published weights; half-split channels (see `rope`) are restored by reading the even ones of a head
+first and then the odd ones. Rows of the file are columns here, and moving whole columns moves codes, scales and zeros
+together: nothing is decoded and nothing is rounded.
 
-What this file does not understand it refuses: a tensor that it would have to leave out, a scaled rotary embedding or a
-layer of experts would make another model of it, one that still speaks.
+Unsupported features are refused: a tensor that would be left out, a scaled rotary embedding or a layer of experts would
+silently make it another model.
 
 Source: the GGUF specification of the ggml project.
 """
@@ -156,7 +155,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
     Raises:
         ArgumentError: there is no readable file at `path`.
-        FormatError: it is not GGUF, or its header claims what the file does not hold.
+        FormatError: it is not GGUF, or its header claims more than the file holds.
     """
     path = os.fspath(path)
     with _opened(path) as stream:
@@ -179,7 +178,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def half_split_order(heads: int, head_dim: int) -> I64:
-    """For each half-split channel of all heads, where the file keeps it: even channels of a head, then odd ones.
+    """For each half-split channel of all heads, its place in the file: even channels of a head, then odd ones.
 
     >>> half_split_order(heads=1, head_dim=6)
     array([0, 2, 4, 1, 3, 5])
@@ -192,7 +191,7 @@ def half_split_order(heads: int, head_dim: int) -> I64:
 
 
 def check_architecture(source: GGUFFile) -> str:
-    """Refuse a file that holds another kind of model; the first thing to know about it.
+    """Refuse a file that holds another kind of model.
 
     Returns:
         Its name in `ARCHITECTURES`.
@@ -324,7 +323,7 @@ def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWe
 
 
 def _refuse_other_tensors(source: GGUFFile, config: LlamaConfig, name: str) -> None:
-    """A tensor that is left out would change the model in silence: a bias, rotary factors, an expert."""
+    """Refuse tensors that would be ignored, which would change the model: a bias, rotary factors, an expert."""
     stored = [f"{part}.weight" for part in (*ATTENTION_MATRICES.values(), *FEED_FORWARD_MATRICES.values())]
     stored += ARCHITECTURES[name].vectors.values()
     known = {"token_embd.weight", "output_norm.weight", "output.weight"}

@@ -1,7 +1,7 @@
 r"""GGUF tensors: blocks of codes, and which of them are an affine grouping.
 
 A quantised GGUF tensor is N rows of K weights, each row cut into blocks that begin with their scale. Three of the types
-say exactly what `affine` says, with groups of 32 and float16 scales, and are handed on without a rounding:
+are affine groupings as in `affine`, with groups of 32 and float16 scales, and are converted without a rounding:
 
 ===== ================================ ============ ======================= =================================
 type  block of 32 weights              value        convention              difference that remains
@@ -15,10 +15,10 @@ In both 4-bit types byte *j* holds code *j* in its low nibble and code *j* + 16 
 
 **Negative and vanishing scales.** `affine` asks for scales above 0. A negative *d* counts the codes from the other
 end: :math:`d(q - z) = (-d)\,((c - q) - (c - z))` with :math:`c = 2^b - 1`, so code and zero-point are reflected and the
-value is the same. Where *d* is 0 the weights are all 0, or all *m*, whatever the codes say: scale 1 and codes equal to
-the zero say the same. What is not kept is the sign of a zero weight. A negative *d* of Q4_1 cannot be reflected,
+value is the same. Where *d* is 0 the weights are all 0, or all *m*, whatever the codes are: scale 1 and codes equal to
+the zero give the same values. Only the sign of a zero weight is lost. A negative *d* of Q4_1 cannot be reflected,
 because *m* would have to become :math:`m + c\,d`, which float16 may not hold; no known quantiser writes one, and such
-a tensor is offered in float32.
+a tensor is read as float32.
 
 All other types that the ``gguf`` package dequantises come as float32.
 
@@ -57,7 +57,7 @@ def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
         file: name of the file, for messages.
 
     Raises:
-        FormatError: not two dimensions, a type that nothing here decodes, or weights that are not finite.
+        FormatError: not two dimensions, a type that cannot be decoded, or weights that are not finite.
     """
     if len(info.shape) != 2:
         raise FormatError(file, f"dimensions of tensor {quoted(info.name)}", len(info.shape), "2")

@@ -1,15 +1,14 @@
-"""The tokenizer of a GGUF file: from its own vocabulary, through the ``tokenizers`` library.
+"""Tokenizer of a GGUF file: its vocabulary, run by the ``tokenizers`` library.
 
-A model reads numbers, and which text is which number is as much part of it as its weights. A GGUF file carries the
-vocabulary: the tokens in order, the type of each, and in which order two neighbours are *merged* into a longer token.
-Getting a rule wrong still gives tokens, only not the ones that the model was trained on, so a name that is unknown here
-is an error and not a guess.
+A model reads numbers, and the mapping from text to numbers is as much part of it as its weights. A GGUF file carries
+the vocabulary: the tokens in order, the type of each, and the order in which two neighbours are *merged* into a longer
+token. A wrong rule still gives tokens, but not the ones that the model was trained on. So an unknown name is an error.
 
 **Kind** ``gpt2`` **starts from bytes.** Text is cut into words by a *pre-tokenizer*, which the file carries only by
 name, and the bytes of a word are merged in the order of the file's list. ``gpt-2`` is the pattern of GPT-2; for
 ``smollm`` every digit stands alone before that pattern cuts the rest; ``qwen2`` has a pattern of its own, in which a
-digit stands alone, a letter takes along one sign before it, and line ends stay together. The published tokenizer of
-Qwen also composes accents first (NFC), of which the name says nothing and llama.cpp does nothing.
+digit stands alone, a word includes one sign before it, and line ends stay together. The published tokenizer of Qwen
+also composes accents first (NFC); the name does not imply that, and llama.cpp does not do it.
 
 **Kind** ``llama`` **starts from characters.** There are no words: a space becomes ``▁`` and is merged like any other
 character. Instead of a list there is a *score* for each token, and of all neighbours that make a token the pair with
@@ -166,7 +165,7 @@ def _per_token(source: GGUFFile, name: str, count: int, kinds: str, called: str)
 
 
 def _added(tokens: list[str], types: PerToken) -> list[tokenizers.AddedToken]:
-    """The tokens that are recognised in text as a whole, before anything else is done to it."""
+    """The tokens that are recognised in a text as a whole, before any other step."""
     return [
         tokenizers.AddedToken(token, special=bool(kind == SPECIAL), normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -175,7 +174,7 @@ def _added(tokens: list[str], types: PerToken) -> list[tokenizers.AddedToken]:
 
 
 def _token_id(source: GGUFFile, name: str, count: int) -> int | None:
-    """A token that the metadata name by number, None if they do not."""
+    """A token that the metadata give by number; None if they do not."""
     key = f"tokenizer.ggml.{name}_token_id"
     if key not in source.header.metadata:
         return None

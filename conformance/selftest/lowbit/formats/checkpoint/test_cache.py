@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from quantized_copies import PLAN, equal, same
 from tiny_checkpoint import DENSE, MIXTRAL, published, write
 
 from lowbit.errors import ArgumentError, FormatError, LowbitError, UnavailableError
@@ -25,7 +26,7 @@ from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, next_logits
 from lowbit.model.quantization_plan import METHODS, Method, Plan, Quantization, planned
-from lowbit.model.weights import LayerWeights, Matrix, in_memory, to_float
+from lowbit.model.weights import LayerWeights, in_memory, to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.affine import quantize as by_range
 from lowbit.quantization.hqq import as_minimum
@@ -34,7 +35,6 @@ from lowbit.quantization.packing import unpack
 from lowbit.system.scratch import PREFIX, workplace
 from lowbit.system.storage import CACHE_VARIABLE
 
-PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))
 PLANS = {
     "mixed": PLAN,
     "hqq": Plan(Quantization(3, 16, "hqq"), Quantization(4, 16, "hqq")),
@@ -56,28 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def source(folder: Path) -> Checkpoint:
     return open_checkpoint(folder)
-
-
-def same(one: Matrix, other: Matrix) -> bool:
-    if isinstance(one, QuantizedMatrix) and isinstance(other, QuantizedMatrix):
-        return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
-    return type(one) is type(other) and np.array_equal(to_float(one), to_float(other))
-
-
-def equal(made: QuantizedCheckpoint, plan: Plan) -> None:
-    """Every part of the model is what the plan makes of the whole model in memory."""
-    whole = planned(in_memory(made.source), plan)
-    for number, layer in enumerate(whole.layers):
-        found = made.layer(number)
-        assert found.linears().keys() == layer.linears().keys()
-        for name, matrix in layer.linears().items():
-            assert same(found.linears()[name], matrix), name
-            assert isinstance(matrix, QuantizedMatrix) == (plan.of(name) is not None), name
-        np.testing.assert_array_equal(found.attention_norm, layer.attention_norm)
-        np.testing.assert_array_equal(found.feed_forward_norm, layer.feed_forward_norm)
-    assert same(made.head, whole.head)
-    np.testing.assert_array_equal(made.embedding, whole.embedding)
-    np.testing.assert_array_equal(made.norm, whole.norm)
 
 
 # The right weights.
@@ -466,7 +444,7 @@ def test_no_room(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """Too little room is found before anything is written, and a full disk on the way is an error in words."""
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**12))
-    with pytest.raises(UnavailableError, match=r"room for quantised weights is unavailable: \d+\.\d KiB are needed"):
+    with pytest.raises(UnavailableError, match=r"disk space for quantised weights is unavailable: \d+\.\d KiB are needed"):
         quantized(source, PLAN, tmp_path)
     assert [list(place.iterdir()) for place in tmp_path.iterdir()] == [[]]
     monkeypatch.undo()

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from quantized_copies import PLAN
 from tiny_checkpoint import write
 
 from lowbit.formats.checkpoint.cache import quantized
 from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
-from lowbit.model.quantization_plan import Plan, Quantization
 from lowbit.system.storage import CACHE_VARIABLE
-
-PLAN = Plan(Quantization(2, 16), Quantization(4, 32), Quantization(8, 32))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_checkpoint_cache import PLAN, equal
+from quantized_copies import PLAN, equal
 from tiny_checkpoint import published, write
 from typer.testing import CliRunner
 

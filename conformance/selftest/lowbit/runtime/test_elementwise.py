@@ -1,4 +1,4 @@
-"""What lies between linear layers on a backend: the same model, within a few roundings of float32."""
+"""Elementwise operations on a backend: the same model, within a few roundings of float32."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,9 @@ from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import generate
-from lowbit.model.elementwise import Float32Cache, on_backend
+from lowbit.model.elementwise import Float32Cache
 from lowbit.model.weights import LlamaWeights
+from lowbit.runtime.elementwise import on_backend
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
 GEMMA = replace(CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu")
@@ -27,7 +28,7 @@ MODELS: dict[str, LlamaConfig] = {"llama": CONFIG, "gemma3": GEMMA}
 @pytest.fixture(scope="module", params=list(MODELS))
 def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaWeights:
     model = published(seed=3, config=MODELS[request.param], architecture=request.param)
-    return read_llama(open_gguf(write(tmp_path_factory.mktemp("between") / "m.gguf", model)))
+    return read_llama(open_gguf(write(tmp_path_factory.mktemp("elementwise") / "m.gguf", model)))
 
 
 @pytest.mark.parametrize("name", ("numpy", "cppyy"))
@@ -42,8 +43,8 @@ def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeight
         runs: list[list[F32]] = []
         forced = [int(token) for token in np.random.default_rng(0).integers(0, weights.config.vocabulary, 40)]
         count = min(41, weights.config.context - len(PROMPT))
-        for between in (FORMULAS, steps.between):
-            decoder, _ = build(weights, backend, steps=between)
+        for ops in (FORMULAS, steps.ops):
+            decoder, _ = build(weights, backend, steps=ops)
             runs.append([step.logits for step in generate(decoder, PROMPT, count, forced=forced)])
     formulas, own = np.stack(runs[0]), np.stack(runs[1])
     assert (formulas != own).any()
@@ -71,10 +72,10 @@ def test_what_is_not_declared_stays_with_the_formulas() -> None:
     """Also where it is declared for other heads than the model's."""
     steps = on_backend(Some(), CONFIG, FORMULAS)
     assert steps.names == ("blocks.rms_norm",)
-    assert (steps.between.norm(np.ones(4, np.float32), 1e-5)(np.ones((3, 4))) == 42).all()
-    assert (steps.between.norm(None, 1e-5)(np.ones((3, 4))) == 1).all()
+    assert (steps.ops.norm(np.ones(4, np.float32), 1e-5)(np.ones((3, 4))) == 42).all()
+    assert (steps.ops.norm(None, 1e-5)(np.ones((3, 4))) == 1).all()
     for part in ("swiglu", "rotate", "attend", "cache"):
-        assert getattr(steps.between, part) is getattr(FORMULAS, part)
+        assert getattr(steps.ops, part) is getattr(FORMULAS, part)
 
 
 def test_trusted_operations_are_declared_ones() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from lowbit.arrays import F32, F64
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.errors import ArgumentError
-from lowbit.model import block as blocks
+from lowbit.model import layers
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 
 FLOAT32 = Arithmetic("direct", "float32", any_order)
@@ -36,7 +36,7 @@ def test_norm_in_decimal(seed: int, columns: int, epsilon: float) -> None:
         squares = sum((Decimal(float(value)) ** 2 for value in x[0]), Decimal(0))
         root = (squares / columns + Decimal(epsilon)).sqrt()
         expected = [float(Decimal(float(g)) * Decimal(float(v)) / root) for g, v in zip(gain, x[0], strict=True)]
-    np.testing.assert_allclose(blocks.rms_norm_of(x, gain, epsilon)[0], expected, rtol=1e-14, atol=0)
+    np.testing.assert_allclose(layers.rms_norm_of(x, gain, epsilon)[0], expected, rtol=1e-14, atol=0)
 
 
 @given(st.floats(-700, 700, width=32), st.floats(-1e6, 1e6, width=32))
@@ -45,7 +45,7 @@ def test_swiglu_in_decimal(gate: float, up: float) -> None:
     with localcontext(prec=60):
         a = Decimal(gate)
         expected = float(a / (1 + (-a).exp()) * Decimal(up))
-    given = blocks.swiglu_of(np.array([[gate]], np.float32), np.array([[up]], np.float32))
+    given = layers.swiglu_of(np.array([[gate]], np.float32), np.array([[up]], np.float32))
     np.testing.assert_allclose(given, [[expected]], rtol=1e-14, atol=1e-300)
 
 
@@ -53,7 +53,7 @@ def test_swiglu_in_decimal(gate: float, up: float) -> None:
 def test_an_epsilon_that_is_none_is_refused(epsilon: object) -> None:
     """What float32 does not hold as a normal positive number would make another norm, or none of zeros."""
     with pytest.raises(ArgumentError, match="epsilon"):
-        blocks.rms_norm_of(np.ones((1, 2), np.float32), np.ones(2, np.float32), epsilon)  # type: ignore[arg-type]  # that is what is tried
+        layers.rms_norm_of(np.ones((1, 2), np.float32), np.ones(2, np.float32), epsilon)  # type: ignore[arg-type]  # that is what is tried
 
 
 # The bounds: wide enough for honest float32, too narrow for mistakes.
@@ -74,7 +74,7 @@ def test_honest_norms_pass_and_wrong_ones_do_not(columns: int) -> None:
     """A float32 loop uses a part of the bound; one root estimated to 12 bits, or ε elsewhere, exceeds it."""
     rng = np.random.default_rng(columns)
     x, gain = rng.normal(size=(3, columns)).astype(np.float32), rng.normal(1, 0.3, columns).astype(np.float32)
-    exact = blocks.rms_norm_of(x, gain, 1e-2)
+    exact = layers.rms_norm_of(x, gain, 1e-2)
     bound = rms_norm_bound(x, gain, 1e-2, FLOAT32, exact)
     assert share(norm_in_float32(x, gain, 1e-2), exact, bound) < 0.5
     assert share(exact * (1 + 2.0**-11), exact, bound) > 1
@@ -85,7 +85,7 @@ def test_honest_norms_pass_and_wrong_ones_do_not(columns: int) -> None:
 def test_one_square_of_thousands_is_missed() -> None:
     """In 4096 channels a dropped square hides inside the bound of any order, and not where the sum is exact."""
     x, gain = np.ones((1, 4096), np.float32), np.ones(4096, np.float32)
-    exact = blocks.rms_norm_of(x, gain, 1e-5)
+    exact = layers.rms_norm_of(x, gain, 1e-5)
     dropped = x / np.sqrt(4095 / 4096 + 1e-5)
     assert share(dropped, exact, rms_norm_bound(x, gain, 1e-5, FLOAT32, exact)) < 1
     exactly = rms_norm_bound(x, gain, 1e-5, FLOAT32, exact, summed_exactly=True)
@@ -100,7 +100,7 @@ def test_norms_of_all_sizes(seed: int, epsilon: int, size: int) -> None:
     rng = np.random.default_rng(seed)
     x = np.ldexp(rng.normal(size=(2, 12)), size).astype(np.float32)
     gain = rng.normal(1, 0.3, 12).astype(np.float32)
-    exact = blocks.rms_norm_of(x, gain, 2.0**epsilon)
+    exact = layers.rms_norm_of(x, gain, 2.0**epsilon)
     bound = rms_norm_bound(x, gain, 2.0**epsilon, FLOAT32, exact)
     assert share(norm_in_float32(x, gain, 2.0**epsilon), exact, bound) <= 1
 
@@ -135,14 +135,14 @@ def test_honest_activations_pass(way: str, scale: float) -> None:
     rng = np.random.default_rng(5)
     gate = np.append(np.linspace(-110, -80, 500), rng.normal(size=500) * scale).astype(np.float32)[np.newaxis]
     up = rng.normal(size=gate.shape).astype(np.float32)
-    exact = blocks.swiglu_of(gate, up)
+    exact = layers.swiglu_of(gate, up)
     assert 0 < share(swiglu_in_float32(gate, up, way), exact, swiglu_bound(gate, up, FLOAT32, exact)) < 0.5
 
 
 def test_rough_activations_are_refused() -> None:
     """An exponential of 16 bits, and a sigmoid that is exact to float32's roundoff absolutely but not relatively."""
     gate, up = np.linspace(-30, 0.5, 400, dtype=np.float32)[np.newaxis], np.ones((1, 400), np.float32)
-    exact = blocks.swiglu_of(gate, up)
+    exact = layers.swiglu_of(gate, up)
     bound = swiglu_bound(gate, up, FLOAT32, exact)
     wide = gate.astype(np.float64)
     assert share(wide / (1 + np.exp(-wide) * (1 + 2.0**-17)), exact, bound) > 1

@@ -1,0 +1,61 @@
+r"""The functions that several layers share: a plain product, softmax and silu.
+
+A router scores experts with a product and a softmax, attention turns scores into probabilities with the same softmax,
+and the gated units of experts and of dense layers share one activation. Each function stands here once, in float64, and
+`lowbit.linear.propagation` says how an error of its input goes through it.
+
+**Product.** :math:`xW`, summed in the order of the rows of :math:`W`.
+
+**Softmax** is computed as :math:`e^{a_u - \max a} / \sum_v e^{a_v - \max a}`. The maximum cancels in exact arithmetic;
+in floating point it keeps the exponential from overflowing, and it makes the largest term exactly 1.
+
+**silu** is :math:`a / (1 + e^{-a})`: near :math:`a` where :math:`a` is large, near 0 where it is very negative.
+
+Source: softmax as in GQA (arXiv 2305.13245) §2.2; silu as Swish-1 in arXiv 2002.05202 §2.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F32, F64
+
+
+def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
+    """``x W`` in float64, one row of the matrix at a time, so that the order of the sum is the same on every host.
+
+    >>> product(np.array([[1.0, 2.0]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
+    array([[13., 16.]])
+
+    Args:
+        x: T × K.
+        matrix: float32, K × N.
+
+    Returns:
+        float64, T × N.
+    """
+    total = np.zeros((len(x), matrix.shape[1]))
+    with np.errstate(invalid="ignore", over="ignore"):  # infinities and NaN pass through without a warning
+        for row, weights in enumerate(matrix):
+            total += x[:, row : row + 1].astype(np.float64) * weights
+    return total
+
+
+def softmax(scores: F64) -> F64:
+    """Exponentials that sum to 1 along the last axis; −∞ gives exactly 0.
+
+    >>> softmax(np.array([1000.0, 1000.0, -np.inf]))
+    array([0.5, 0.5, 0. ])
+    """
+    powers: F64 = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: F64 = powers.sum(axis=-1, keepdims=True)
+    return powers / total
+
+
+def silu(a: F64) -> F64:
+    """a / (1 + e^−a).
+
+    >>> silu(np.array([-1000.0, 0.0, 1000.0]))
+    array([  -0.,    0., 1000.])
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # e^1000 is infinite, and a / ∞ is the 0 that is meant
+        return a / (1.0 + np.exp(-a))

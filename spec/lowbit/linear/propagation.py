@@ -1,0 +1,116 @@
+r"""How an error of the input goes through a product, a silu and a softmax.
+
+Layers chain these functions: the error of one step enters the next, which may enlarge it and adds its own. `rounding`
+bounds a single sum. Here each step takes exact values with a bound on the error of each, and returns a bound on the
+error of its result. The bound of an operation composes the steps, once for the arithmetic that a backend declares and
+once, far smaller, for the reference's own float64.
+
+**A product of inexact values.** If :math:`|\hat x - x| \le \epsilon`, then
+
+.. math:: |\widehat{xW} - xW| \;\le\; \gamma_D\,(|x| + \epsilon)\,|W| \;+\; \epsilon\,|W| \;+\; \text{underflow}.
+
+**One number at a time.** Outside its sums a backend computes with single numbers in float32 or better. An exponential
+of a library is charged :math:`c = 8` roundings, which are 4 units in the last place, and a quotient 4; an exponential
+may vanish where its value lies below the least normal number.
+
+**silu.** Its slope is at most 1.1 anywhere, so it enlarges an error by no more than that. Of its own it adds an
+exponential, a sum and a quotient: :math:`\gamma_{13}\,|\mathrm{silu}(a)|`. Where :math:`e^{-a}` overflows, the
+quotient is 0 instead of :math:`a e^{a}`, at most :math:`2^{-121}` away, because :math:`e^{-a}` overflows float32 only
+below :math:`a = -88.7`.
+
+**Softmax** of logits whose errors are at most :math:`\epsilon_i`. Numerator and denominator change by factors of at
+most :math:`e^{\epsilon_i}` and :math:`e^{\max \epsilon}`; subtracting the greatest logit :math:`m` first adds
+:math:`u\,|l_i - m|` to :math:`\epsilon_i`. The exponentials, their sum with :math:`D` roundings and the quotient are
+one relative error
+
+.. math:: r = (1 + \gamma_{3c + 4})\,(1 + 2\gamma_D) - 1, \qquad
+   |\hat p_i - p_i| \;\le\; p_i\,\bigl(e^{\epsilon_i + \max \epsilon}\,(1 + r) - 1\bigr) + \text{vanished},
+
+where a denominator is charged twice: :math:`1/(1 - \gamma) \le 1 + 2\gamma` while :math:`\gamma` is at most a half.
+
+Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.arrays import F32, F64
+from lowbit.contract.rounding import (
+    HALF_LEAST_SUBNORMAL,
+    UNIT_ROUNDOFF,
+    Arithmetic,
+    checked_gamma,
+    gamma,
+    one_loop,
+)
+from lowbit.linear.elementary import product, silu
+
+EXPONENTIAL = 8
+QUOTIENT = 4
+SILU_SLOPE = 1.1
+SILU_VANISHED = 2.0**-121
+LEAST_NORMAL = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Steps:
+    """An arithmetic, step by step.
+
+    Attributes:
+        arithmetic: its accumulator and the roundings of its sums.
+        unit: unit roundoff of everything between the sums.
+    """
+
+    arithmetic: Arithmetic
+    unit: float
+
+    def sum_gamma(self, length: int) -> float:
+        """γ_D of a sum of `length` terms.
+
+        Raises:
+            ArgumentError: γ_D is above a tenth.
+        """
+        return checked_gamma(self.arithmetic, length, length)
+
+    def stored(self, value: F64, error: F64) -> F64:
+        """The error of a sum after it has left its accumulator, which may be finer than what follows."""
+        if UNIT_ROUNDOFF[self.arithmetic.accumulator] < self.unit:
+            return error + self.unit * (np.abs(value) + error)
+        return error
+
+
+def declared(arithmetic: Arithmetic) -> Steps:
+    """The steps that a backend declares: its sums as declared, float32 between them."""
+    return Steps(arithmetic, UNIT_ROUNDOFF["float32"])
+
+
+REFERENCE = Steps(Arithmetic("direct", "float64", one_loop), UNIT_ROUNDOFF["float64"])
+"""The steps of the reference: plain loops in float64."""
+
+
+def product_error(steps: Steps, x: F64, error: F64, matrix: F32) -> F64:
+    """The error of ``x W``, where that of x is at most `error`: float64, T × N."""
+    relative, magnitudes = steps.sum_gamma(matrix.shape[0]), np.abs(matrix.astype(np.float64))
+    summed = relative * ((np.abs(x) + error) @ magnitudes) + error @ magnitudes
+    underflow = HALF_LEAST_SUBNORMAL * (1 + relative) * (matrix.shape[0] + 1)
+    return steps.stored(product(x, matrix), summed + underflow)
+
+
+def silu_error(steps: Steps, a: F64, error: F64) -> F64:
+    """The error of ``silu(a)``, where that of a is at most `error`."""
+    moved = SILU_SLOPE * error
+    return moved + gamma(EXPONENTIAL + 1 + QUOTIENT, steps.unit) * (np.abs(silu(a)) + moved) + SILU_VANISHED
+
+
+def softmax_error(steps: Steps, logits: F64, error: F64) -> F64:
+    """The error of the softmax along the last axis, where that of the logits is at most `error`."""
+    below = logits - logits.max(axis=-1, keepdims=True)
+    shift = error + steps.unit * (np.abs(below) + 2 * error.max(axis=-1, keepdims=True))
+    shift = shift + shift.max(axis=-1, keepdims=True)
+    sums = 2 * steps.sum_gamma(logits.shape[-1])
+    relative = (1 + gamma(3 * EXPONENTIAL + QUOTIENT, steps.unit)) * (1 + sums) - 1
+    log_p = below - np.log(np.exp(below).sum(axis=-1, keepdims=True))
+    greatest: F64 = np.minimum(np.exp(np.minimum(log_p + shift, 0)), 1) * (1 + relative)  # no probability exceeds 1
+    limit: F64 = greatest - np.exp(log_p) + logits.shape[-1] * LEAST_NORMAL
+    return limit

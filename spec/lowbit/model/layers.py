@@ -1,0 +1,179 @@
+r"""Norm and activations: what a decoder computes between its linear layers, one vector or number at a time.
+
+**Norm** (RMSNorm, gain :math:`g`, a small :math:`\varepsilon` from the file) scales a vector of n channels to a root
+mean square of 1:
+
+.. math:: \mathrm{norm}(x) = g \otimes \frac{x}{\sqrt{\frac1n \sum_c x_c^2 + \varepsilon}}.
+
+**Activations** stand between the matrices of a gated linear unit, :math:`\mathrm{act}(a) \otimes b`: silu
+(`lowbit.linear.elementary`) makes it SwiGLU, gelu makes it GeGLU.
+
+Source: RMSNorm (arXiv 1910.07467) equation 4, with ε as in Llama (arXiv 2302.13971) §2.2; SwiGLU and GeGLU
+(arXiv 2002.05202) equation 6.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lowbit.arrays import F32, F64
+from lowbit.contract.checks import check_array
+from lowbit.contract.operation import BOUNDED, operation
+from lowbit.errors import ArgumentError
+from lowbit.linear.elementary import silu
+
+
+def rms_norm(x: F64, gain: F64, epsilon: float) -> F64:
+    """Scale each vector to a root mean square of 1, then each channel by its gain.
+
+    >>> rms_norm(np.array([[3.0, 4.0]]), np.ones(2), epsilon=0.0).round(4)
+    array([[0.8485, 1.1314]])
+    """
+    mean_square: F64 = np.mean(x * x, axis=-1, keepdims=True)
+    return gain * (x / np.sqrt(mean_square + epsilon))
+
+
+def norm(gain: F32 | None, epsilon: float) -> Callable[[F64], F64]:
+    """The norm with this gain, or the identity where a model has no gain for it.
+
+    >>> norm(None, epsilon=0.0)(np.array([[3.0, 4.0]]))
+    array([[3., 4.]])
+    """
+    if gain is None:
+        return lambda x: x
+    wide = gain.astype(np.float64)
+    return lambda x: rms_norm(x, wide, epsilon)
+
+
+def gelu(a: F64) -> F64:
+    r"""About :math:`a\,\Phi(a)`: a where it is large, 0 where it is very negative.
+
+    :math:`\Phi`, the distribution function of the normal distribution, is replaced by an approximation with tanh;
+    models are trained with the approximation, so it is what they need.
+
+    >>> gelu(np.array([-100.0, 0.0, 1.0, 100.0])).round(4)
+    array([ -0.    ,   0.    ,   0.8412, 100.    ])
+
+    Source: GELU (arXiv 1606.08415) §2.
+    """
+    gate: F64 = (1 + np.tanh(np.sqrt(2 / np.pi) * (a + 0.044715 * a * a * a))) / 2
+    return a * gate
+
+
+# **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
+# is measured against. The bounds are derived in the chapter `lowbit.model.bounds`. A zero ε is refused: a row of zeros
+# would have no norm.
+
+LEAST_EPSILON, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
+
+
+def check_rms_norm(x: F32, gain: F32, epsilon: float) -> None:
+    """The checks of `blocks.rms_norm`; numbers that are not finite are welcome."""
+    check_array("x", x, np.float32, (None, None))
+    check_array("gain", gain, np.float32, (x.shape[1],))
+    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not LEAST_EPSILON <= epsilon <= LARGEST:
+        raise ArgumentError("epsilon", repr(epsilon), "a number from 2^-126 to the largest float32")
+
+
+def check_swiglu(gate: F32, up: F32) -> None:
+    """The checks of `blocks.swiglu`; numbers that are not finite are welcome."""
+    check_array("gate", gate, np.float32, (None, None))
+    check_array("up", up, np.float32, gate.shape)
+
+
+def rms_norm_of(x: F32, gain: F32, epsilon: float) -> F64:
+    """`rms_norm` of float32 rows, in float64: the reference of `blocks.rms_norm`.
+
+    >>> rms_norm_of(np.array([[1, -1, 1, 1]], np.float32), np.array([1, 2, 3, 4], np.float32), 3.0)
+    array([[ 0.5, -1. ,  1.5,  2. ]])
+
+    Args:
+        x: float32, T × n.
+        gain: float32, n.
+        epsilon: above 0.
+
+    Returns:
+        float64, T × n.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout; an ε that is not a number from 2^-126 to the largest float32.
+
+    Source: RMSNorm (arXiv 1910.07467) equation 4; ε as in Llama.
+    """
+    check_rms_norm(x, gain, epsilon)
+    with np.errstate(invalid="ignore"):
+        return rms_norm(x.astype(np.float64), gain.astype(np.float64), epsilon)
+
+
+def swiglu_of(gate: F32, up: F32) -> F64:
+    """silu(gate) ⊗ up for float32 inputs, in float64: the reference of `blocks.swiglu`.
+
+    >>> swiglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)
+    array([[ 3.5232, -0.    ]])
+
+    Args:
+        gate: float32, T × m: what the gate's linear layer gave.
+        up: float32, T × m: what the other one gave.
+
+    Returns:
+        float64, T × m.
+
+    Raises:
+        ArgumentError: wrong dtype, shape or layout.
+
+    Source: arXiv 2002.05202, equation 6.
+    """
+    check_swiglu(gate, up)
+    with np.errstate(invalid="ignore"):
+        return silu(gate.astype(np.float64)) * up
+
+
+RMS_NORM = operation(
+    "blocks.rms_norm",
+    "Rows scaled to a root mean square of 1",
+    promise=BOUNDED,
+    source="arXiv 1910.07467 equation 4; arXiv 2302.13971 §2.2",
+    reference=rms_norm_of,
+    check=check_rms_norm,
+    parameters=lambda x, gain, epsilon: {},
+    clauses={
+        "C1": "Where n is a power of two, the squares have an exactly representable sum in any order, and their mean "
+        "plus ε is a power of four, the result equals the formula's.",
+        "C2": "Where only the sum of the squares is exact, in any order, each element differs from the formula by at "
+        "most the bound of the single roundings that follow it.",
+        "C3": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
+        "from the declared arithmetic.",
+        "C4": "A row of zeros gives zeros.",
+        "C5": "The result is float32, T × n; row t depends on nothing but row t of x, the gain and ε; the same call "
+        "gives the same bits.",
+        "C6": "A NaN in row t leaves no finite element in row t; an infinity leaves none at its place, and nothing "
+        "but zeros and NaN beside it; neither changes another row. What is not finite in the gain leaves no finite "
+        "element in its column, unless x is 0 there, and changes no other.",
+        "C7": "Where the squares of finite numbers sum to more than float32 holds, the row is within the bound of C3, "
+        "or has no finite element: the overflow is not passed off as zeros.",
+        "C8": "Wrong dtypes, shapes or layouts, and an ε that is not from 2^-126 to the largest float32, are refused "
+        "with an ArgumentError.",
+    },
+)
+
+SWIGLU = operation(
+    "blocks.swiglu",
+    "The activation of a gated linear unit",
+    promise=BOUNDED,
+    source="arXiv 2002.05202 equation 6",
+    reference=swiglu_of,
+    check=check_swiglu,
+    parameters=lambda gate, up: {},
+    clauses={
+        "C1": "Where silu(gate) is gate or 0 to the bit, that is from 40 upwards, from −760 downwards and at 0, and "
+        "gate · up is exact, the result equals the formula's.",
+        "C2": "For finite inputs whose product gate · up does not overflow, each element differs from the formula by "
+        "at most the bound derived from the declared arithmetic.",
+        "C3": "There the result is finite, however large the gate is: an exponential that overflows is not seen.",
+        "C4": "The result is float32, T × m; an element depends on nothing but the gate and the up at its own place; "
+        "the same call gives the same bits.",
+        "C5": "What is not finite in gate or up leaves an element that is not finite at its place, and changes no "
+        "other.",
+        "C6": "Wrong dtypes, shapes or layouts are refused with an ArgumentError.",
+    },
+)

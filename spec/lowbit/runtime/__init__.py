@@ -1,0 +1,1 @@
+"""Running models: from a file and a backend to a decoder."""
