@@ -23,15 +23,14 @@ from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Arrangement, Request, Trace
 from lowbit.moe.routing import Scores
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, TURNS
+from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, ROTATIONS
 from lowbit_cuda.calls import Calls
 from lowbit_cuda.cuda.availability import availability
-from lowbit_cuda.engine import hooks
 from lowbit_cuda.engine.placement import Placement
 from lowbit_cuda.kernels.layouts import up
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.linears import DeviceLinear, dequantized
-from lowbit_cuda.model import Decoder
+from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.port import DevicePort
 
 GROUPS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -46,7 +45,7 @@ DECLARED = {
     "routing.gate": Declaration({"scores": ("logits",)}, DENSE),
     "blocks.rms_norm": Declaration(arithmetic=NORMS),
     "blocks.swiglu": Declaration(arithmetic=ELEMENTS),
-    "rope.rotate": Declaration(arithmetic=TURNS),
+    "rope.rotate": Declaration(arithmetic=ROTATIONS),
     "attention.attend": Declaration({"head_dim": tuple(range(4, 257, 4))}, ATTENTION),
     "offload.trace": Declaration(),
     "offload.engine": Declaration(),
@@ -82,7 +81,7 @@ class PortBackend(Backend):
             try:
                 calls.close()
             finally:
-                calls.lane.port.close()
+                calls.arena.port.close()
 
     @property
     def _calls(self) -> Calls:
@@ -153,10 +152,11 @@ class PortBackend(Backend):
         return y
 
     def _offload_engine(self, arrangement: Arrangement) -> Placement:
-        return hooks.engine(arrangement)
+        return Placement(arrangement)
 
     def _offload_trace(self, arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
-        return hooks.trace(arrangement, requests)
+        placement = Placement(arrangement)
+        return tuple(event for request in requests for event in placement.step(request))
 
 
 class CudaBackend(PortBackend):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.port import DevicePort, Kernel, Memory, Number, Span
 
 
@@ -42,12 +42,12 @@ class Calls:
     """Runs kernels on arrays.
 
     Attributes:
-        lane: where they run.
+        arena: where they run.
         closed: whether everything was given back.
     """
 
     def __init__(self, port: DevicePort) -> None:
-        self.lane = Lane(port, "operations")
+        self.arena = Arena(port, "operations")
         self.closed = False
         self._rooms: dict[str, Room] = {}
         self._unused = deque[Memory]()
@@ -56,10 +56,10 @@ class Calls:
     def __call__(self, kernel: Kernel, given: Mapping[str, Array | Span], **numbers: Number) -> None:
         """Run a kernel; the arrays that it writes are filled, and spans are used where they lie."""
         if not self._calm:  # a call was interrupted, and its copies may still be on their way
-            self.lane.port.finish()
+            self.arena.port.finish()
         self._calm = False
         self.tidy()
-        self.lane.load(kernel)
+        self.arena.load(kernel)
         arguments: dict[str, Span | Number] = dict(numbers)
         results: list[tuple[Array, Span, Span]] = []
         arrays = {name: array for name, array in given.items() if not isinstance(array, Span)}
@@ -73,17 +73,17 @@ class Calls:
                 continue
             there, here = rooms[parameter.name]
             if parameter.access != "write":
-                self.lane.port.write(here, np.ascontiguousarray(array))
-                self.lane.copy(there, here)
+                self.arena.port.write(here, np.ascontiguousarray(array))
+                self.arena.copy(there, here)
             if parameter.access != "read":
                 results.append((array, there, here))
             arguments[parameter.name] = there
-        self.lane.port.launch(kernel, arguments, self.lane.stream)
+        self.arena.port.launch(kernel, arguments, self.arena.stream)
         for _, there, here in results:
-            self.lane.copy(here, there)
-        self.lane.wait()
+            self.arena.copy(here, there)
+        self.arena.wait()
         for array, _, here in results:
-            array[...] = self.lane.port.read(here, array.dtype, array.shape)
+            array[...] = self.arena.port.read(here, array.dtype, array.shape)
         self._calm = True
 
     def give_back(self, memory: Memory) -> None:
@@ -93,10 +93,10 @@ class Calls:
     def tidy(self) -> None:
         """Free what was given back; the device is idle."""
         while self._unused:
-            self.lane.port.free(self._unused.popleft())
+            self.arena.port.free(self._unused.popleft())
 
     def _room(self, name: str) -> Room:
-        return self._rooms.setdefault(name, Room(self.lane.port, f"argument {name}"))
+        return self._rooms.setdefault(name, Room(self.arena.port, f"argument {name}"))
 
     def close(self) -> None:
         """Give everything back."""
@@ -104,4 +104,4 @@ class Calls:
         self.tidy()
         for room in self._rooms.values():
             room.close()
-        self.lane.close()
+        self.arena.close()

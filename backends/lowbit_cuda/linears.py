@@ -24,10 +24,10 @@ class DeviceLinear(PreparedLinear):
     def __init__(self, backend: str, calls: Calls, matrix: QuantizedMatrix) -> None:
         self._layout, self._calls = MatrixLayout.of(matrix), calls
         calls.tidy()
-        memory = calls.lane.port.allocate(self._layout.nbytes, "a prepared matrix")
+        memory = calls.arena.port.allocate(self._layout.nbytes, "a prepared matrix")
         weakref.finalize(self, _give_back, weakref.ref(calls), memory)
-        self._blob: Span = memory.span()
-        calls.lane.upload(self._blob, self._layout.apply(matrix))
+        self._packed: Span = memory.span()
+        calls.arena.upload(self._packed, self._layout.apply(matrix))
         super().__init__(backend, matrix.rows, matrix.columns, self._layout.nbytes)
 
     def _qgemv(self, x: F32, out: F32) -> None:
@@ -38,7 +38,7 @@ class DeviceLinear(PreparedLinear):
 
     def _multiply(self, x: F32, out: F32, tokens: int) -> None:
         layout = self._layout
-        given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._blob)}
+        given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._packed)}
         self._calls(product(layout, tokens), given, tokens=tokens, **layout.numbers)
 
 
@@ -52,11 +52,11 @@ def dequantized(calls: Calls, matrix: QuantizedMatrix) -> F32:
     """The weights of a matrix, float32, K × N."""
     layout = MatrixLayout.of(matrix)
     weights = np.empty((matrix.rows, matrix.columns), np.float32)
-    room = calls.lane.port.allocate(layout.nbytes, "a matrix to dequantise")
+    room = calls.arena.port.allocate(layout.nbytes, "a matrix to dequantise")
     try:
-        calls.lane.upload(room.span(), layout.apply(matrix))
+        calls.arena.upload(room.span(), layout.apply(matrix))
         made = kernel("dequantize", bits=layout.bits, scales=layout.scale_dtype)
         calls(made, {"y": weights, **layout.spans(room.span())}, **layout.numbers)
     finally:
-        calls.lane.port.free(room)
+        calls.arena.port.free(room)
     return weights

@@ -17,7 +17,7 @@ from lowbit_cuda.backend import PortBackend
 from lowbit_cuda.port import DevicePort
 from lowbit_gpusim.shim.build import compiler
 from lowbit_gpusim.shim.runner import ShimKernels
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 MACHINE = "a100"
 

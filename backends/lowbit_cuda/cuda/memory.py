@@ -4,7 +4,7 @@ Every allocation is one of the driver's own (``cuMemAlloc``, ``cuMemHostAlloc``)
 once. The driver takes memory from a device in pieces of two MiB: a large allocation is counted in whole pieces, small
 ones share them (`lowbit_cuda.port.charge`). Pinned memory is counted in multiples of `ALIGNMENT`.
 
-A *block* is one allocation. It remembers the streams that were given work with it, because memory must not go back
+A *allocation* is one allocation. It remembers the streams that were given work with it, because memory must not go back
 while such work may still come: `Heap.free` waits for those streams, and the driver may then wait for the others. So
 memory is given back where the device is idle, not in the middle of a run.
 
@@ -59,7 +59,7 @@ class ExhaustedError(DeviceMemoryError):
 
 
 @dataclass(eq=False)
-class Block:
+class Allocation:
     """One allocation.
 
     Attributes:
@@ -111,7 +111,7 @@ class Heap:
             pointer = int(self._asked("device", nbytes, what, driver.cuMemAlloc, charged))
             self.used += charged
             self.peak = max(self.peak, self.used)
-            return self._keep(Memory(what, nbytes, "device", Block(self, "device", pointer, charged)))
+            return self._keep(Memory(what, nbytes, "device", Allocation(self, "device", pointer, charged)))
 
     def pin(self, nbytes: int, what: str) -> Memory:
         """Pinned memory; `DeviceMemoryError`, with nothing changed, if the host has none."""
@@ -125,7 +125,7 @@ class Heap:
             pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
             self.pinned += charged
-            return self._keep(Memory(what, nbytes, "host", Block(self, "host", pointer, charged, view=view)))
+            return self._keep(Memory(what, nbytes, "host", Allocation(self, "host", pointer, charged, view=view)))
 
     def _asked(self, place: Place, nbytes: int, what: str, function: Callable[..., Any], *arguments: int) -> Any:
         from cuda.bindings import driver
@@ -143,7 +143,7 @@ class Heap:
         return memory
 
     def free(self, memory: Memory, wait: Callable[[Any], None], *, lost: bool = False) -> None:
-        """Give a block back when the streams that use it have done so; twice is harmless.
+        """Give a allocation back when the streams that use it have done so; twice is harmless.
 
         Args:
             memory: any of this heap's.
@@ -160,34 +160,34 @@ class Heap:
         with self._lock:
             if memory.handle is None:
                 return
-            block = self.of(memory)
+            allocation = self.of(memory)
             try:
                 if not lost:
-                    for stream in block.users:
+                    for stream in allocation.users:
                         wait(stream)
-                    function = driver.cuMemFree if block.place == "device" else driver.cuMemFreeHost
-                    self._call(f"giving back the memory for {memory.what}", function, block.pointer)
+                    function = driver.cuMemFree if allocation.place == "device" else driver.cuMemFreeHost
+                    self._call(f"giving back the memory for {memory.what}", function, allocation.pointer)
             except DeviceLostError:  # there is nothing to give back
-                self._count_off(memory, block)
+                self._count_off(memory, allocation)
                 raise
-            self._count_off(memory, block)
+            self._count_off(memory, allocation)
 
-    def _count_off(self, memory: Memory, block: Block) -> None:
+    def _count_off(self, memory: Memory, allocation: Allocation) -> None:
         del self.held[id(memory)]
-        memory.handle = block.view = None
-        if block.place == "device":
-            self.used -= block.charged
+        memory.handle = allocation.view = None
+        if allocation.place == "device":
+            self.used -= allocation.charged
         else:
-            self.pinned -= block.charged
+            self.pinned -= allocation.charged
 
     # What lies where.
 
-    def of(self, memory: Memory) -> Block:
-        """The block behind it; `DeviceError` if it was given back or is another device's."""
-        block = memory.handle
-        if isinstance(block, Block) and block.heap is self and self.held.get(id(memory)) is memory:
-            return block
-        raise DeviceError(f"{'use after free' if block is None else 'memory of another device'}: {memory.what}")
+    def of(self, memory: Memory) -> Allocation:
+        """The allocation behind it; `DeviceError` if it was given back or is another device's."""
+        allocation = memory.handle
+        if isinstance(allocation, Allocation) and allocation.heap is self and self.held.get(id(memory)) is memory:
+            return allocation
+        raise DeviceError(f"{'use after free' if allocation is None else 'memory of another device'}: {memory.what}")
 
     def bytes_of(self, span: Span, nbytes: int) -> U8:
         """The first bytes of a span of pinned memory, in place."""

@@ -12,9 +12,8 @@ are cut into the same panels, a row for each group. Nothing else is changed: a w
 **Zeros** are stored in the dtype of the scales, also those that are codes, all of which float16 holds. A group then
 has two numbers of one kind, whatever the convention.
 
-**A blob** is one matrix in one run of bytes: words, scales, zeros. A model moves blobs. With W the columns rounded up
-to whole panels, G the groups and c the bytes of a scale, it has :math:`W (bK/8 + 2cG)` bytes, and each part begins at a
-multiple of 64.
+**A packed matrix** is one contiguous run of bytes: words, scales, zeros. With W the columns rounded up to whole panels,
+G the groups and c the bytes of a scale, it has :math:`W (bK/8 + 2cG)` bytes, and each part begins at a multiple of 64.
 
 **Dense matrices**, of float32 or float16 weights, are stored column by column: a column is one run, since there a block
 of threads computes one.
@@ -75,7 +74,7 @@ def from_panels(panels: Array, rows: int, columns: int) -> Array:
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """Where the parts of a quantised matrix of K × N lie in its blob.
+    """Where the parts of a quantised matrix of K × N lie in its packed form.
 
     Attributes:
         bits: 2, 3, 4 or 8.
@@ -139,13 +138,13 @@ class MatrixLayout:
 
     @cached_property
     def offsets(self) -> tuple[int, int, int]:
-        """Bytes from the blob's beginning to words, scales and zeros."""
+        """Offsets in bytes of words, scales and zeros."""
         words = 4 * self.words
         return 0, words, words + self._scale_bytes
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the blob."""
+        """Bytes of the packed matrix."""
         return 4 * self.words + 2 * self._scale_bytes
 
     @cached_property
@@ -153,31 +152,31 @@ class MatrixLayout:
         return self.scales * np.dtype(self.scale_dtype).itemsize
 
     def apply(self, matrix: QuantizedMatrix) -> U8:
-        """The blob of a matrix: uint8, `nbytes`.
+        """A matrix, packed: uint8, `nbytes`.
 
         Raises:
             ArgumentError: a matrix of another shape or kind.
         """
         if self != MatrixLayout.of(matrix):
             raise ArgumentError("matrix", MatrixLayout.of(matrix), str(self))
-        blob = np.zeros(self.nbytes, np.uint8)
+        packed = np.zeros(self.nbytes, np.uint8)
         parts = matrix.words, matrix.scales, matrix.zeros.astype(self.scale_dtype)
         for offset, part in zip(self.offsets, parts, strict=True):
             stored = to_panels(part).view(np.uint8)
-            blob[offset : offset + stored.size] = stored
-        return blob
+            packed[offset : offset + stored.size] = stored
+        return packed
 
-    def restore(self, blob: U8) -> QuantizedMatrix:
-        """The matrix of a blob, the inverse of `apply`.
+    def restore(self, packed: U8) -> QuantizedMatrix:
+        """The matrix that was packed, the inverse of `apply`.
 
         Raises:
-            ArgumentError: not a blob of this layout, or one that holds no matrix.
+            ArgumentError: `packed` does not have this layout, or holds no valid matrix.
         """
-        check_array("blob", blob, np.uint8, (self.nbytes,))
+        check_array("packed", packed, np.uint8, (self.nbytes,))
         kinds, counts = (np.dtype(np.uint32), *(np.dtype(self.scale_dtype),) * 2), (self.words, *(self.scales,) * 2)
         rows = self.rows * self.bits // WORD_BITS, self.groups, self.groups
         words, scales, zeros = (
-            from_panels(blob[start : start + count * kind.itemsize].view(kind), height, self.columns)
+            from_panels(packed[start : start + count * kind.itemsize].view(kind), height, self.columns)
             for start, kind, count, height in zip(self.offsets, kinds, counts, rows, strict=True)
         )
         if self.convention == "zero_point":
@@ -186,12 +185,12 @@ class MatrixLayout:
 
     # What a launch is given.
 
-    def spans(self, blob: Span, prefix: str = "") -> dict[str, Span]:
-        """The arguments ``words``, ``scales`` and ``zeros`` of a kernel, from the span of the blob."""
+    def spans(self, packed: Span, prefix: str = "") -> dict[str, Span]:
+        """The arguments ``words``, ``scales`` and ``zeros`` of a kernel, from the span of the packed matrix."""
         sizes = 4 * self.words, self._scale_bytes, self._scale_bytes
         names = ("words", "scales", "zeros")
         return {
-            prefix + name: blob.part(offset, size)
+            prefix + name: packed.part(offset, size)
             for name, offset, size in zip(names, self.offsets, sizes, strict=True)
         }
 
@@ -248,11 +247,11 @@ class DenseLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blob."""
+        """Bytes of the packed matrix."""
         return self.rows * self.columns * np.dtype(self.dtype).itemsize
 
     def apply(self, weights: F32) -> U8:
-        """The blob of weights, float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
+        """Weights, packed, from float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
 
         Raises:
             ArgumentError: weights of another dtype or shape, or such that float16 does not hold them.
@@ -264,7 +263,7 @@ class DenseLayout:
             raise ArgumentError("weights", "not finite, or become so", f"what {self.dtype} can hold")
         return stored.view(np.uint8).ravel()
 
-    def restore(self, blob: U8) -> F32:
-        """The weights of a blob: float32, K × N."""
-        check_array("blob", blob, np.uint8, (self.nbytes,))
-        return np.ascontiguousarray(blob.view(self.dtype).reshape(self.columns, self.rows).T.astype(np.float32))
+    def restore(self, packed: U8) -> F32:
+        """The weights that were packed: float32, K × N."""
+        check_array("packed", packed, np.uint8, (self.nbytes,))
+        return np.ascontiguousarray(packed.view(self.dtype).reshape(self.columns, self.rows).T.astype(np.float32))

@@ -18,7 +18,7 @@ from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import CODES_PER_UNIT, check_rows
 from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PANEL, PART, check_group_size, up
-from lowbit_cuda.kernels.pieces import (
+from lowbit_cuda.kernels.parameters import (
     ACTIVATIONS,
     FLOAT_NAMES,
     MOST_TOKENS,

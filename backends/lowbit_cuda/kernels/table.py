@@ -21,9 +21,9 @@ from functools import cache
 
 from lowbit.contract.checks import check_choice
 from lowbit.quantization.packing import BITS
-from lowbit_cuda.kernels.between import add, combine, gather, rms_norm, scatter, swiglu
-from lowbit_cuda.kernels.heads import KEYS, append, attend, rope
-from lowbit_cuda.kernels.pieces import FLOAT_NAMES
+from lowbit_cuda.kernels.attention import KEYS, append, attend, rope
+from lowbit_cuda.kernels.elementwise import add, combine, gather, rms_norm, scatter, swiglu
+from lowbit_cuda.kernels.parameters import FLOAT_NAMES
 from lowbit_cuda.kernels.products import TOKENS_AT_ONCE, dense, dequantize, expert_in, gemm
 from lowbit_cuda.port import Kernel
 

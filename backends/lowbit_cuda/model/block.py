@@ -17,7 +17,7 @@ from lowbit.backend.whole_model import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import GatedWeights, LayerWeights
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.model.matrices import ExpertLayout, Resident
 from lowbit_cuda.model.workspace import Workspace
 from lowbit_cuda.port import Number, Span
@@ -41,41 +41,41 @@ class Gate:
 class DenseFeedForward:
     """The feed-forward part of a dense block."""
 
-    def __init__(self, lane: Lane, weights: GatedWeights, what: str) -> None:
-        self._lane, self._layout = lane, ExpertLayout.of(weights)
-        lane.load(*self._layout.kernels())
-        self._blob = lane.store(self._layout.apply(weights), what)
+    def __init__(self, arena: Arena, weights: GatedWeights, what: str) -> None:
+        self._arena, self._layout = arena, ExpertLayout.of(weights)
+        arena.load(*self._layout.kernels())
+        self._packed = arena.store(self._layout.apply(weights), what)
 
     def enqueue(self, work: Workspace, tokens: int) -> None:
         """Add its answer to the stream."""
         spare = work.device.get("spare")
-        self._layout.run(self._lane, self._blob, work["out"], work["normed"], work["inner"], spare, tokens)
+        self._layout.run(self._arena, self._packed, work["out"], work["normed"], work["inner"], spare, tokens)
         count = tokens * work.sizes.config.hidden
-        self._lane.launch(kernel("add"), y=work["x"], x=work["out"], count=count)
+        self._arena.launch(kernel("add"), y=work["x"], x=work["out"], count=count)
 
 
-class Block:
+class DeviceBlock:
     """The weights of one block that stay on the device, and what is launched for them."""
 
-    def __init__(self, lane: Lane, config: LlamaConfig, number: int, layer: LayerWeights, keys: Keys) -> None:
+    def __init__(self, arena: Arena, config: LlamaConfig, number: int, layer: LayerWeights, keys: Keys) -> None:
         """Bring its weights to the device, and its kernels."""
-        self._lane, self._config, self._number = lane, config, number
+        self._arena, self._config, self._number = arena, config, number
         self._plain = "float32" if keys == "float32" else "float16"
         self._appends = {"keys": kernel("append", keys=keys), "values": kernel("append", keys=self._plain)}
         self._attends = kernel("attend", keys=keys, values=self._plain)
-        lane.load(*self._appends.values(), self._attends)
-        lane.load(kernel("rms_norm"), kernel("rope"), kernel("add"), kernel("dense", weights="float32"))
-        self._attention_norm = lane.store(layer.attention_norm, f"norm of layer {number}")
-        self._feed_forward_norm = lane.store(layer.feed_forward_norm, f"norm of layer {number}")
+        arena.load(*self._appends.values(), self._attends)
+        arena.load(kernel("rms_norm"), kernel("rope"), kernel("add"), kernel("dense", weights="float32"))
+        self._attention_norm = arena.store(layer.attention_norm, f"norm of layer {number}")
+        self._feed_forward_norm = arena.store(layer.feed_forward_norm, f"norm of layer {number}")
         self._query, self._key, self._value, self._output = (
-            Resident(lane, matrix, f"{name} of layer {number}")
+            Resident(arena, matrix, f"{name} of layer {number}")
             for name, matrix in zip(
                 ("query", "key", "value", "output"), (layer.query, layer.key, layer.value, layer.output), strict=True
             )
         )
         self._dense = None
         if isinstance(layer.feed_forward, GatedWeights):
-            self._dense = DenseFeedForward(lane, layer.feed_forward, f"feed-forward part of layer {number}")
+            self._dense = DenseFeedForward(arena, layer.feed_forward, f"feed-forward part of layer {number}")
         self._keys = keys
         self.gate: Gate | None = None
 
@@ -90,22 +90,22 @@ class Block:
             self._scores(work, self.gate, tokens)
 
     def _norm(self, work: Workspace, gain: Span, tokens: int) -> None:
-        norm(self._lane, self._config, work, gain, tokens)
+        norm(self._arena, self._config, work, gain, tokens)
 
     def _attention(self, work: Workspace, tokens: int) -> None:
         """Read the past, after adding the tokens to it; and add what was read to the stream."""
-        config, lane = self._config, self._lane
+        config, arena = self._config, self._arena
         for linear, name in ((self._query, "queries"), (self._key, "keys"), (self._value, "values")):
             linear(work[name], work["normed"], tokens)
-        self._turn(work, tokens)
+        self._rotate(work, tokens)
         self._attend(work, tokens)
         self._output(work["out"], work["mixed"], tokens)
-        lane.launch(kernel("add"), y=work["x"], x=work["out"], count=tokens * config.hidden)
+        arena.launch(kernel("add"), y=work["x"], x=work["out"], count=tokens * config.hidden)
 
-    def _turn(self, work: Workspace, tokens: int) -> None:
+    def _rotate(self, work: Workspace, tokens: int) -> None:
         """Turn queries and keys by their positions."""
         for name, heads in (("queries", self._config.heads), ("keys", self._config.kv_heads)):
-            self._lane.launch(
+            self._arena.launch(
                 kernel("rope"),
                 x=work[name],
                 table=work.tables[self._config.layer_rope_base(self._number)],
@@ -118,7 +118,7 @@ class Block:
 
     def _attend(self, work: Workspace, tokens: int) -> None:
         """Add keys and values to the cache, and read it."""
-        config, cache, launch = self._config, work.caches[self._number], self._lane.launch
+        config, cache, launch = self._config, work.caches[self._number], self._arena.launch
         sized: dict[str, Span | Number] = {
             "position": work["position"],
             "tokens": tokens,
@@ -146,7 +146,7 @@ class Block:
     def _scores(self, work: Workspace, gate: Gate, tokens: int) -> None:
         """Straight to the host: a copy would wait behind an expert that is being copied back."""
         hidden = self._config.hidden
-        self._lane.launch(
+        self._arena.launch(
             kernel("dense", weights="float32"),
             y=work.host["scores"],
             x=work["normed"],
@@ -156,12 +156,12 @@ class Block:
             columns=gate.columns,
         )
         if gate.inputs:
-            self._lane.copy(work.host["normed"], work.rows("normed", tokens, hidden))
+            self._arena.copy(work.host["normed"], work.rows("normed", tokens, hidden))
 
 
-def norm(lane: Lane, config: LlamaConfig, work: Workspace, gain: Span, tokens: int) -> None:
+def norm(arena: Arena, config: LlamaConfig, work: Workspace, gain: Span, tokens: int) -> None:
     """The stream, normed, with a gain."""
-    lane.launch(
+    arena.launch(
         kernel("rms_norm"),
         y=work["normed"],
         x=work["x"],

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError
-from lowbit_cuda.engine.blobs import slots_within, stride
+from lowbit_cuda.engine.storage import slots_within, stride
 from lowbit_cuda.port import charge
 
 

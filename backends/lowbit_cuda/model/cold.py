@@ -20,8 +20,8 @@ from lowbit.backend import Backend
 from lowbit.backend.linears import backend_linear
 from lowbit.model.block import FORMULAS, Gated
 from lowbit_cuda.engine.cost import Rates, measured
-from lowbit_cuda.model.lane import Lane
-from lowbit_cuda.model.matrices import Blob, ExpertLayout
+from lowbit_cuda.model.arena import Arena
+from lowbit_cuda.model.matrices import U8, ExpertLayout
 from lowbit_cuda.model.workspace import Workspace
 from lowbit_cuda.port import Span
 
@@ -42,15 +42,15 @@ class ColdExperts:
         self.layout, self._linear = layout, backend_linear(backend)
         self._ready: dict[tuple[int, int], Gated] = {}
 
-    def answer(self, expert: tuple[int, int], blob: Blob, x: F32) -> F32:
+    def answer(self, expert: tuple[int, int], packed: U8, x: F32) -> F32:
         """What an expert, by layer and number, answers to tokens (float32, T × hidden)."""
         if expert not in self._ready:
-            self._ready[expert] = self.made(blob)
+            self._ready[expert] = self.made(packed)
         return self.once(self._ready[expert], x)
 
-    def made(self, blob: Blob) -> Gated:
+    def made(self, packed: U8) -> Gated:
         """An expert made ready."""
-        return Gated("silu", self.layout.restore(blob.copy()), self._linear, FORMULAS)
+        return Gated("silu", self.layout.restore(packed.copy()), self._linear, FORMULAS)
 
     @staticmethod
     def once(expert: Gated, x: F32) -> F32:
@@ -58,46 +58,46 @@ class ColdExperts:
         return expert(x.astype(np.float64)).astype(np.float32)
 
 
-def measure(lane: Lane, work: Workspace, cold: ColdExperts, blob: Blob) -> Rates:
+def measure(arena: Arena, work: Workspace, cold: ColdExperts, packed: U8) -> Rates:
     """What this machine can do, with one expert's bytes; takes room for one expert, and gives it back."""
-    port, counts = lane.port, sorted({1, work.sizes.chunk})
+    port, counts = arena.port, sorted({1, work.sizes.chunk})
     zeros = np.zeros((work.sizes.chunk, work.sizes.config.hidden), np.float32)
-    lane.upload(work["normed"], zeros)
-    lane.load(*cold.layout.kernels())
-    ready = cold.made(blob)
-    passage = port.pin(blob.size, "an expert to measure with")
+    arena.upload(work["normed"], zeros)
+    arena.load(*cold.layout.kernels())
+    ready = cold.made(packed)
+    staging = port.pin(packed.size, "an expert to measure with")
     try:
-        there = port.allocate(blob.size, "an expert to measure with")
+        there = port.allocate(packed.size, "an expert to measure with")
         try:
-            port.write(passage.span(), blob)
-            copying = _on_device(lane, partial(lane.copy, there.span(), passage.span()))
-            run = partial(cold.layout.run, lane, there.span(), work["out"], work["normed"], work["inner"])
-            device = {n: _on_device(lane, partial(run, work.device.get("spare"), n)) for n in counts}
-            host = {n: _on_host(lane, passage.span(), partial(cold.once, ready, zeros[:n])) for n in counts}
+            port.write(staging.span(), packed)
+            copying = _on_device(arena, partial(arena.copy, there.span(), staging.span()))
+            run = partial(cold.layout.run, arena, there.span(), work["out"], work["normed"], work["inner"])
+            device = {n: _on_device(arena, partial(run, work.device.get("spare"), n)) for n in counts}
+            host = {n: _on_host(arena, staging.span(), partial(cold.once, ready, zeros[:n])) for n in counts}
         finally:
             port.free(there)
     finally:
-        port.free(passage)
-    return Rates(blob.size / copying, measured(device), measured(host))
+        port.free(staging)
+    return Rates(packed.size / copying, measured(device), measured(host))
 
 
-def _on_device(lane: Lane, work: Callable[[], object]) -> float:
+def _on_device(arena: Arena, work: Callable[[], object]) -> float:
     """Seconds on the device's clock."""
     times = []
     for _ in range(REPEATS):
-        begin = lane.port.record(lane.stream)
+        begin = arena.port.record(arena.stream)
         work()
-        end = lane.port.record(lane.stream)
-        lane.port.synchronize(end)
-        times.append(lane.port.seconds(begin, end))
+        end = arena.port.record(arena.stream)
+        arena.port.synchronize(end)
+        times.append(arena.port.seconds(begin, end))
     return max(min(times), LEAST_SECONDS)
 
 
-def _on_host(lane: Lane, reads: Span, work: Callable[[], object]) -> float:
+def _on_host(arena: Arena, reads: Span, work: Callable[[], object]) -> float:
     """Seconds on the host's clock, for something that reads an expert."""
     times = []
     for _ in range(REPEATS):
-        begin = lane.port.now()
-        lane.port.on_host("measuring an expert", [reads], lambda data: work())
-        times.append(lane.port.now() - begin)
+        begin = arena.port.now()
+        arena.port.on_host("measuring an expert", [reads], lambda data: work())
+        times.append(arena.port.now() - begin)
     return max(min(times), LEAST_SECONDS)

@@ -36,8 +36,8 @@ from lowbit.model.replay import Recall
 from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Event
 from lowbit_cuda.engine.engine import Engine
+from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.model.block import norm
-from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.model.loading import Loader
 from lowbit_cuda.model.workspace import LOGIT_ROWS
 from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Graph
@@ -90,11 +90,11 @@ class Decoder:
         """
         self._port, self._settings, self._owns_port, self._record = port, settings, owns_port, record
         self.events: list[Event] = []
-        self._lane: Lane | None = None
+        self._arena: Arena | None = None
         self._loader: Loader | None = None
         try:
-            self._lane = Lane(port, "model")
-            self._loader = Loader(self._lane, weights, settings, record)
+            self._arena = Arena(port, "model")
+            self._loader = Loader(self._arena, weights, settings, record)
             self._model = self._loader.load(progress)
         except BaseException:
             self.close()
@@ -186,58 +186,58 @@ class Decoder:
         self._give(stage, tokens)
         gate = model.blocks[stage].gate
         if gate is not None:
-            assert model.sparse is not None and self._lane is not None
-            self._lane.wait()
+            assert model.sparse is not None and self._arena is not None
+            self._arena.wait()
             events = model.sparse.run(stage, model.work, tokens, gate.columns)
             if self._record:
                 self.events += events
 
     def _end(self, tokens: int) -> F32:
         """After the last layer: float32, T × hidden."""
-        assert self._lane is not None
+        assert self._arena is not None
         self._give(self._stages, tokens)
-        self._lane.wait()
+        self._arena.wait()
         answer: F32 = self._port.read(self._model.work.host["normed"], np.float32, (tokens, self._model.config.hidden))
         return answer
 
     def _give(self, stage: int, tokens: int) -> None:
         """Ask for a stage, of one token by its graph."""
-        assert self._lane is not None
+        assert self._arena is not None
         if tokens > 1:
             self._enqueue(stage, tokens)
             return
         if stage not in self._graphs:
-            with self._port.capture(self._lane.stream) as captured:
+            with self._port.capture(self._arena.stream) as captured:
                 self._enqueue(stage, tokens)
             self._graphs[stage] = captured()
-        self._port.replay(self._graphs[stage], self._lane.stream)
+        self._port.replay(self._graphs[stage], self._arena.stream)
 
     def _enqueue(self, stage: int, tokens: int) -> None:
         """What the stream does for a stage: what the layer before left to be done, and then a layer, or the end."""
-        model, lane = self._model, self._lane
-        assert lane is not None
+        model, arena = self._model, self._arena
+        assert arena is not None
         hidden = model.config.hidden
         if stage == 0:
-            lane.copy(model.work["position"], model.work.host["position"])
-            lane.copy(model.work.rows("x", tokens, hidden), model.work.host["x"])
+            arena.copy(model.work["position"], model.work.host["position"])
+            arena.copy(model.work.rows("x", tokens, hidden), model.work.host["x"])
         elif model.sparse is not None:
             model.sparse.combine(model.work, tokens)
         if stage < self._stages:
             model.blocks[stage].enqueue(model.work, tokens)
         else:
-            norm(lane, model.config, model.work, model.norm, tokens)
-            lane.copy(model.work.host["normed"], model.work.rows("normed", tokens, hidden))
+            norm(arena, model.config, model.work, model.norm, tokens)
+            arena.copy(model.work.host["normed"], model.work.rows("normed", tokens, hidden))
 
     def _scores(self, rows: F32) -> F32:
         """Logits of a few rows."""
-        work, count, lane = self._model.work, len(rows), self._lane
-        assert lane is not None
+        work, count, arena = self._model.work, len(rows), self._arena
+        assert arena is not None
         vocabulary = self._model.config.vocabulary
         self._port.write(work.host["head_in"], rows)
-        lane.copy(work.rows("head_in", count, rows.shape[1]), work.host["head_in"])
+        arena.copy(work.rows("head_in", count, rows.shape[1]), work.host["head_in"])
         self._model.head(work["logits"], work["head_in"], count)
-        lane.copy(work.host["logits"], work.rows("logits", count, vocabulary))
-        lane.wait()
+        arena.copy(work.host["logits"], work.rows("logits", count, vocabulary))
+        arena.wait()
         scores: F32 = self._port.read(work.host["logits"], np.float32, (count, vocabulary))
         return scores
 
@@ -291,8 +291,8 @@ class Decoder:
         steps = []
         if self._loader is not None and self._loader.engine is not None:
             steps.append(self._loader.engine.close)
-        if self._lane is not None:
-            steps.append(self._lane.close)
+        if self._arena is not None:
+            steps.append(self._arena.close)
         if self._owns_port:
             steps.append(self._port.close)
         failures = []

@@ -19,15 +19,15 @@ from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeigh
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
-from lowbit_cuda.kernels.heads import MOST_HEAD_DIM
+from lowbit_cuda.kernels.attention import MOST_HEAD_DIM
 from lowbit_cuda.kernels.layouts import DenseLayout
 from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
-from lowbit_cuda.model.block import Block, Gate
+from lowbit_cuda.model.arena import Arena, charged
 from lowbit_cuda.model.budget import Need
 from lowbit_cuda.model.cold import ColdExperts, measure
-from lowbit_cuda.model.lane import Lane, charged
 from lowbit_cuda.model.matrices import ExpertLayout, Layout, Resident, layout_of
 from lowbit_cuda.model.sparse import Sparse
+from lowbit_cuda.model.storage import DeviceBlock, Gate
 from lowbit_cuda.model.workspace import FLOAT, Sizes, Workspace, take
 from lowbit_cuda.port import Span
 
@@ -42,17 +42,17 @@ class Loaded:
     Attributes:
         config: its shape; the context is the one that was asked for.
         embedding: float32, vocabulary × hidden.
-        blocks: in order.
+        device_storage: in order.
         norm: gain of the last norm.
         head: what makes logits.
         work: the workspace.
         engine: what brings experts; None for a dense model.
-        sparse: the sparse part of blocks; None for a dense model.
+        sparse: the sparse part of device_storage; None for a dense model.
     """
 
     config: LlamaConfig
     embedding: F32
-    blocks: tuple[Block, ...]
+    device_storage: tuple[DeviceBlock, ...]
     norm: Span
     head: Resident
     work: Workspace
@@ -91,9 +91,9 @@ def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
 class Loader:
     """Puts one model on one device."""
 
-    def __init__(self, lane: Lane, weights: LayeredWeights, settings: DeviceSettings, record: bool = False) -> None:
+    def __init__(self, arena: Arena, weights: LayeredWeights, settings: DeviceSettings, record: bool = False) -> None:
         check_model(weights.config, settings.keys)
-        self._lane, self._weights, self._settings, self._record = lane, weights, settings, record
+        self._arena, self._weights, self._settings, self._record = arena, weights, settings, record
         own = weights.config.context
         self._config = replace(weights.config, context=min(own, settings.context or own))
         self._first: LayerWeights | None = weights.layer(0)
@@ -113,10 +113,10 @@ class Loader:
             ArgumentError: the budget is too small, or layers differ in how they are stored.
             DeviceError: the device failed.
         """
-        lane, config, head = self._lane, self._config, self._weights.head
-        slots = self._need(layout_of(head)).slots(lane.port.budget - lane.port.used)
-        work = take(lane, self._sizes)
-        last, norm = Resident(lane, head, "head"), lane.store(self._weights.norm, "last norm")
+        arena, config, head = self._arena, self._config, self._weights.head
+        slots = self._need(layout_of(head)).slots(arena.port.budget - arena.port.used)
+        work = take(arena, self._sizes)
+        last, norm = Resident(arena, head, "head"), arena.store(self._weights.norm, "last norm")
         sparse = None
         if config.routing:
             cold, rates = self._cold(work)
@@ -124,20 +124,20 @@ class Loader:
                 config.layers, config.routing.experts, slots, self._settings.buffers, self._settings.mode
             )
             self.engine = Engine(
-                lane.port,
+                arena.port,
                 arrangement,
                 self._expert.nbytes,
-                lane.stream,
+                arena.stream,
                 prefetch=self._settings.prefetch,
                 rates=rates,
                 record=self._record,
             )
-            sparse = Sparse(lane, config, self._expert, self.engine, cold)
-        blocks = self._blocks(progress)
-        lane.drop_upload()
+            sparse = Sparse(arena, config, self._expert, self.engine, cold)
+        device_storage = self._device_storage(progress)
+        arena.drop_upload()
         if self.engine is not None:
             self.engine.reset()
-        return Loaded(config, self._weights.embedding, blocks, norm, last, work, self.engine, sparse)
+        return Loaded(config, self._weights.embedding, device_storage, norm, last, work, self.engine, sparse)
 
     def _need(self, head: Layout) -> Need:
         """What the model takes, if all layers are like the first."""
@@ -164,31 +164,31 @@ class Loader:
             return None, None
         assert self._first is not None
         cold = ColdExperts(load_backend(self._settings.cold_experts), self._expert)
-        return cold, measure(self._lane, work, cold, self._expert.apply(experts_of(self._first)[0]))
+        return cold, measure(self._arena, work, cold, self._expert.apply(experts_of(self._first)[0]))
 
-    def _blocks(self, progress: Progress | None) -> tuple[Block, ...]:
-        config, lane = self._config, self._lane
-        routers = [lane.allocate(nbytes, "routers") for nbytes in self._router_bytes()]
-        blocks = []
+    def _device_storage(self, progress: Progress | None) -> tuple[DeviceBlock, ...]:
+        config, arena = self._config, self._arena
+        routers = [arena.allocate(nbytes, "routers") for nbytes in self._router_bytes()]
+        device_storage = []
         for number in range(config.layers):
             layer = self._first or self._weights.layer(number)
             self._first = None  # so that one layer at a time is in memory
             check_layer(config, layer)
-            block = Block(lane, config, number, layer, self._settings.keys)
+            storage = DeviceBlock(arena, config, number, layer, self._settings.keys)
             if isinstance(layer.feed_forward, SparseWeights):
-                block.gate = self._gate(number, layer.feed_forward.router, routers[0])
+                storage.gate = self._gate(number, layer.feed_forward.router, routers[0])
                 self._fill(number, layer.feed_forward)
-            blocks.append(block)
+            device_storage.append(storage)
             if progress is not None:
                 progress(number + 1, config.layers)
-        return tuple(blocks)
+        return tuple(device_storage)
 
     def _gate(self, number: int, router: F32, routers: Span) -> Gate:
         """Bring a router to the device; the next one will lie behind it."""
         layout = DenseLayout(*router.shape)
         guessing = self._settings.prefetch != "off" and number + 1 < self._config.layers
         first = number * layout.nbytes
-        self._lane.upload(routers.part(first, layout.nbytes), layout.apply(router))
+        self._arena.upload(routers.part(first, layout.nbytes), layout.apply(router))
         count = 2 if guessing else 1
         own = routers.part(first, count * layout.nbytes)
         return Gate(own, count * layout.columns, inputs=self._settings.cold_experts is not None)

@@ -18,11 +18,11 @@ from lowbit.errors import ArgumentError
 from lowbit.model.weights import GatedWeights, Matrix
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.port import Kernel, Span
 
 Layout = MatrixLayout | DenseLayout
-Blob = U8
+U8 = U8
 
 MANY = 8
 """Tokens for which the kernels of many tokens are made."""
@@ -50,7 +50,7 @@ def fits_float16(weights: F32) -> bool:
         return bool((weights.astype(np.float16) == weights).all())
 
 
-def blob_of(layout: Layout, matrix: Matrix) -> Blob:
+def packed_bytes(layout: Layout, matrix: Matrix) -> U8:
     """The bytes of a matrix in a layout that can hold it, its own or, for plain weights, float32."""
     if isinstance(layout, DenseLayout):
         if not isinstance(matrix, np.ndarray):
@@ -75,26 +75,26 @@ def products(layout: Layout) -> tuple[Kernel, ...]:
     return tuple(dict.fromkeys((product(layout, 1), product(layout, MANY))))
 
 
-def multiply(lane: Lane, layout: Layout, blob: Span, y: Span, x: Span, tokens: int) -> None:
+def multiply(arena: Arena, layout: Layout, packed: Span, y: Span, x: Span, tokens: int) -> None:
     """Y (T × N) = X (T × K) W."""
     made = product(layout, tokens)
     if isinstance(layout, DenseLayout):
-        lane.launch(made, y=y, x=x, weights=blob, tokens=tokens, rows=layout.rows, columns=layout.columns)
+        arena.launch(made, y=y, x=x, weights=packed, tokens=tokens, rows=layout.rows, columns=layout.columns)
         return
-    lane.launch(made, y=y, x=x, **layout.spans(blob), tokens=tokens, **layout.numbers)
+    arena.launch(made, y=y, x=x, **layout.spans(packed), tokens=tokens, **layout.numbers)
 
 
 class Resident:
     """A matrix that stays on the device."""
 
-    def __init__(self, lane: Lane, matrix: Matrix, what: str) -> None:
-        self._lane, self.layout = lane, layout_of(matrix)
-        lane.load(*products(self.layout))
-        self._blob = lane.store(blob_of(self.layout, matrix), what)
+    def __init__(self, arena: Arena, matrix: Matrix, what: str) -> None:
+        self._arena, self.layout = arena, layout_of(matrix)
+        arena.load(*products(self.layout))
+        self._packed = arena.store(packed_bytes(self.layout, matrix), what)
 
     def __call__(self, y: Span, x: Span, tokens: int) -> None:
         """Y = X W."""
-        multiply(self._lane, self.layout, self._blob, y, x, tokens)
+        multiply(self._arena, self.layout, self._packed, y, x, tokens)
 
 
 # **Experts.**
@@ -140,14 +140,14 @@ class ExpertLayout:
         bits, scales = self.gate.bits, self.gate.scale_dtype
         return kernel("expert_in", bits=bits, scales=scales, tokens=1 if tokens == 1 else MANY)
 
-    def apply(self, expert: GatedWeights) -> Blob:
+    def apply(self, expert: GatedWeights) -> U8:
         """The bytes of an expert.
 
         Raises:
             ArgumentError: its matrices are stored otherwise.
         """
         parts = zip((self.gate, self.up, self.down), expert.linears().values(), strict=True)
-        return np.concatenate([blob_of(layout, matrix) for layout, matrix in parts])
+        return np.concatenate([packed_bytes(layout, matrix) for layout, matrix in parts])
 
     def wider(self, others: "ExpertLayout") -> "ExpertLayout":
         """The layout that holds this expert and another: float32 where one of the two needs it.
@@ -158,34 +158,34 @@ class ExpertLayout:
         pairs = zip((self.gate, self.up, self.down), (others.gate, others.up, others.down), strict=True)
         return ExpertLayout(*(_wider(one, other) for one, other in pairs))
 
-    def restore(self, blob: Blob) -> GatedWeights:
-        """The expert of a blob, the inverse of `apply`."""
+    def restore(self, packed: U8) -> GatedWeights:
+        """The expert of a packed, the inverse of `apply`."""
         ends = np.cumsum([self.gate.nbytes, self.up.nbytes, self.down.nbytes])
-        parts = np.split(blob, ends[:-1])
+        parts = np.split(packed, ends[:-1])
         layouts = self.gate, self.up, self.down
         return GatedWeights(*(layout.restore(part) for layout, part in zip(layouts, parts, strict=True)))
 
-    def run(self, lane: Lane, blob: Span, y: Span, x: Span, inner: Span, spare: Span | None, tokens: int) -> None:
+    def run(self, arena: Arena, packed: Span, y: Span, x: Span, inner: Span, spare: Span | None, tokens: int) -> None:
         """Y (T × hidden) = (silu(X gate) ⊗ X up) down.
 
         To work with, `inner` has T × `inner` numbers and `spare` twice as many; a fused layout needs no `spare`.
         """
-        gate, up, down = self._spans(blob)
+        gate, up, down = self._spans(packed)
         if isinstance(self.gate, MatrixLayout) and self.fused:
             matrices = self.gate.spans(gate, "gate_") | self.gate.spans(up, "up_")
-            lane.launch(self._half(tokens), y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
+            arena.launch(self._half(tokens), y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
         else:
             assert spare is not None
             count = tokens * self.inner
             left, right = spare.part(0, 4 * count), spare.part(4 * count, 4 * count)
-            multiply(lane, self.gate, gate, left, x, tokens)
-            multiply(lane, self.up, up, right, x, tokens)
-            lane.launch(kernel("swiglu"), y=inner, gate=left, up=right, count=count)
-        multiply(lane, self.down, down, y, inner, tokens)
+            multiply(arena, self.gate, gate, left, x, tokens)
+            multiply(arena, self.up, up, right, x, tokens)
+            arena.launch(kernel("swiglu"), y=inner, gate=left, up=right, count=count)
+        multiply(arena, self.down, down, y, inner, tokens)
 
-    def _spans(self, blob: Span) -> tuple[Span, Span, Span]:
+    def _spans(self, packed: Span) -> tuple[Span, Span, Span]:
         first, second = self.gate.nbytes, self.gate.nbytes + self.up.nbytes
-        return blob.part(0, first), blob.part(first, self.up.nbytes), blob.part(second, self.down.nbytes)
+        return packed.part(0, first), packed.part(first, self.up.nbytes), packed.part(second, self.down.nbytes)
 
 
 def _wider(one: Layout, other: Layout) -> Layout:

@@ -23,9 +23,9 @@ from lowbit.moe.offload import Trace
 from lowbit.moe.routing import Ids, top_k
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
+from lowbit_cuda.model.arena import Arena, through
 from lowbit_cuda.model.cold import ColdExperts
-from lowbit_cuda.model.lane import Lane, through
-from lowbit_cuda.model.matrices import Blob, ExpertLayout
+from lowbit_cuda.model.matrices import U8, ExpertLayout
 from lowbit_cuda.model.workspace import FLOAT, INDEX, Workspace
 from lowbit_cuda.port import Span, Stream
 
@@ -41,11 +41,11 @@ class Routes:
 
     Attributes:
         chosen: T × k.
-        shares: float32, T × k, of the same experts.
+        probabilities: float32, T × k, of the same experts.
     """
 
     chosen: Ids
-    shares: F32
+    probabilities: F32
 
     @property
     def needed(self) -> tuple[int, ...]:
@@ -64,10 +64,13 @@ def choose(scores: F32, routing: Routing) -> Routes:
     Raises:
         ArgumentError: a score that is not finite.
     """
-    chosen, shares = routes(scores, routing)
+    chosen, probabilities = routes(scores, routing)
     order = np.argsort(chosen, axis=1)
-    ascending, sorted_shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(shares, order, axis=1)
-    return Routes(ascending, sorted_shares.astype(np.float32))
+    ascending, sorted_probabilities = (
+        np.take_along_axis(chosen, order, axis=1),
+        np.take_along_axis(probabilities, order, axis=1),
+    )
+    return Routes(ascending, sorted_probabilities.astype(np.float32))
 
 
 def guesses(scores: F32, count: int = GUESSES) -> tuple[int, ...]:
@@ -92,12 +95,12 @@ class Sparse:
     """The sparse parts of all blocks."""
 
     def __init__(
-        self, lane: Lane, config: LlamaConfig, layout: ExpertLayout, engine: Engine, cold: ColdExperts | None
+        self, arena: Arena, config: LlamaConfig, layout: ExpertLayout, engine: Engine, cold: ColdExperts | None
     ) -> None:
         assert config.routing is not None
-        self._lane, self._config, self._routing = lane, config, config.routing
+        self._arena, self._config, self._routing = arena, config, config.routing
         self._layout, self._engine, self._cold = layout, engine, cold
-        lane.load(*layout.kernels(), kernel("combine"), kernel("gather", table="float32"), kernel("scatter"))
+        arena.load(*layout.kernels(), kernel("combine"), kernel("gather", table="float32"), kernel("scatter"))
 
     def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> Trace:
         """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers.
@@ -106,12 +109,12 @@ class Sparse:
             What the engine decided.
         """
         experts = self._routing.experts
-        scores = self._lane.port.read(work.host["scores"], np.float32, (tokens, columns))
+        scores = self._arena.port.read(work.host["scores"], np.float32, (tokens, columns))
         found = choose(np.ascontiguousarray(scores[:, :experts]), self._routing)
         likely = guesses(np.ascontiguousarray(scores[:, experts:])) if columns > experts else ()
-        self._lane.port.write(work.host["shares"], found.shares)
+        self._arena.port.write(work.host["probabilities"], found.probabilities)
         if tokens > 1:
-            self._lane.copy(work.rows("shares", tokens, self._routing.top_k), work.host["shares"])
+            self._arena.copy(work.rows("probabilities", tokens, self._routing.top_k), work.host["probabilities"])
         places = self._send_indices(work, found) if tokens > 1 else {}
         offered = partial(self._compute_on_host, layer, work, found, places) if self._cold else None
         return self._engine.run(
@@ -129,11 +132,11 @@ class Sparse:
         One token's weights are read where the host wrote them: they would come too late as a copy, behind the experts
         that are on their way, and the layer's kernels with them. Those of a chunk are many, and read often.
         """
-        self._lane.launch(
+        self._arena.launch(
             kernel("combine"),
             y=work["x"],
             answers=work["answers"],
-            weights=work.host["shares"] if tokens == 1 else work["shares"],
+            weights=work.host["probabilities"] if tokens == 1 else work["probabilities"],
             tokens=tokens,
             experts=self._routing.top_k,
             columns=self._config.hidden,
@@ -147,13 +150,13 @@ class Sparse:
         found: Routes,
         places: dict[int, tuple[Span, Span]],
         expert: int,
-        blob: Span,
+        packed: Span,
         stream: Stream,
     ) -> None:
-        through(self._lane, stream)
+        through(self._arena, stream)
         hidden, k = self._config.hidden, self._routing.top_k
         spare = work.device.get("spare")
-        run = partial(self._layout.run, self._lane, blob, inner=work["inner"], spare=spare)
+        run = partial(self._layout.run, self._arena, packed, inner=work["inner"], spare=spare)
         if len(found.chosen) == 1:
             place = found.needed.index(expert)
             run(y=work.rows("answers", 1, hidden, first=place), x=work["normed"], tokens=1)
@@ -161,21 +164,21 @@ class Sparse:
         rows, targets = places[expert]
         count, tokens = rows.nbytes // INDEX, len(found.chosen)
         sized = {"count": count, "columns": hidden}
-        self._lane.launch(
+        self._arena.launch(
             kernel("gather", table="float32"), y=work["picked"], x=work["normed"], index=rows, rows=tokens, **sized
         )
         run(y=work["out"], x=work["picked"], tokens=count)
-        self._lane.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=targets, rows=tokens * k, **sized)
+        self._arena.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=targets, rows=tokens * k, **sized)
 
     def _compute_on_host(
-        self, layer: int, work: Workspace, found: Routes, places: dict[int, tuple[Span, Span]], expert: int, blob: Blob
+        self, layer: int, work: Workspace, found: Routes, places: dict[int, tuple[Span, Span]], expert: int, packed: U8
     ) -> None:
         """Run an expert on the host, and bring its answers to their places."""
         assert self._cold is not None
         hidden, k, tokens = self._config.hidden, self._routing.top_k, len(found.chosen)
         own, targets = found.of(expert)
-        inputs = self._lane.port.read(work.host["normed"], np.float32, (tokens, hidden))
-        answers = self._cold.answer((layer, expert), blob, np.ascontiguousarray(inputs[own]))
+        inputs = self._arena.port.read(work.host["normed"], np.float32, (tokens, hidden))
+        answers = self._cold.answer((layer, expert), packed, np.ascontiguousarray(inputs[own]))
         first = sum(found.of(before)[0].size for before in found.needed if before < expert)
         pinned = work.host["answers"].part(FLOAT * hidden * first)
         if tokens == 1:
@@ -184,14 +187,14 @@ class Sparse:
         self._send(pinned, work["out"], answers)
         sized = {"count": own.size, "columns": hidden}
         index = places[expert][1]
-        self._lane.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=index, rows=tokens * k, **sized)
+        self._arena.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=index, rows=tokens * k, **sized)
 
     # What goes to the device.
 
     def _send(self, pinned: Span, there: Span, data: npt.NDArray[np.generic]) -> None:
         data = np.ascontiguousarray(data)
-        self._lane.port.write(pinned, data)
-        self._lane.copy(there.part(0, data.nbytes), pinned)
+        self._arena.port.write(pinned, data)
+        self._arena.copy(there.part(0, data.nbytes), pinned)
 
     def _send_indices(self, work: Workspace, found: Routes) -> dict[int, tuple[Span, Span]]:
         """For each expert the rows of its tokens and the places of its answers, all in one copy."""

@@ -22,7 +22,7 @@ import numpy as np
 from lowbit.backend.whole_model import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
-from lowbit_cuda.model.lane import Lane, charged
+from lowbit_cuda.model.arena import Arena, charged
 from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.port import Span
 
@@ -64,7 +64,7 @@ class Sizes:
         rows |= {"queries": queries, "mixed": queries, "keys": keys, "values": keys}
         rows |= {} if self.expert.fused else {"spare": 2 * self.expert.inner}
         if routing := config.routing:
-            rows |= {"shares": routing.top_k, "index": 2 * routing.top_k}
+            rows |= {"probabilities": routing.top_k, "index": 2 * routing.top_k}
             rows |= {"picked": config.hidden, "answers": routing.top_k * config.hidden}
         head = {"head_in": config.hidden, "logits": config.vocabulary}
         sizes = {name: FLOAT * tokens * count for name, count in rows.items()}
@@ -77,7 +77,7 @@ class Sizes:
         Only ``scores`` has no other end: kernels write it where it is.
         """
         there = self.device
-        names = ("x", "normed", "shares", "index", "answers", "head_in", "logits", "position")
+        names = ("x", "normed", "probabilities", "index", "answers", "head_in", "logits", "position")
         own = {"scores": 2 * FLOAT * self.chunk * self.config.routing.experts} if self.config.routing else {}
         return {name: there[name] for name in names if name in there} | own
 
@@ -128,13 +128,13 @@ class Workspace:
         return self.device[name].part(FLOAT * first * columns, FLOAT * count * columns)
 
 
-def take(lane: Lane, sizes: Sizes) -> Workspace:
+def take(arena: Arena, sizes: Sizes) -> Workspace:
     """Take all of it; the tables are filled in."""
-    device = {name: lane.allocate(size, f"workspace: {name}") for name, size in sizes.device.items()}
-    host = {name: lane.pin(size, f"workspace: {name}") for name, size in sizes.host.items()}
-    tables = {base: lane.store(rotary_table(sizes, base), "rotary table") for base in sizes.tables}
+    device = {name: arena.allocate(size, f"workspace: {name}") for name, size in sizes.device.items()}
+    host = {name: arena.pin(size, f"workspace: {name}") for name, size in sizes.host.items()}
+    tables = {base: arena.store(rotary_table(sizes, base), "rotary table") for base in sizes.tables}
     caches = tuple(
-        {part: lane.allocate(size, f"{part} of layer {layer}") for part, size in sizes.cache.items()}
+        {part: arena.allocate(size, f"{part} of layer {layer}") for part, size in sizes.cache.items()}
         for layer in range(sizes.config.layers)
     )
     return Workspace(sizes, device, host, tables, caches)

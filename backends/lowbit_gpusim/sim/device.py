@@ -47,7 +47,7 @@ from lowbit_cuda.port import DeviceError, Kernel, Memory, Number, Span
 from lowbit_gpusim.sim.clock import Task
 from lowbit_gpusim.sim.faults import Failure, Faults
 from lowbit_gpusim.sim.machines import Link, Machine, machine_of
-from lowbit_gpusim.sim.memory import SMALL, UNWRITTEN, Block, Pool, block_of, check_owner, fits, pinned, view
+from lowbit_gpusim.sim.memory import SMALL, UNWRITTEN, Allocation, Pool, allocation_of, check_owner, fits, pinned, view
 from lowbit_gpusim.sim.operations import Compute, Operation, Touch, copy_operation, in_numpy, launch_operation, lost
 from lowbit_gpusim.sim.order import FUNCTION, HOST, Access, Clock, join
 from lowbit_gpusim.sim.report import Reported
@@ -126,7 +126,7 @@ class SimDevice(Reported):
     def free(self, memory: Memory) -> None:
         """See `DevicePort.free`. That it waits orders nothing else: a program must not use it as a wait."""
         check_owner(self, memory)
-        block: Block = memory.handle
+        block: Allocation = memory.handle
         pool = self._device if memory.place == "device" else self._host
         if not pool.holds(block):
             return
@@ -183,7 +183,7 @@ class SimDevice(Reported):
     def copy(self, target: Span, source: Span, stream: port.Stream) -> None:
         """See `DevicePort.copy`."""
         for span in (target, source):
-            block_of(self, span, self._device, self._host)
+            allocation_of(self, span, self._device, self._host)
         operation = copy_operation(self.machine, target, source)
         own, failed = self._own(stream), self._call("copy", operation.what)
         self._give(own, [operation], failed)
@@ -192,7 +192,7 @@ class SimDevice(Reported):
         """See `DevicePort.launch`."""
         operation = launch_operation(self.machine, kernel, arguments, self._kernels)
         for touch in operation.touches:
-            block_of(self, touch.span, self._device, self._host)
+            allocation_of(self, touch.span, self._device, self._host)
         own, failed = self._own(stream), self._call("launch", kernel.name)
         if kernel.name not in self._loaded:
             self._loaded.add(kernel.name)
@@ -241,7 +241,7 @@ class SimDevice(Reported):
             raise ArgumentError("graph", f"a {type(graph).__name__}", "one of this device")
         for operation in graph.operations:
             for touch in operation.touches:
-                block_of(self, touch.span, self._device, self._host)
+                allocation_of(self, touch.span, self._device, self._host)
         self._give(own, graph.operations, self._call("replay", own.name))
 
     def batch(self) -> AbstractContextManager[None]:
@@ -296,7 +296,7 @@ class SimDevice(Reported):
         shows `UNWRITTEN` later."""
         touches = [Touch("reads", pinned(span), True, False) for span in reads]
         for touch in touches:
-            block_of(self, touch.span, self._host)
+            allocation_of(self, touch.span, self._host)
         self._call("on_host", what, host=True)
         seconds = self.machine.host_seconds(sum(span.nbytes for span in reads))
         shown = [np.zeros(span.nbytes, np.uint8) if (data := view(span)) is None else data.copy() for span in reads]
@@ -365,7 +365,7 @@ class SimDevice(Reported):
         stream.broken = stream.broken or failed
 
     def _on_host(self, kind: str, touch: Touch) -> None:
-        block_of(self, touch.span, self._host)
+        allocation_of(self, touch.span, self._host)
         seconds = self.machine.host_seconds(touch.span.nbytes)
         self._streams.host(kind, touch.span.memory.what, seconds, (touch,))
 

@@ -60,7 +60,7 @@ class Ranges:
 
 
 @dataclass(eq=False)
-class Block:
+class Allocation:
     """What `SimDevice` keeps of one `Memory`, as its handle.
 
     Attributes:
@@ -90,7 +90,7 @@ class Pool:
 
     def __init__(self, owner: object, place: Any, budget: int, backed_up_to: int | None) -> None:
         self.budget, self.used, self.peak = budget, 0, 0
-        self.blocks: dict[int, Block] = {}
+        self.blocks: dict[int, Allocation] = {}
         self._owner, self._place, self._backed_up_to, self._count = owner, place, backed_up_to, 0
 
     def allocate(self, nbytes: int, what: str) -> Memory:
@@ -100,13 +100,13 @@ class Pool:
             raise DeviceMemoryError(what, nbytes, self.used, self.budget)
         backed = self._backed_up_to is None or nbytes <= self._backed_up_to
         memory = Memory(what, nbytes, self._place)
-        memory.handle = Block(self._owner, memory, aligned(nbytes) if backed else None)
+        memory.handle = Allocation(self._owner, memory, aligned(nbytes) if backed else None)
         self.used += charged
         self.peak = max(self.peak, self.used)
         self.blocks[id(memory.handle)] = memory.handle
         return memory
 
-    def free(self, block: Block) -> None:
+    def free(self, block: Allocation) -> None:
         """Take it back; its bytes are gone."""
         del self.blocks[id(block)]
         self.used -= self._charge(block.memory.nbytes)
@@ -115,7 +115,7 @@ class Pool:
     def _charge(self, nbytes: int) -> int:
         return charge(nbytes) if self._place == "device" else -(-nbytes // ALIGNMENT) * ALIGNMENT
 
-    def holds(self, block: Block) -> bool:
+    def holds(self, block: Allocation) -> bool:
         """Whether it was given out here and is still in use."""
         return id(block) in self.blocks
 
@@ -131,7 +131,7 @@ def aligned(nbytes: int) -> U8:
     return room[begin : begin + nbytes]
 
 
-def block_of(owner: object, span: Span, *pools: Pool) -> Block:
+def allocation_of(owner: object, span: Span, *pools: Pool) -> Allocation:
     """The block that a span lies in, if this device gave it out and it is in use.
 
     Raises:
@@ -141,7 +141,7 @@ def block_of(owner: object, span: Span, *pools: Pool) -> Block:
     if not isinstance(span, Span):
         raise ArgumentError("span", f"a {type(span).__name__}", "a Span of memory of this device")
     check_owner(owner, span.memory)
-    block: Block = span.memory.handle
+    block: Allocation = span.memory.handle
     if not any(pool.holds(block) for pool in pools):
         raise DeviceError(f"use after free: {span.memory.what}")
     return block
@@ -154,7 +154,7 @@ def check_owner(owner: object, memory: Memory) -> None:
         DeviceError: of another device, or of none.
     """
     block = memory.handle
-    if not isinstance(block, Block) or block.owner is not owner or block.memory is not memory:
+    if not isinstance(block, Allocation) or block.owner is not owner or block.memory is not memory:
         raise DeviceError(f"memory of another device: {memory.what}")
 
 

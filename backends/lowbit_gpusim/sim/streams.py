@@ -18,7 +18,7 @@ from typing import Literal
 
 from lowbit_cuda.port import DeviceError, Memory
 from lowbit_gpusim.sim.clock import Task, VirtualClock
-from lowbit_gpusim.sim.memory import Block
+from lowbit_gpusim.sim.memory import Allocation
 from lowbit_gpusim.sim.operations import Operation, Touch
 from lowbit_gpusim.sim.order import FUNCTION, HOST, Access, Clock, Order, RaceError
 from lowbit_gpusim.sim.schedule import Schedule
@@ -191,7 +191,7 @@ class Streams:
         """Whether the host knows an event as reached."""
         return not event.never and self.order.waited(HOST, event.stream.number) >= event.task.number
 
-    def pending(self, block: Block) -> list[Access]:
+    def pending(self, block: Allocation) -> list[Access]:
         """What was given to streams with a block and is not known as done."""
         return self.order.pending(block.accesses)
 
@@ -225,7 +225,7 @@ class Streams:
         for access, touch in accesses:
             self.check(access, touch.span.memory.handle)
         for access, touch in accesses:
-            block: Block = touch.span.memory.handle
+            block: Allocation = touch.span.memory.handle
             missing = block.written.missing(access.begin, access.end) if touch.reads and touch.exact else None
             if missing is not None:
                 self._notice(task, block, missing)
@@ -235,7 +235,7 @@ class Streams:
             if touch.writes:
                 block.written.add(access.begin, access.end)
 
-    def check(self, access: Access, block: Block) -> None:
+    def check(self, access: Access, block: Allocation) -> None:
         """Refuse, or list, an access that races with an earlier one."""
         old = self.order.check(block.accesses, access)
         if old is None:
@@ -245,7 +245,7 @@ class Streams:
             raise race
         self.races.append(race)
 
-    def _notice(self, task: Task, block: Block, at: int) -> None:
+    def _notice(self, task: Task, block: Allocation, at: int) -> None:
         if self.on_unwritten == "raise":
             raise DeviceError(f"{task} reads byte {at} of {block.memory.what}, which nobody wrote")
         self.unwritten[f"{task.kind} {task.what} reads what nobody wrote of {block.memory.what}"] += 1

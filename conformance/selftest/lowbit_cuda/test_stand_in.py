@@ -20,7 +20,8 @@ import json, gc, os, sys
 import numpy as np
 import port_contract as contract
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
-from lowbit_cuda.cuda import CudaDevice, availability
+from lowbit_cuda.cuda.availability import availability
+from lowbit_cuda.cuda.device import CudaDevice
 from lowbit_cuda.port import DeviceError, DeviceMemoryError
 from port_contract import BUDGET, COUNT, KERNELS, fetched, ramp, sent
 from stand_in import Control

@@ -28,8 +28,8 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 import numpy as np
 from gpu import traces
-from lowbit_cuda.cuda import CudaDevice
-from lowbit_gpusim.sim import SimDevice
+from lowbit_cuda.cuda.device import CudaDevice
+from lowbit_gpusim.sim.device import SimDevice
 from stand_in import Control
 from test_cuda_stand_in_model import listed
 

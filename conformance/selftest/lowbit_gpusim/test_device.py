@@ -15,8 +15,9 @@ from sim_programs import combine, scale
 from lowbit.arrays import F32, I32, U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, DeviceMemoryError, DevicePort, Event, Kernel, Memory, Parameter, Span
-from lowbit_gpusim.sim import MACHINES, Machine, SimDevice
 from lowbit_gpusim.sim.clock import Task
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.machines import MACHINES, Machine
 from lowbit_gpusim.sim.memory import Ranges
 from lowbit_gpusim.sim.schedule import SCHEDULES
 

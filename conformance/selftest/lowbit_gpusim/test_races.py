@@ -12,7 +12,9 @@ from sim_programs import DRAWN, Program, Step, complete, races, run, scale, step
 from lowbit.arrays import U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import Span, Stream
-from lowbit_gpusim.sim import Failure, RaceError, SimDevice
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.faults import Failure
+from lowbit_gpusim.sim.order import RaceError
 from lowbit_gpusim.sim.schedule import SCHEDULES
 
 N = 8

@@ -16,7 +16,7 @@ from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PART
-from lowbit_cuda.kernels.pieces import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
+from lowbit_cuda.kernels.parameters import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
 from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
 
 KEYS = {**FLOAT_NAMES, "bfp12": "bfp12"}

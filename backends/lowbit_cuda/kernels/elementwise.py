@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels import numpy_kernels as meanings
-from lowbit_cuda.kernels.pieces import (
+from lowbit_cuda.kernels.parameters import (
     FLOAT_NAMES,
     MOST_TOKENS,
     RESULT,

@@ -1,6 +1,6 @@
-"""A lane: one stream of a device, with the memory that was taken for what runs in it.
+"""A arena: one stream of a device, with the memory that was taken for what runs in it.
 
-Everything that a model has on a device was taken through a `Lane`, which gives all of it back at once. So nothing is
+Everything that a model has on a device was taken through a `Arena`, which gives all of it back at once. So nothing is
 left behind wherever building or running ends.
 """
 
@@ -24,7 +24,7 @@ def charged(sizes: Iterable[int]) -> int:
     return sum(map(charge, sizes))
 
 
-class Lane:
+class Arena:
     """A stream, and memory to be given back.
 
     Attributes:
@@ -111,6 +111,6 @@ class Lane:
         self.port.synchronize(self.port.record(self.stream))
 
 
-def through(lane: Lane, stream: Stream) -> None:
-    """Refuse a stream that is not the lane's: what runs in it is ordered by nothing else."""
-    assert stream is lane.stream, "kernels of an expert belong in the stream of the model"
+def through(arena: Arena, stream: Stream) -> None:
+    """Refuse a stream that is not the arena's: what runs in it is ordered by nothing else."""
+    assert stream is arena.stream, "kernels of an expert belong in the stream of the model"
