@@ -141,11 +141,11 @@ def in_turn(device: DevicePort, stream: Stream, works: Mapping[str, Callable[[],
 # **Bytes.**
 
 Parts = tuple[Array, ...]
-"""Words (uint32), scales and zeros (float16) of a matrix, as its packed has them."""
+"""Words (uint32), scales and zeros (float16) of a matrix, as its packed form has them."""
 
 
 def random_parts(layout: MatrixLayout, random: np.random.Generator) -> Parts:
-    """Words, scales and zeros of some matrix, as its packed has them."""
+    """Words, scales and zeros of some matrix, as its packed form has them."""
     words = random.integers(0, 2**32, layout.words, np.uint32)
     scales = (0.5 + random.random(layout.scales, np.float32)).astype(np.float16) / np.float16(2**layout.bits)
     zeros = random.standard_normal(layout.scales, np.float32).astype(np.float16)
@@ -199,7 +199,7 @@ def worst_error(layout: MatrixLayout, parts: Parts, x: F32, y: F32) -> float:
 
 
 def dense(layout: MatrixLayout, packed: U8) -> F64:
-    """The weights of a packed: float64, K × N."""
+    """The weights of a packed matrix: float64, K × N."""
     from lowbit.quantization.affine import dequantize
 
     return dequantize(layout.restore(packed)).astype(np.float64)

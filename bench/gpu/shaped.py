@@ -1,6 +1,6 @@
 """A model of Mixtral-8x7B's shape on a device, with numbers that mean nothing: it costs what the real one costs.
 
-All of a layer but its experts is the model's own (`lowbit_cuda.model.storage`), and so are the kernels of an expert. The
+All of a layer but its experts is the model's own (`lowbit_cuda.model.block`), and so are the kernels of an expert. The
 weights are random codes, the same in every layer but each in its own place, so that no cache helps. Which experts run
 is not up to the gate: its scores are computed and waited for as always, and then a recording is followed.
 """
@@ -20,8 +20,8 @@ from lowbit.moe.offload import Arrangement, Request
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.storage import Block, Gate, norm
 from lowbit_cuda.model.arena import Arena
+from lowbit_cuda.model.block import DeviceBlock, Gate, norm
 from lowbit_cuda.model.matrices import ExpertLayout, multiply
 from lowbit_cuda.model.workspace import Sizes, take
 from lowbit_cuda.port import DevicePort, Graph, Span, Stream
@@ -44,7 +44,7 @@ def expert_layout(config: LlamaConfig, bits: int) -> ExpertLayout:
     return ExpertLayout(first, first, MatrixLayout(bits, config.feed_forward, config.hidden, GROUP))
 
 
-def packed(layout: MatrixLayout, random: np.random.Generator) -> U8:
+def random_matrix(layout: MatrixLayout, random: np.random.Generator) -> U8:
     """The bytes of some matrix."""
     return np.concatenate([part.view(np.uint8) for part in random_parts(layout, random)])
 
@@ -54,7 +54,7 @@ def layer_of(config: LlamaConfig, expert: GatedWeights, random: np.random.Genera
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes = (config.hidden, queries), (config.hidden, keys), (config.hidden, keys), (queries, config.hidden)
     layouts = [MatrixLayout(ATTENTION_BITS, *shape, GROUP) for shape in shapes]
-    query, key, value, output = (layout.restore(packed(layout, random)) for layout in layouts)
+    query, key, value, output = (layout.restore(random_matrix(layout, random)) for layout in layouts)
     gain = np.ones(config.hidden, np.float32)
     assert config.routing is not None
     router = random.standard_normal((config.hidden, config.routing.experts)).astype(np.float32)
@@ -77,14 +77,15 @@ class Shaped:
         assert routing is not None
         self.expert_bytes = self._layout.nbytes
         self._work = take(arena, Sizes(config, config.context, "float16", self._layout))
-        data = np.concatenate([packed(part, random) for part in (self._layout.gate, self._layout.up, self._layout.down)])  # type: ignore[arg-type]  # all three are quantised
+        parts = self._layout.gate, self._layout.up, self._layout.down
+        data = np.concatenate([random_matrix(part, random) for part in parts])  # type: ignore[arg-type]  # all are quantised
         layer = layer_of(config, self._layout.restore(data), random)
         assert isinstance(layer.feed_forward, SparseWeights)
-        self._device_storage = [Block(arena, config, number, layer, "float16") for number in range(config.layers)]
+        self._blocks = [DeviceBlock(arena, config, number, layer, "float16") for number in range(config.layers)]
         both = DenseLayout(config.hidden, 2 * routing.experts)
         routers = arena.store(both.apply(np.hstack([layer.feed_forward.router] * 2)), "routers")
-        for storage in self._device_storage:
-            storage.gate = Gate(routers, both.columns, inputs=False)
+        for block in self._blocks:
+            block.gate = Gate(routers, both.columns, inputs=False)
         self._norm = arena.store(layer.attention_norm, "last norm")
         self._head = DenseLayout(config.hidden, config.vocabulary, "float16")
         self._packed_head = arena.store(np.zeros(self._head.nbytes, np.uint8), "head")
@@ -131,10 +132,10 @@ class Shaped:
             arena.copy(work["position"], work.host["position"])
             arena.copy(work.rows("x", 1, hidden), work.host["x"])
         else:
-            sized = {"tokens": 1, "experts": 2, "columns": hidden}
-            arena.launch(kernel("combine"), y=work["x"], answers=work["answers"], weights=work.host["probabilities"], **sized)
-        if stage < len(self._device_storage):
-            self._device_storage[stage].enqueue(work, 1)
+            sized, weights = {"tokens": 1, "experts": 2, "columns": hidden}, work.host["probabilities"]
+            arena.launch(kernel("combine"), y=work["x"], answers=work["answers"], weights=weights, **sized)
+        if stage < len(self._blocks):
+            self._blocks[stage].enqueue(work, 1)
             return
         norm(arena, self._config, work, self._norm, 1)
         multiply(arena, self._head, self._packed_head, work["logits"], work["normed"], 1)

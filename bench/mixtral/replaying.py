@@ -70,7 +70,7 @@ def reader(name: str) -> Kernel:
             *(Parameter(number, "int64") for number in ("nbytes", "count", "operations")),
         ),
         grid=lambda numbers: (1, 1, 1),
-        storage=256,
+        block=256,
         meaning=refuse,
         flops=lambda numbers: float(numbers["operations"]),
     )

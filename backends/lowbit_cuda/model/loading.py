@@ -27,7 +27,7 @@ from lowbit_cuda.model.budget import Need
 from lowbit_cuda.model.cold import ColdExperts, measure
 from lowbit_cuda.model.matrices import ExpertLayout, Layout, Resident, layout_of
 from lowbit_cuda.model.sparse import Sparse
-from lowbit_cuda.model.storage import DeviceBlock, Gate
+from lowbit_cuda.model.block import DeviceBlock, Gate
 from lowbit_cuda.model.workspace import FLOAT, Sizes, Workspace, take
 from lowbit_cuda.port import Span
 
@@ -42,17 +42,17 @@ class Loaded:
     Attributes:
         config: its shape; the context is the one that was asked for.
         embedding: float32, vocabulary × hidden.
-        device_storage: in order.
+        blocks: in order.
         norm: gain of the last norm.
         head: what makes logits.
         work: the workspace.
         engine: what brings experts; None for a dense model.
-        sparse: the sparse part of device_storage; None for a dense model.
+        sparse: the sparse part of blocks; None for a dense model.
     """
 
     config: LlamaConfig
     embedding: F32
-    device_storage: tuple[DeviceBlock, ...]
+    blocks: tuple[DeviceBlock, ...]
     norm: Span
     head: Resident
     work: Workspace
@@ -133,11 +133,11 @@ class Loader:
                 record=self._record,
             )
             sparse = Sparse(arena, config, self._expert, self.engine, cold)
-        device_storage = self._device_storage(progress)
+        blocks = self._blocks(progress)
         arena.drop_upload()
         if self.engine is not None:
             self.engine.reset()
-        return Loaded(config, self._weights.embedding, device_storage, norm, last, work, self.engine, sparse)
+        return Loaded(config, self._weights.embedding, blocks, norm, last, work, self.engine, sparse)
 
     def _need(self, head: Layout) -> Need:
         """What the model takes, if all layers are like the first."""
@@ -166,22 +166,22 @@ class Loader:
         cold = ColdExperts(load_backend(self._settings.cold_experts), self._expert)
         return cold, measure(self._arena, work, cold, self._expert.apply(experts_of(self._first)[0]))
 
-    def _device_storage(self, progress: Progress | None) -> tuple[DeviceBlock, ...]:
+    def _blocks(self, progress: Progress | None) -> tuple[DeviceBlock, ...]:
         config, arena = self._config, self._arena
         routers = [arena.allocate(nbytes, "routers") for nbytes in self._router_bytes()]
-        device_storage = []
+        blocks = []
         for number in range(config.layers):
             layer = self._first or self._weights.layer(number)
             self._first = None  # so that one layer at a time is in memory
             check_layer(config, layer)
-            storage = DeviceBlock(arena, config, number, layer, self._settings.keys)
+            block = DeviceBlock(arena, config, number, layer, self._settings.keys)
             if isinstance(layer.feed_forward, SparseWeights):
-                storage.gate = self._gate(number, layer.feed_forward.router, routers[0])
+                block.gate = self._gate(number, layer.feed_forward.router, routers[0])
                 self._fill(number, layer.feed_forward)
-            device_storage.append(storage)
+            blocks.append(block)
             if progress is not None:
                 progress(number + 1, config.layers)
-        return tuple(device_storage)
+        return tuple(blocks)
 
     def _gate(self, number: int, router: F32, routers: Span) -> Gate:
         """Bring a router to the device; the next one will lie behind it."""

@@ -66,11 +66,8 @@ def choose(scores: F32, routing: Routing) -> Routes:
     """
     chosen, probabilities = routes(scores, routing)
     order = np.argsort(chosen, axis=1)
-    ascending, sorted_probabilities = (
-        np.take_along_axis(chosen, order, axis=1),
-        np.take_along_axis(probabilities, order, axis=1),
-    )
-    return Routes(ascending, sorted_probabilities.astype(np.float32))
+    ascending, by_expert = (np.take_along_axis(values, order, axis=1) for values in (chosen, probabilities))
+    return Routes(ascending, by_expert.astype(np.float32))
 
 
 def guesses(scores: F32, count: int = GUESSES) -> tuple[int, ...]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import stand_in
+from absence import ABSENCE
 from cuda_tools import needs_stand_in
-from test_without_extras import ABSENCE
 
 from lowbit_cuda.cuda.availability import availability
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import stand_in
 from cuda_tools import needs_stand_in
-from test_cuda_stand_in import said
+from stand_in import said
 
 from lowbit_cuda.cuda.driver import LOST, OF_THE_CALL, RELAUNCH
 from lowbit_cuda.cuda.host import available

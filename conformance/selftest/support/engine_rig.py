@@ -1,5 +1,5 @@
-"""A rig for tests of the engine: a simulated device, experts whose bytes identify them, and a kernel that copies out the
-bytes that it was given."""
+"""A rig for tests of the engine: a simulated device, experts whose bytes identify them, and a kernel that shows which
+bytes it was given."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
