@@ -23,7 +23,7 @@ from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.model.block import DeviceBlock, Gate, norm
 from lowbit_cuda.model.matrices import ExpertLayout, multiply
-from lowbit_cuda.model.workspace import Sizes, take
+from lowbit_cuda.model.workspace import Sizes, allocate
 from lowbit_cuda.port import DevicePort, Graph, Span, Stream
 
 GROUP = 64
@@ -76,7 +76,7 @@ class Shaped:
         routing, arena = config.routing, self._arena
         assert routing is not None
         self.expert_bytes = self._layout.nbytes
-        self._work = take(arena, Sizes(config, config.context, "float16", self._layout))
+        self._work = allocate(arena, Sizes(config, config.context, "float16", self._layout))
         parts = self._layout.gate, self._layout.up, self._layout.down
         data = np.concatenate([random_matrix(part, random) for part in parts])  # type: ignore[arg-type]  # all are quantised
         layer = layer_of(config, self._layout.restore(data), random)

@@ -1,12 +1,12 @@
-"""One block of the decoder on a device: everything but its experts.
+"""One decoder block on a device, without its experts.
 
-The sequence of kernels is that of the chapter `lowbit.model.block`, and where a sequence of launches is long for a
-single token, it is captured once and run again: nothing in it but memory changes from token to token, because the
-position of a token is read from the device's memory.
+The kernels are launched in the order of the chapter `lowbit.model.block`. For a single token the launches are captured
+once and replayed: only memory contents change from token to token, because kernels read the token's position from
+device memory.
 
-A sparse block ends with the scores of its gate, and with those that the next block's gate would give for the same
-input, from which the next block's experts are guessed (MoE offloading §3.2; errata M5). Both come of one product: the
-routers of all layers lie one after the other.
+A sparse block ends with the scores of its gate and with those of the next block's gate for the same input, which
+predict the next block's experts (MoE offloading §3.2; errata M5). Both are one product: the routers of all layers are
+stored one after another.
 
 Source: the chapters `lowbit.model.block`, `lowbit.attention.rope`, `lowbit.attention.attention`; MoE offloading §3.2.
 """
@@ -25,12 +25,12 @@ from lowbit_cuda.port import Number, Span
 
 @dataclass(frozen=True)
 class Gate:
-    """What a sparse block ends with.
+    """The gate at the end of a sparse block.
 
     Attributes:
-        routers: of this block and, if columns are for two, of the next: float32, column by column.
-        columns: how many: E, or 2 E.
-        inputs: whether what the gate was given is wanted on the host too.
+        routers: the router of this block and, if there are 2 E columns, of the next: float32, column by column.
+        columns: E or 2 E.
+        inputs: whether the gate's input is also copied to the host.
     """
 
     routers: Span
@@ -47,7 +47,7 @@ class DenseFeedForward:
         self._packed = arena.store(self._layout.apply(weights), what)
 
     def enqueue(self, work: Workspace, tokens: int) -> None:
-        """Add its answer to the stream."""
+        """Issue the kernels, which add their result to the residual stream."""
         spare = work.device.get("spare")
         self._layout.run(self._arena, self._packed, work["out"], work["normed"], work["inner"], spare, tokens)
         count = tokens * work.sizes.config.hidden
@@ -55,10 +55,10 @@ class DenseFeedForward:
 
 
 class DeviceBlock:
-    """The weights of one block that stay on the device, and what is launched for them."""
+    """One decoder block on a device: its resident weights and its launches."""
 
     def __init__(self, arena: Arena, config: LlamaConfig, number: int, layer: LayerWeights, keys: Keys) -> None:
-        """Bring its weights to the device, and its kernels."""
+        """Copy its weights to the device, and load its kernels."""
         self._arena, self._config, self._number = arena, config, number
         self._plain = "float32" if keys == "float32" else "float16"
         self._appends = {"keys": kernel("append", keys=keys), "values": kernel("append", keys=self._plain)}
@@ -80,7 +80,7 @@ class DeviceBlock:
         self.gate: Gate | None = None
 
     def enqueue(self, work: Workspace, tokens: int) -> None:
-        """Everything up to the scores of its gate; of a dense block, everything."""
+        """Issue everything up to the gate's scores; for a dense block, everything."""
         self._norm(work, self._attention_norm, tokens)
         self._attention(work, tokens)
         self._norm(work, self._feed_forward_norm, tokens)
@@ -93,7 +93,7 @@ class DeviceBlock:
         norm(self._arena, self._config, work, gain, tokens)
 
     def _attention(self, work: Workspace, tokens: int) -> None:
-        """Read the past, after adding the tokens to it; and add what was read to the stream."""
+        """Append the tokens to the cache, attend, and add the result to the residual stream."""
         config, arena = self._config, self._arena
         for linear, name in ((self._query, "queries"), (self._key, "keys"), (self._value, "values")):
             linear(work[name], work["normed"], tokens)
@@ -103,7 +103,7 @@ class DeviceBlock:
         arena.launch(kernel("add"), y=work["x"], x=work["out"], count=tokens * config.hidden)
 
     def _rotate(self, work: Workspace, tokens: int) -> None:
-        """Turn queries and keys by their positions."""
+        """Rotate queries and keys by their positions."""
         for name, heads in (("queries", self._config.heads), ("keys", self._config.kv_heads)):
             self._arena.launch(
                 kernel("rope"),
@@ -117,7 +117,7 @@ class DeviceBlock:
             )
 
     def _attend(self, work: Workspace, tokens: int) -> None:
-        """Add keys and values to the cache, and read it."""
+        """Append keys and values to the cache, and attend."""
         config, cache, launch = self._config, work.caches[self._number], self._arena.launch
         sized: dict[str, Span | Number] = {
             "position": work["position"],
@@ -144,7 +144,7 @@ class DeviceBlock:
         )
 
     def _scores(self, work: Workspace, gate: Gate, tokens: int) -> None:
-        """Straight to the host: a copy would wait behind an expert that is being copied back."""
+        """Write scores directly to the host: a copy would wait behind an expert that is being copied back."""
         hidden = self._config.hidden
         self._arena.launch(
             kernel("dense", weights="float32"),
@@ -160,7 +160,7 @@ class DeviceBlock:
 
 
 def norm(arena: Arena, config: LlamaConfig, work: Workspace, gain: Span, tokens: int) -> None:
-    """The stream, normed, with a gain."""
+    """Issue the norm of the residual stream, with a gain."""
     arena.launch(
         kernel("rms_norm"),
         y=work["normed"],

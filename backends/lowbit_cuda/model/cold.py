@@ -1,13 +1,11 @@
-"""Cold experts: run on the host by another backend, where that is quicker than to copy them.
+"""Cold experts: run on the host by another backend where that is faster than copying them to the device.
 
-What lies on the host are the bytes that a device wants. The first time that an expert is run here, they are laid out
-anew as this backend wants them, and kept: an expert that is run on the host once will be again, and takes its memory
-there twice.
+The host holds each expert in the device's layout. When an expert is first run here, it is converted to the layout of
+the backend and kept: an expert that was run on the host once is likely to be run there again. It then takes its memory
+twice.
 
-How long everything takes is measured before the first token: a copy, an expert on the device, an expert on the host,
-for one token and for many. The engine's cost model (`lowbit_cuda.engine.cost`) chooses by these.
-
-Source: lowbit's own.
+Before the first token, copying an expert and running it on the device and on the host are measured, for one token and
+for many. The engine's cost model (`lowbit_cuda.engine.cost`) chooses by these times.
 """
 
 from collections.abc import Callable
@@ -26,54 +24,54 @@ from lowbit_cuda.model.workspace import Workspace
 from lowbit_cuda.port import Span
 
 REPEATS = 3
-"""Measurements, of which the shortest counts."""
+"""The number of measurements; the shortest counts."""
 LEAST_SECONDS = 1e-9
-"""A clock may be too coarse to see an expert."""
+"""The least time reported: a clock may be too coarse for one expert."""
 
 
 class ColdExperts:
-    """Experts on the host.
+    """Experts that another backend runs on the host.
 
     Attributes:
-        layout: of their bytes.
+        layout: the layout of their bytes.
     """
 
     def __init__(self, backend: Backend, layout: ExpertLayout) -> None:
         self.layout, self._linear = layout, backend_linear(backend)
-        self._ready: dict[tuple[int, int], Gated] = {}
+        self._prepared: dict[tuple[int, int], Gated] = {}
 
     def answer(self, expert: tuple[int, int], packed: U8, x: F32) -> F32:
-        """What an expert, by layer and number, answers to tokens (float32, T × hidden)."""
-        if expert not in self._ready:
-            self._ready[expert] = self.made(packed)
-        return self.once(self._ready[expert], x)
+        """The output of an expert, by layer and number, for tokens (float32, T × hidden)."""
+        if expert not in self._prepared:
+            self._prepared[expert] = self.prepare(packed)
+        return self.run(self._prepared[expert], x)
 
-    def made(self, packed: U8) -> Gated:
-        """An expert made ready."""
+    def prepare(self, packed: U8) -> Gated:
+        """Prepare an expert for this backend."""
         return Gated("silu", self.layout.restore(packed.copy()), self._linear, FORMULAS)
 
     @staticmethod
-    def once(expert: Gated, x: F32) -> F32:
-        """Run one that is ready."""
+    def run(expert: Gated, x: F32) -> F32:
+        """Run a prepared expert."""
         return expert(x.astype(np.float64)).astype(np.float32)
 
 
 def measure(arena: Arena, work: Workspace, cold: ColdExperts, packed: U8) -> Rates:
-    """What this machine can do, with one expert's bytes; takes room for one expert, and gives it back."""
+    """Measure the speed of this machine with one expert's bytes, in memory that is freed again."""
     port, counts = arena.port, sorted({1, work.sizes.chunk})
     zeros = np.zeros((work.sizes.chunk, work.sizes.config.hidden), np.float32)
     arena.upload(work["normed"], zeros)
     arena.load(*cold.layout.kernels())
-    ready = cold.made(packed)
-    staging = port.pin(packed.size, "an expert to measure with")
+    prepared = cold.prepare(packed)
+    staging = port.pin(packed.size, "measuring an expert")
     try:
-        there = port.allocate(packed.size, "an expert to measure with")
+        there = port.allocate(packed.size, "measuring an expert")
         try:
             port.write(staging.span(), packed)
             copying = _on_device(arena, partial(arena.copy, there.span(), staging.span()))
             run = partial(cold.layout.run, arena, there.span(), work["out"], work["normed"], work["inner"])
             device = {n: _on_device(arena, partial(run, work.device.get("spare"), n)) for n in counts}
-            host = {n: _on_host(arena, staging.span(), partial(cold.once, ready, zeros[:n])) for n in counts}
+            host = {n: _on_host(arena, staging.span(), partial(cold.run, prepared, zeros[:n])) for n in counts}
         finally:
             port.free(there)
     finally:
@@ -82,7 +80,7 @@ def measure(arena: Arena, work: Workspace, cold: ColdExperts, packed: U8) -> Rat
 
 
 def _on_device(arena: Arena, work: Callable[[], object]) -> float:
-    """Seconds on the device's clock."""
+    """The shortest time on the device's clock, in seconds."""
     times = []
     for _ in range(REPEATS):
         begin = arena.port.record(arena.stream)
@@ -94,7 +92,7 @@ def _on_device(arena: Arena, work: Callable[[], object]) -> float:
 
 
 def _on_host(arena: Arena, reads: Span, work: Callable[[], object]) -> float:
-    """Seconds on the host's clock, for something that reads an expert."""
+    """The shortest time on the host's clock, in seconds, of work that reads an expert."""
     times = []
     for _ in range(REPEATS):
         begin = arena.port.now()

@@ -1,11 +1,11 @@
-"""The sparse part of a block: the host chooses, the engine brings, the device computes.
+"""The sparse part of a block: the host chooses experts, the engine copies them, the device computes them.
 
-A gate's scores come to the host, because which experts are needed decides which copies are asked for. The choice is
-that of the chapter `lowbit.moe.routing`, made by its own functions, so it has its ties and its order.
+The host needs the gate's scores to decide which copies to issue. It chooses with the functions of the chapter
+`lowbit.moe.routing`, so ties and order are the same.
 
-Each expert runs once for all the tokens of a chunk that chose it: their rows are gathered, and its answers are put at
-the places that these tokens have for it. A token's places are in the order of its experts' numbers, and they are added
-up only when all are there. So nothing that the engine decides can be seen in an answer.
+Each expert runs once for all tokens of a chunk that chose it: their rows are gathered, and its answers are written to
+the rows that these tokens have for it. A token's rows are ordered by expert number, and they are added only when all
+are complete. So an answer does not depend on the engine's decisions.
 
 Source: MoE offloading §2.1, §3; the chapters `lowbit.moe.routing` and `lowbit.model.block`.
 """
@@ -23,14 +23,14 @@ from lowbit.moe.offload import Trace
 from lowbit.moe.routing import Ids, top_k
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.arena import Arena, through
+from lowbit_cuda.model.arena import Arena, check_stream
 from lowbit_cuda.model.cold import ColdExperts
 from lowbit_cuda.model.matrices import U8, ExpertLayout
 from lowbit_cuda.model.workspace import FLOAT, INDEX, Workspace
 from lowbit_cuda.port import Span, Stream
 
 GUESSES = 2
-"""Experts that are guessed for each token; the paper takes one or two."""
+"""Experts guessed for each token; the paper uses one or two."""
 
 Indices = I32
 
@@ -40,8 +40,8 @@ class Routes:
     """The experts of T tokens, each token's by ascending number.
 
     Attributes:
-        chosen: T × k.
-        probabilities: float32, T × k, of the same experts.
+        chosen: expert numbers, T × k.
+        probabilities: float32, T × k, of these experts.
     """
 
     chosen: Ids
@@ -49,11 +49,11 @@ class Routes:
 
     @property
     def needed(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All chosen experts, ascending."""
         return tuple(int(expert) for expert in np.unique(self.chosen))
 
     def of(self, expert: int) -> tuple[Indices, Indices]:
-        """The tokens that chose an expert, and where its answers belong among all T · k."""
+        """The tokens that chose an expert, and the rows of its answers among all T · k."""
         tokens, place = np.nonzero(self.chosen == expert)
         return tokens.astype(np.int32), (tokens * self.chosen.shape[1] + place).astype(np.int32)
 
@@ -62,7 +62,7 @@ def choose(scores: F32, routing: Routing) -> Routes:
     """The routes of tokens with these scores (float32, T × E).
 
     Raises:
-        ArgumentError: a score that is not finite.
+        ArgumentError: a score is not finite.
     """
     chosen, probabilities = routes(scores, routing)
     order = np.argsort(chosen, axis=1)
@@ -71,15 +71,15 @@ def choose(scores: F32, routing: Routing) -> Routes:
 
 
 def guesses(scores: F32, count: int = GUESSES) -> tuple[int, ...]:
-    """The experts that most of the tokens will probably need, likeliest first; of equals the lowest number.
+    """The experts that most tokens will probably need, likeliest first; ties go to the lowest number.
 
-    One token's guesses are in the order of their scores:
+    The guesses of one token are ordered by score:
 
     >>> guesses(np.array([[0.0, 3.0, 1.0, 2.0]], np.float32))
     (1, 3)
     """
     if not np.isfinite(scores).all():
-        return ()  # the next layer's own gate will have to say what is wrong
+        return ()  # the next layer's gate will report the error
     likely = top_k(scores, min(count, scores.shape[1]))
     if len(likely) == 1:
         return tuple(int(expert) for expert in likely[0])
@@ -100,10 +100,10 @@ class Sparse:
         arena.load(*layout.kernels(), kernel("combine"), kernel("gather", table="float32"), kernel("scatter"))
 
     def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> Trace:
-        """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers.
+        """Choose experts by the scores on the host, and run them; `combine` adds their answers.
 
         Returns:
-            What the engine decided.
+            The engine's events.
         """
         experts = self._routing.experts
         scores = self._arena.port.read(work.host["scores"], np.float32, (tokens, columns))
@@ -124,10 +124,10 @@ class Sparse:
         )
 
     def combine(self, work: Workspace, tokens: int) -> None:
-        """Add the weighted answers to the stream, in the order of their experts' numbers.
+        """Add the weighted answers to the residual stream, by ascending expert.
 
-        One token's weights are read where the host wrote them: they would come too late as a copy, behind the experts
-        that are on their way, and the layer's kernels with them. Those of a chunk are many, and read often.
+        One token's weights are read from host memory, because a copy of them would wait behind experts that are being
+        copied. A chunk has more weights, which are read several times, so they are copied.
         """
         self._arena.launch(
             kernel("combine"),
@@ -150,7 +150,7 @@ class Sparse:
         packed: Span,
         stream: Stream,
     ) -> None:
-        through(self._arena, stream)
+        check_stream(self._arena, stream)
         hidden, k = self._config.hidden, self._routing.top_k
         spare = work.device.get("spare")
         run = partial(self._layout.run, self._arena, packed, inner=work["inner"], spare=spare)
@@ -170,7 +170,7 @@ class Sparse:
     def _compute_on_host(
         self, layer: int, work: Workspace, found: Routes, places: dict[int, tuple[Span, Span]], expert: int, packed: U8
     ) -> None:
-        """Run an expert on the host, and bring its answers to their places."""
+        """Run an expert on the host, and copy its answers to their rows."""
         assert self._cold is not None
         hidden, k, tokens = self._config.hidden, self._routing.top_k, len(found.chosen)
         own, targets = found.of(expert)
@@ -186,7 +186,7 @@ class Sparse:
         index = places[expert][1]
         self._arena.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=index, rows=tokens * k, **sized)
 
-    # What goes to the device.
+    # Copies to the device.
 
     def _send(self, pinned: Span, there: Span, data: npt.NDArray[np.generic]) -> None:
         data = np.ascontiguousarray(data)
@@ -194,7 +194,7 @@ class Sparse:
         self._arena.copy(there.part(0, data.nbytes), pinned)
 
     def _send_indices(self, work: Workspace, found: Routes) -> dict[int, tuple[Span, Span]]:
-        """For each expert the rows of its tokens and the places of its answers, all in one copy."""
+        """For each expert the rows of its tokens and of its answers, all in one copy."""
         parts: list[Indices] = []
         spans: dict[int, tuple[Span, Span]] = {}
         start = 0

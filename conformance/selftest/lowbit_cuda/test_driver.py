@@ -375,7 +375,7 @@ device = open_device()
 calls = Calls(device)
 for n in (10, 1000, 100, 50000):
     x, y = np.arange(n, dtype=np.float32), np.zeros(n, np.float32)
-    calls.give_back(device.allocate(n, "a matrix"))
+    calls.release(device.allocate(n, "a matrix"))
     calls(contract.add, {"x": x, "y": y}, n=n, by=2.0)
     assert np.array_equal(y, 2 * x)
 print(control.waits())
