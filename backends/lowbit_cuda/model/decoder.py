@@ -133,8 +133,7 @@ class Decoder:
 
         Raises:
             ArgumentError: there are no tokens, a token is not in the vocabulary, or the context is exceeded; the state
-            is
-                not the latest, or an error has invalidated it; the weights overflow.
+                is not the latest, or an error has invalidated it; the weights overflow.
             DeviceLostError: the device, or an expert, is lost; every later call raises this too.
             DeviceError: the device failed; a new state can be started.
         """

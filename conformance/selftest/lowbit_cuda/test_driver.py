@@ -11,7 +11,7 @@ import stand_in
 from cuda_tools import needs_stand_in
 from stand_in import said
 
-from lowbit_cuda.cuda.driver import LOST, OF_THE_CALL, RELAUNCH
+from lowbit_cuda.cuda.driver import ERRORS_OF_THE_CALL, LOST, RELAUNCH
 from lowbit_cuda.cuda.host import available
 from lowbit_cuda.cuda.reserve import CODE, GRAPHS, REST, Reserve
 
@@ -44,7 +44,7 @@ def test_errors_that_ask_for_a_new_process_are_those_of_the_reference() -> None:
         broken = {name for name, text in texts.items() if words in text}
         assert broken and broken <= LOST, words
     assert set(texts) >= LOST
-    assert not LOST & OF_THE_CALL
+    assert not LOST & ERRORS_OF_THE_CALL
 
 
 def test_every_such_error_loses_the_device(folder: Path) -> None:
