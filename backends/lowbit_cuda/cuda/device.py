@@ -169,7 +169,7 @@ class CudaDevice:
         with self._enter(even_if_lost=True):
             if any(stream.capture and memory in stream.capture.memories for stream in self._streams):
                 raise ArgumentError(
-                    f"memory for {memory.what}", "part of a graph that is being captured", "memory that is not"
+                    f"memory for {memory.what}", "in use by a graph being captured", "unused memory"
                 )
             self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
@@ -460,7 +460,7 @@ class CudaDevice:
         given = self._own("stream", stream, CudaStream)
         if given.capture is not None:
             raise ArgumentError(
-                f"stream {given.name}", "capturing a graph", "given only copies and launches until then"
+                f"stream {given.name}", "capturing a graph", "only copies and launches until then"
             )
         return given
 

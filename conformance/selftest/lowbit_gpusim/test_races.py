@@ -290,7 +290,7 @@ def test_what_a_function_does_besides() -> None:
         assert np.array_equal(device.read(scene.expert, np.float32, (N,)), NUMBERS)
         device.write(scene.result, NUMBERS)
         device.copy(scene.slot, scene.expert, scene.copies)
-        with pytest.raises(ArgumentError, match="memory for expert is read by a function that runs"):
+        with pytest.raises(ArgumentError, match="memory for expert is being read by a function"):
             device.free(scene.expert.memory)
         kept.append(data)
         return float(data.view(np.float32).sum())
