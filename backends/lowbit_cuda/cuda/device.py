@@ -168,9 +168,7 @@ class CudaDevice:
             return
         with self._enter(even_if_lost=True):
             if any(stream.capture and memory in stream.capture.memories for stream in self._streams):
-                raise ArgumentError(
-                    f"memory for {memory.what}", "in use by a graph being captured", "unused memory"
-                )
+                raise ArgumentError(f"memory for {memory.what}", "in use by a graph being captured", "unused memory")
             self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
     def write(self, span: Span, data: Array) -> None:
@@ -459,9 +457,7 @@ class CudaDevice:
         """A stream, checked not to be capturing a graph."""
         given = self._own("stream", stream, CudaStream)
         if given.capture is not None:
-            raise ArgumentError(
-                f"stream {given.name}", "capturing a graph", "only copies and launches until then"
-            )
+            raise ArgumentError(f"stream {given.name}", "capturing a graph", "only copies and launches until then")
         return given
 
 

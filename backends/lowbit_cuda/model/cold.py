@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, U8
 from lowbit.backend import Backend
 from lowbit.backend.linears import backend_linear
 from lowbit.model.block import FORMULAS, Gated
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.arena import Arena
-from lowbit_cuda.model.matrices import U8, ExpertLayout
+from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.model.workspace import Workspace
 from lowbit_cuda.port import Span
 

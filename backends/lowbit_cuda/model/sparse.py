@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, I32
+from lowbit.arrays import F32, I32, U8
 from lowbit.model.block import routes
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.moe.offload import Trace
@@ -25,7 +25,7 @@ from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.arena import Arena, check_stream
 from lowbit_cuda.model.cold import ColdExperts
-from lowbit_cuda.model.matrices import U8, ExpertLayout
+from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.model.workspace import FLOAT, INDEX, Workspace
 from lowbit_cuda.port import Span, Stream
 
@@ -66,8 +66,8 @@ def choose(scores: F32, routing: Routing) -> Routes:
     """
     chosen, probabilities = routes(scores, routing)
     order = np.argsort(chosen, axis=1)
-    ascending, by_expert = (np.take_along_axis(values, order, axis=1) for values in (chosen, probabilities))
-    return Routes(ascending, by_expert.astype(np.float32))
+    ascending = np.take_along_axis(chosen, order, axis=1)
+    return Routes(ascending, np.take_along_axis(probabilities, order, axis=1).astype(np.float32))
 
 
 def guesses(scores: F32, count: int = GUESSES) -> tuple[int, ...]:
