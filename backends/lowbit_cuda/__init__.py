@@ -1,5 +1,7 @@
-"""Experts that do not fit: an offload engine and kernels for NVIDIA GPUs, and a simulated device that proves them.
+"""Expert offloading and kernels for NVIDIA GPUs.
 
-`port` is what an engine may ask of a device; `cuda` and `sim` are the two devices; `engine` brings experts to either;
-`kernels` are the kernels, in CUDA C++ that is also tested as C++ (`shim`); `model` is a decoder on a port.
+Read `port` first: it is all that the engine and the models ask of a device. `cuda` implements it on a GPU;
+`lowbit_gpusim` implements it as a simulation, on which everything here is tested. `kernels` holds the kernels in CUDA
+C++ and describes their launches, `engine` moves experts to the device, `model` decodes with both, and `backend` offers
+all of it as the backend ``cuda``.
 """

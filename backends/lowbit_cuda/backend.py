@@ -1,12 +1,10 @@
 """The backend ``cuda``: kernels for NVIDIA GPUs as operations of the specification, and whole models on them.
 
-Operations are there to be shown right: each brings its arrays to the device and its results back (`calls`). What the
-kernels are for is a model that stays on the device (`lowbit_cuda.model`), which `decoder` brings.
+The operations exist so that the suite can test the kernels: each copies its arrays to the device and its results back
+(`calls`). The purpose of the kernels is a model that stays on the device (`lowbit_cuda.model`), which `decoder` makes.
 
-A `PortBackend` runs on any `lowbit_cuda.port.DevicePort`. `CudaBackend` opens a GPU; `lowbit_gpusim.backend` has the
-same on a simulated device.
-
-Source: lowbit's own.
+A `PortBackend` runs on any `lowbit_cuda.port.DevicePort`. `CudaBackend` opens a GPU; another package derives a backend
+on a simulated device from the same class.
 """
 
 from abc import abstractmethod
@@ -23,19 +21,18 @@ from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Arrangement, Request, Trace
 from lowbit.moe.routing import Scores
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, TURNS
+from lowbit_cuda.arithmetic import ATTENTION, DENSE, ELEMENTS, NORMS, PRODUCTS, ROTATIONS
 from lowbit_cuda.calls import Calls
 from lowbit_cuda.cuda.availability import availability
-from lowbit_cuda.engine import hooks
 from lowbit_cuda.engine.placement import Placement
 from lowbit_cuda.kernels.layouts import up
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.linears import DeviceLinear, dequantized
-from lowbit_cuda.model import Decoder
+from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.port import DevicePort
 
 GROUPS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Group sizes that are declared: groups end where units do, for every number of bits."""
+"""The declared group sizes: groups end where units of codes do, for every number of bits."""
 
 GROUPED = {"group_size": GROUPS}
 
@@ -46,7 +43,7 @@ DECLARED = {
     "routing.gate": Declaration({"scores": ("logits",)}, DENSE),
     "blocks.rms_norm": Declaration(arithmetic=NORMS),
     "blocks.swiglu": Declaration(arithmetic=ELEMENTS),
-    "rope.rotate": Declaration(arithmetic=TURNS),
+    "rope.rotate": Declaration(arithmetic=ROTATIONS),
     "attention.attend": Declaration({"head_dim": tuple(range(4, 257, 4))}, ATTENTION),
     "offload.trace": Declaration(),
     "offload.engine": Declaration(),
@@ -54,35 +51,35 @@ DECLARED = {
 
 
 class PortBackend(Backend):
-    """The operations and models on a device, whichever it is."""
+    """The operations and models on any device."""
 
     def __init__(self) -> None:
         self._opened: Calls | None = None
 
     @abstractmethod
     def open_port(self, budget: int | None) -> DevicePort:
-        """A device of its own, with a budget of device memory; None for all there is."""
+        """Open a device with a budget of device memory; None for all that is free."""
 
     def capabilities(self) -> Capabilities:
         return Capabilities(DECLARED, profiles=("lowbit-1.0/qgemv-4", "lowbit-1.0/moe-offload"))
 
     def decoder(self, weights: LayeredWeights, settings: DeviceSettings, progress: Progress | None = None) -> Decoder:
-        """A decoder on a device of its own, which is given back with it."""
+        """A decoder on its own device, which is closed with the decoder."""
         return Decoder(self.open_port(settings.memory), weights, settings, progress, owns_port=True)
 
     def warm_up(self, operation: str) -> None:
-        """Open the device, and what it needs for kernels."""
+        """Open the device."""
         if operation in DECLARED and not operation.startswith("offload."):
             _ = self._calls
 
     def close(self) -> None:
-        """Give the device back."""
+        """Close the device."""
         if self._opened is not None:
             calls, self._opened = self._opened, None
             try:
                 calls.close()
             finally:
-                calls.lane.port.close()
+                calls.arena.port.close()
 
     @property
     def _calls(self) -> Calls:
@@ -99,7 +96,7 @@ class PortBackend(Backend):
         return dequantized(self._calls, matrix)
 
     def _routing_gate(self, x: F32, router: F32, scores: Scores = "logits") -> F32:
-        rows = up(len(router), 8)  # zeros, which change no sum
+        rows = up(len(router), 8)  # rows of zeros change no sum
         wide = np.pad(x, ((0, 0), (0, rows - len(router))))
         columns = np.ascontiguousarray(np.pad(router, ((0, rows - len(router)), (0, 0))).T)
         y = np.empty((len(x), router.shape[1]), np.float32)
@@ -119,19 +116,19 @@ class PortBackend(Backend):
         return y
 
     def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
-        """Pairs are brought to where half-split has them, and back."""
+        """Permute pairs to the half-split layout, rotate, and permute back."""
         sign, pair = turn.layout.sign, turn.layout.pair
         order = np.lexsort((pair, sign))  # the first channels of all pairs, then their partners
         tokens, heads, head_dim = x.shape
         half = head_dim // 2
         first = order[:half]
         table = np.concatenate([turn.cos[:, first], turn.sin[:, order[half:]]], axis=1).astype(np.float32)
-        turned = np.ascontiguousarray(x[..., order])
-        given = {"x": turned, "table": table, "position": np.zeros(1, np.int32)}
+        rotated = np.ascontiguousarray(x[..., order])
+        given = {"x": rotated, "table": table, "position": np.zeros(1, np.int32)}
         sized = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "context": tokens}
         self._calls(kernel("rope"), given, **sized)
         y = np.empty_like(x)
-        y[..., order] = turned
+        y[..., order] = rotated
         return y
 
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
@@ -153,14 +150,15 @@ class PortBackend(Backend):
         return y
 
     def _offload_engine(self, arrangement: Arrangement) -> Placement:
-        return hooks.engine(arrangement)
+        return Placement(arrangement)
 
     def _offload_trace(self, arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
-        return hooks.trace(arrangement, requests)
+        placement = Placement(arrangement)
+        return tuple(event for request in requests for event in placement.step(request))
 
 
 class CudaBackend(PortBackend):
-    """NVIDIA GPUs."""
+    """The backend for NVIDIA GPUs."""
 
     name = "cuda"
 

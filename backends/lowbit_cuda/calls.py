@@ -1,7 +1,7 @@
-"""Calls: one kernel on arrays of the host, brought there and back.
+"""Calls: one kernel on arrays of the host, which are copied to the device and back.
 
-An operation of the suite is one call: its arrays go to the device, a kernel runs, its results come back. That is not
-how a model runs (`lowbit_cuda.model`); it is how a kernel is shown to be right.
+Each operation of the suite is one call: its arrays go to the device, a kernel runs, its results come back. This is how
+the suite tests a kernel; a model keeps its data on the device instead (`lowbit_cuda.model`).
 """
 
 from collections import deque
@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.port import DevicePort, Kernel, Memory, Number, Span
 
 
-class Room:
-    """Memory on the device and pinned memory beside it, which grow when they are too small."""
+class ArgumentMemory:
+    """Device memory and pinned memory for one argument; both grow when they are too small."""
 
     def __init__(self, port: DevicePort, what: str) -> None:
         self._port, self._what = port, what
@@ -23,7 +23,7 @@ class Room:
         self._host: Memory | None = None
 
     def of(self, nbytes: int) -> tuple[Span, Span]:
-        """So many bytes on the device, and as many on the host."""
+        """The same number of bytes on the device and on the host."""
         if self._device is None or self._host is None or self._device.nbytes < nbytes:
             self.close()
             self._device = self._port.allocate(nbytes, self._what)
@@ -31,7 +31,7 @@ class Room:
         return self._device.span(0, nbytes), self._host.span(0, nbytes)
 
     def close(self) -> None:
-        """Give both back."""
+        """Free both."""
         for memory in (self._device, self._host):
             if memory is not None:
                 self._port.free(memory)
@@ -42,28 +42,30 @@ class Calls:
     """Runs kernels on arrays.
 
     Attributes:
-        lane: where they run.
-        closed: whether everything was given back.
+        arena: the stream in which they run, and its memory.
+        closed: whether everything was released.
     """
 
     def __init__(self, port: DevicePort) -> None:
-        self.lane = Lane(port, "operations")
+        self.arena = Arena(port, "operations")
         self.closed = False
-        self._rooms: dict[str, Room] = {}
-        self._unused = deque[Memory]()
-        self._calm = True
+        self._memory: dict[str, ArgumentMemory] = {}
+        self._released = deque[Memory]()
+        self._idle = True
 
     def __call__(self, kernel: Kernel, given: Mapping[str, Array | Span], **numbers: Number) -> None:
-        """Run a kernel; the arrays that it writes are filled, and spans are used where they lie."""
-        if not self._calm:  # a call was interrupted, and its copies may still be on their way
-            self.lane.port.finish()
-        self._calm = False
-        self.tidy()
-        self.lane.load(kernel)
+        """Run a kernel; it fills the arrays that it writes, and uses spans in place."""
+        if not self._idle:  # a call was interrupted, and its copies may still be in progress
+            self.arena.port.finish()
+        self._idle = False
+        self.free_released()
+        self.arena.load(kernel)
         arguments: dict[str, Span | Number] = dict(numbers)
         results: list[tuple[Array, Span, Span]] = []
         arrays = {name: array for name, array in given.items() if not isinstance(array, Span)}
-        rooms = {name: self._room(name).of(array.nbytes) for name, array in arrays.items()}  # before anything runs
+        memory = {
+            name: self._memory_of(name).of(array.nbytes) for name, array in arrays.items()
+        }  # before anything runs
         for parameter in kernel.parameters:
             if parameter.access is None:
                 continue
@@ -71,37 +73,37 @@ class Calls:
             if isinstance(array, Span):
                 arguments[parameter.name] = array
                 continue
-            there, here = rooms[parameter.name]
+            there, here = memory[parameter.name]
             if parameter.access != "write":
-                self.lane.port.write(here, np.ascontiguousarray(array))
-                self.lane.copy(there, here)
+                self.arena.port.write(here, np.ascontiguousarray(array))
+                self.arena.copy(there, here)
             if parameter.access != "read":
                 results.append((array, there, here))
             arguments[parameter.name] = there
-        self.lane.port.launch(kernel, arguments, self.lane.stream)
+        self.arena.port.launch(kernel, arguments, self.arena.stream)
         for _, there, here in results:
-            self.lane.copy(here, there)
-        self.lane.wait()
+            self.arena.copy(here, there)
+        self.arena.wait()
         for array, _, here in results:
-            array[...] = self.lane.port.read(here, array.dtype, array.shape)
-        self._calm = True
+            array[...] = self.arena.port.read(here, array.dtype, array.shape)
+        self._idle = True
 
-    def give_back(self, memory: Memory) -> None:
-        """Free memory when nothing runs: at the next call or at the end. May be called at any time, by any thread."""
-        self._unused.append(memory)
+    def release(self, memory: Memory) -> None:
+        """Free memory when nothing runs: at the next call or in `close`. Any thread may call this at any time."""
+        self._released.append(memory)
 
-    def tidy(self) -> None:
-        """Free what was given back; the device is idle."""
-        while self._unused:
-            self.lane.port.free(self._unused.popleft())
+    def free_released(self) -> None:
+        """Free the memory passed to `release`; the device must be idle."""
+        while self._released:
+            self.arena.port.free(self._released.popleft())
 
-    def _room(self, name: str) -> Room:
-        return self._rooms.setdefault(name, Room(self.lane.port, f"argument {name}"))
+    def _memory_of(self, name: str) -> ArgumentMemory:
+        return self._memory.setdefault(name, ArgumentMemory(self.arena.port, f"argument {name}"))
 
     def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         self.closed = True
-        self.tidy()
-        for room in self._rooms.values():
-            room.close()
-        self.lane.close()
+        self.free_released()
+        for memory in self._memory.values():
+            memory.close()
+        self.arena.close()

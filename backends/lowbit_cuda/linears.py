@@ -1,7 +1,7 @@
-"""Products of the suite: a matrix on a device, and the two kernels that multiply by it.
+"""Prepared matrices of the suite: a matrix on a device, and the two kernels that multiply by it.
 
-The suite prepares a matrix and multiplies by it many times, so it stays on the device as long as somebody holds it.
-Which kernel multiplies is what a model would choose: one for a single token, another for several, with the same bits.
+The suite prepares a matrix once and multiplies by it many times, so it stays on the device. The kernel is the one that
+a model would choose: one for a single token, another for several, with the same bits.
 """
 
 import weakref
@@ -19,15 +19,15 @@ from lowbit_cuda.port import Memory, Span
 
 
 class DeviceLinear(PreparedLinear):
-    """A matrix on a device, for as long as somebody holds it."""
+    """A matrix that stays on the device as long as this object exists."""
 
     def __init__(self, backend: str, calls: Calls, matrix: QuantizedMatrix) -> None:
         self._layout, self._calls = MatrixLayout.of(matrix), calls
-        calls.tidy()
-        memory = calls.lane.port.allocate(self._layout.nbytes, "a prepared matrix")
-        weakref.finalize(self, _give_back, weakref.ref(calls), memory)
-        self._blob: Span = memory.span()
-        calls.lane.upload(self._blob, self._layout.apply(matrix))
+        calls.free_released()
+        memory = calls.arena.port.allocate(self._layout.nbytes, "a prepared matrix")
+        weakref.finalize(self, _release, weakref.ref(calls), memory)
+        self._packed: Span = memory.span()
+        calls.arena.upload(self._packed, self._layout.apply(matrix))
         super().__init__(backend, matrix.rows, matrix.columns, self._layout.nbytes)
 
     def _qgemv(self, x: F32, out: F32) -> None:
@@ -38,25 +38,25 @@ class DeviceLinear(PreparedLinear):
 
     def _multiply(self, x: F32, out: F32, tokens: int) -> None:
         layout = self._layout
-        given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._blob)}
+        given: dict[str, Array | Span] = {"y": out, "x": x, **layout.spans(self._packed)}
         self._calls(product(layout, tokens), given, tokens=tokens, **layout.numbers)
 
 
-def _give_back(calls: "weakref.ref[Calls]", memory: Memory) -> None:
-    """Whoever lets go of a matrix may be a collection of garbage in the middle of anything, or the end of Python."""
+def _release(calls: "weakref.ref[Calls]", memory: Memory) -> None:
+    """Called by the garbage collector at any moment, or at interpreter exit: only queues the memory to be freed."""
     if (found := calls()) is not None and not found.closed:
-        found.give_back(memory)
+        found.release(memory)
 
 
 def dequantized(calls: Calls, matrix: QuantizedMatrix) -> F32:
-    """The weights of a matrix, float32, K × N."""
+    """The weights of a matrix: float32, K × N."""
     layout = MatrixLayout.of(matrix)
     weights = np.empty((matrix.rows, matrix.columns), np.float32)
-    room = calls.lane.port.allocate(layout.nbytes, "a matrix to dequantise")
+    memory = calls.arena.port.allocate(layout.nbytes, "a matrix to dequantise")
     try:
-        calls.lane.upload(room.span(), layout.apply(matrix))
+        calls.arena.upload(memory.span(), layout.apply(matrix))
         made = kernel("dequantize", bits=layout.bits, scales=layout.scale_dtype)
-        calls(made, {"y": weights, **layout.spans(room.span())}, **layout.numbers)
+        calls(made, {"y": weights, **layout.spans(memory.span())}, **layout.numbers)
     finally:
-        calls.lane.port.free(room)
+        calls.arena.port.free(memory)
     return weights

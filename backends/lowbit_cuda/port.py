@@ -1,42 +1,41 @@
 """The port: all that an engine may ask of a device.
 
-An engine that brings experts to a device and runs them needs little of it: memory, copies, kernels, and an order among
-them. That little is written down here, and twice fulfilled: by `lowbit_cuda.cuda`, a GPU, and by `lowbit_gpusim.sim`, a
-simulation with a time of its own that also proves that the order asked for is enough. The engine knows this file and
-neither of them.
+An engine that copies experts to a device and runs them needs memory, copies, kernels, and an order among them. This
+file defines these operations. Two classes implement them: `lowbit_cuda.cuda.device.CudaDevice` for a GPU, and a
+simulated device for tests, which has a virtual clock and also checks that the requested order is sufficient. The
+engine imports this file and neither implementation.
 
-**Memory** is allocated on the device, within a budget, or *pinned* on the host, where copies can reach it while the
-host goes on. A `Span` is a part of it; everything that works on memory is given spans. An allocation counts as what the
-device takes for it (`charge`), not as what was asked for. The budget is for allocations alone: code, graphs and the
-local memory of threads lie beside it, and a port opens only where the device has room for both.
+**Memory** is allocated on the device, within a budget, or *pinned* on the host, where copies can read it while the host
+continues. A `Span` is a part of a memory; every operation on memory takes spans. An allocation counts as the bytes that
+the device takes for it (`charge`), not the bytes requested. The budget covers allocations only: code, graphs and the
+local memory of threads come on top, and a port opens only if the device has room for both.
 
-Freeing or allocating memory may make a device wait for all of its work, so a program that cares for its time does both
-only while the device is idle, and has its kernels loaded before it begins (`DevicePort.load`).
+Allocating and freeing may make a device wait for all of its work. A program that must be fast does both only while the
+device is idle, and loads its kernels before it starts (`DevicePort.load`).
 
-**Order.** A *stream* does what it was given in the order in which it was given it. Between streams, and between a
-stream and the host, there is no order but what *events* make: `record` marks a place in a stream, `wait` makes another
-stream wait for the mark, `synchronize` the host. Nothing else may be relied on; in particular not that a copy is fast.
+**Order.** A *stream* runs its operations in the order in which they were given to it. Between streams, and between a
+stream and the host, only *events* create an order: `record` marks a point in a stream, `wait` makes another stream wait
+for it, `synchronize` makes the host wait. Programs must not rely on any other order, nor on a copy being fast.
 
-**Kernels** are described (`Kernel`) by the arguments that they take and, for each span among them, whether it is read
-or written and how many bytes of it. The simulation derives from this which operations must not run at once. Launching a
-kernel with a span too short for it is refused before anything runs. A few arguments may lie in pinned memory: a kernel
-that reaches them there does not wait for the copies that are on their way.
+**Kernels** are described (`Kernel`) by their arguments and, for each span among them, whether it is read or written and
+how many bytes of it. From this a simulation derives which operations must not overlap. A launch with a span that is too
+short is refused before anything runs. A few arguments may be in pinned memory; a kernel that accesses them there does
+not wait for copies in progress.
 
-**Graphs.** What a stream was given between `capture` and the end of its block is not run but kept, and can be run
-again by one call. Spans and numbers in it are those of the time of capture.
+**Graphs.** Work given to a stream inside `capture` is recorded instead of run, and one call can then run it any number
+of times. Its spans and numbers are those at the time of capture.
 
-**Errors.** Memory beyond the budget is refused with a `DeviceMemoryError` and leaves everything as it was. A call that
-the device fails is a `DeviceError` and has asked for nothing. An operation may also fail *late*, when its call has long
-returned. What it should have written is then undefined; what its stream is given after it does not begin, nor does what
-waits for that; and no event behind it is ever reached: to wait for one is an error, and asking is answered with no or
-with the error. Any later call may raise it, at the latest one that waits for what was not done.
+**Errors.** An allocation beyond the budget raises a `DeviceMemoryError` and changes nothing. A call that the device
+refuses raises a `DeviceError` and issues no work. An operation may also fail *late*, after its call has returned. Then
+the contents of its outputs are undefined, later work in its stream and work that waits for it does not start, and no
+event behind it is ever reached: waiting for such an event is an error, and querying it returns False or raises. Any
+later call may raise the error; at the latest, a call that waits for the failed work does.
 
 A GPU whose work failed late is *lost* to the process: the error is a `DeviceLostError`, and so is every later call, at
-once. Only `free` and `close` still succeed then; they ask nothing of the device, whose memory goes back when the
-process ends. The simulation can also fail late and then go on, which is harder on a program: it has to know what was
-done.
+once. Only `free` and `close` still succeed; they do not touch the device, whose memory is released when the process
+ends. A simulation can also fail late and continue, which is harder for a program: it must find out what was done.
 
-Source: lowbit's own; the terms are those of the CUDA programming guide.
+The terms are those of the CUDA programming guide.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,15 +52,15 @@ from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, LowbitError
 
 ALIGNMENT = 256
-"""Bytes: every allocation begins at a multiple of this."""
+"""Bytes: every allocation starts at a multiple of this."""
 PIECE = 2 << 20
-"""Bytes: a GPU takes its memory in pieces of this size."""
+"""Bytes: a GPU allocates memory in pieces of this size."""
 SHARED = 1 << 20
-"""Bytes: allocations that are smaller than this share pieces; a larger one has pieces of its own."""
+"""Bytes: smaller allocations share pieces; larger ones have their own."""
 
 
 def charge(nbytes: int) -> int:
-    """What an allocation counts as: a small one rounded up to `ALIGNMENT`, a larger one to `PIECE`.
+    """The bytes that an allocation counts as: a small one is rounded up to `ALIGNMENT`, a larger one to `PIECE`.
 
     >>> charge(1), charge(256), charge(257)
     (256, 256, 512)
@@ -73,7 +72,7 @@ def charge(nbytes: int) -> int:
 
 
 def largest(budget: int) -> int:
-    """The most bytes of one allocation that counts as at most `budget`.
+    """The largest allocation that counts as at most `budget` bytes.
 
     >>> largest(1000), largest(PIECE - 1) == SHARED - ALIGNMENT, largest(PIECE + 1) == PIECE
     (768, True, True)
@@ -85,25 +84,25 @@ def largest(budget: int) -> int:
 
 Place = Literal["device", "host"]
 Access = Literal["read", "write", "update"]
-"""What a kernel does to a span: reads it, writes all that it declares of it without reading, or both."""
+"""How a kernel uses a span: it reads it, writes its whole declared extent without reading it, or both."""
 
 
 class DeviceError(LowbitError, RuntimeError):
-    """The device failed an operation: which, and in its own words why."""
+    """The device failed an operation; the message says which one, and why."""
 
 
 class DeviceLostError(DeviceError):
-    """The device is lost to this process: what it held is gone, and every later call fails with this error too."""
+    """The device is lost to this process: its contents are gone, and every later call raises this error too."""
 
 
 class DeviceMemoryError(DeviceError):
-    """Memory that the budget, or the device, does not have.
+    """An allocation exceeds the budget or the device's memory.
 
     Attributes:
-        what: what it was for.
-        asked: bytes.
-        used: bytes in use when it was asked for.
-        budget: bytes in all.
+        what: the purpose of the allocation.
+        asked: bytes requested.
+        used: bytes in use at that time.
+        budget: the budget in bytes.
     """
 
     def __init__(self, what: str, asked: int, used: int, budget: int) -> None:
@@ -116,13 +115,13 @@ class DeviceMemoryError(DeviceError):
 
 @dataclass(eq=False)
 class Memory:
-    """What `DevicePort.allocate` and `DevicePort.pin` give out; `DevicePort.free` takes it back.
+    """An allocation by `DevicePort.allocate` or `DevicePort.pin`, released by `DevicePort.free`.
 
     Attributes:
-        what: what it is for, as errors and reports say it.
-        nbytes: how many.
+        what: its purpose, for errors and reports.
+        nbytes: its size.
         place: ``device`` or ``host``.
-        handle: the port's own.
+        handle: private to the port.
     """
 
     what: str
@@ -131,10 +130,10 @@ class Memory:
     handle: Any = field(repr=False, default=None)
 
     def span(self, offset: int = 0, nbytes: int | None = None) -> "Span":
-        """A part of it, by default all from `offset`.
+        """A part of it, by default everything from `offset`.
 
         Raises:
-            ArgumentError: it would reach outside.
+            ArgumentError: the part would extend beyond the memory.
         """
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         _check_inside(offset, nbytes, self.nbytes)
@@ -143,37 +142,39 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """A run of bytes in one memory."""
+    """A contiguous range of bytes in one memory."""
 
     memory: Memory
     offset: int
     nbytes: int
 
     def part(self, offset: int, nbytes: int | None = None) -> "Span":
-        """A part of it; refused with an `ArgumentError` where it would reach outside."""
+        """A part of it; an `ArgumentError` if the part would extend beyond the span."""
         nbytes = self.nbytes - offset if nbytes is None else nbytes
         _check_inside(offset, nbytes, self.nbytes)
         return Span(self.memory, self.offset + offset, nbytes)
 
 
 def _check_inside(offset: int, nbytes: int, whole: int) -> None:
-    if type(offset) is type(nbytes) is int and 0 <= offset <= whole - nbytes <= whole:  # spans are cut at every launch
+    if (
+        type(offset) is type(nbytes) is int and 0 <= offset <= whole - nbytes <= whole
+    ):  # the fast path: every launch creates spans
         return
     check_integer("offset", offset, 0, whole)
     check_integer("nbytes", nbytes, 0, whole - offset)
 
 
-# **Kernels**, as far as a port must know them.
+# **Kernels**: what a port must know about them.
 
 Number = int | float
 Numbers = Mapping[str, Number]
 
 LIMITS = {kind: (np.iinfo(kind).min, np.iinfo(kind).max) for kind in ("int32", "int64")}
-"""The least and the most number of the kinds of whole numbers."""
+"""The smallest and the largest value of each integer kind."""
 
 
 REMEMBERED = 1024
-"""Launches of a kernel with different numbers whose sizes are remembered."""
+"""The number of launches per kernel, with different numbers, whose sizes are cached."""
 
 
 @dataclass(frozen=True)
@@ -182,14 +183,14 @@ class Parameter:
 
     Attributes:
         name: as in the kernel's source and in launches.
-        kind: the type of a number (``int32``, ``int64``, ``float32``), or of what a span holds.
-        access: what is done to a span; None for a number.
-        extent: for a span, how many elements of it are touched, from the numbers of the launch: the elements from 0.
-            Where that depends on what memory holds, the most that it can be.
-        exact: False where the extent is such a most, so that bytes in it may be left alone.
-        alignment: for a span, bytes that its place is a multiple of, where that is more than an element's.
-        host: whether a span may also lie in pinned memory, which the kernel then reaches over the link: for what is few
-            and touched once.
+        kind: the type of a number (``int32``, ``int64``, ``float32``), or of a span's elements.
+        access: how a span is used; None for a number.
+        extent: for a span, the number of elements that are used, counted from the first, as a function of the launch's
+            numbers. Where that depends on the contents of memory, it is an upper limit.
+        exact: False where the extent is an upper limit, so that the kernel may leave some of it untouched.
+        alignment: for a span, the alignment in bytes, where it is larger than an element's size.
+        host: whether a span may also be in pinned memory, which the kernel then accesses over the link: for small data
+            that is used once.
     """
 
     name: str
@@ -202,11 +203,11 @@ class Parameter:
 
     @cached_property
     def multiple(self) -> int:
-        """Bytes of which the span's place is a multiple."""
+        """The span's alignment in bytes."""
         return max(self.alignment, np.dtype(self.kind).itemsize)
 
     def nbytes(self, numbers: Numbers) -> int:
-        """How many bytes of the span a launch touches."""
+        """The number of bytes of the span that a launch uses."""
         assert self.extent is not None
         return self.extent(numbers) * np.dtype(self.kind).itemsize
 
@@ -217,15 +218,15 @@ class Kernel:
 
     Attributes:
         name: of the function, ``extern "C"``, in the compiled program.
-        source: the file that it is compiled from, in `lowbit_cuda.kernels`.
+        source: the file in `lowbit_cuda.kernels` that contains it.
         parameters: in the order of its arguments.
-        grid: blocks in x, y and z, from the numbers of the launch.
-        block: threads of a block, in x.
-        shared: bytes of dynamic shared memory, from the numbers of the launch.
-        meaning: the same in numpy. It is given an array for each span, of its kind and extent, and each number, by
-            name; it fills what is written.
-        check: raises an `ArgumentError` for numbers that the kernel cannot do.
-        flops: floating-point operations of a launch, for a model of its time; 0 where only its bytes take time.
+        grid: blocks in x, y and z, as a function of the launch's numbers.
+        block: threads per block, in x.
+        shared: bytes of dynamic shared memory, as a function of the launch's numbers.
+        meaning: the same computation in numpy. It gets an array for each span, of its kind and extent, and each number,
+            by name; it fills the arrays that are written.
+        check: raises an `ArgumentError` for numbers that the kernel does not support.
+        flops: floating-point operations of a launch, for a model of its time; 0 where only memory traffic counts.
     """
 
     name: str
@@ -240,12 +241,11 @@ class Kernel:
     _sizes: dict[tuple[Number, ...], dict[str, int]] = field(default_factory=dict, init=False, repr=False)
 
     def checked(self, arguments: Mapping[str, Span | Number]) -> tuple[dict[str, Span], dict[str, Number]]:
-        """The spans, each cut to what the kernel touches of it, and the numbers.
+        """The spans, each cut to the bytes that the kernel uses, and the numbers.
 
         Raises:
-            ArgumentError: an argument that is missing, unknown or of the wrong sort; a number that its kind cannot
-                hold; a span that is too short, lies on the host where the kernel does not reach, or is not aligned to
-                its elements.
+            ArgumentError: an argument is missing, unknown or of the wrong type; a number does not fit its kind; a span
+                is too short, is on the host although the kernel does not allow that, or is not aligned.
         """
         given, wanted = set(arguments), {parameter.name for parameter in self.parameters}
         if given != wanted:
@@ -258,7 +258,7 @@ class Kernel:
         return {p.name: self._cut(p, arguments[p.name], sizes[p.name]) for p in self.parameters if p.access}, numbers
 
     def _sizes_for(self, numbers: dict[str, Number]) -> dict[str, int]:
-        """Bytes of each span; remembered for numbers that were found good, since nearly every launch has old ones."""
+        """Bytes of each span; cached, because nearly every launch repeats earlier numbers."""
         key = tuple(numbers.values())
         found = self._sizes.get(key)
         if found is None:
@@ -294,142 +294,142 @@ class Kernel:
         return f"{parameter.name} of {self.name}"
 
 
-# **The protocol.** Streams, events and graphs are the port's own; whoever uses them only hands them on.
+# **The protocol.** Streams, events and graphs are private to the port; callers only pass them back.
 
 
 class Stream(Protocol):
-    """A queue of operations that run one after another."""
+    """A queue whose operations run one after another."""
 
     @property
     def name(self) -> str:
-        """As errors and traces call it."""
+        """Its name in errors and traces."""
 
 
 class Event(Protocol):
-    """A place in a stream, reached or not. It marks one place only; recording again makes another event."""
+    """A mark in a stream, reached or not yet. Recording again creates another event."""
 
 
 class Graph(Protocol):
-    """Operations that were captured."""
+    """Captured operations."""
 
 
 class DevicePort(Protocol):
-    """A device, its memory and its clock; see the top of this file for what holds of all of them."""
+    """A device, its memory and its clock; the top of this file states the rules that all methods obey."""
 
     @property
     def budget(self) -> int:
-        """Bytes of device memory that may be in use."""
+        """The largest number of bytes of device memory that may be in use."""
 
     @property
     def used(self) -> int:
-        """Bytes of device memory in use, each allocation counted as what `charge` says."""
+        """Bytes of device memory in use, each allocation counted by `charge`."""
 
     @property
     def peak(self) -> int:
-        """The most that were ever in use."""
+        """The largest value of `used` so far."""
 
     @property
     def pinned(self) -> int:
         """Bytes of pinned host memory in use."""
 
     def describe(self) -> Mapping[str, str]:
-        """What a report should state: the device's name, versions, presets."""
+        """Facts for a report: the device's name, versions, settings."""
 
     # Memory.
 
     def allocate(self, nbytes: int, what: str) -> Memory:
-        """Memory on the device; what it holds is not defined.
+        """Memory on the device, with undefined contents.
 
         Raises:
-            ArgumentError: not a positive number of bytes.
-            DeviceMemoryError: more than is left, and nothing has changed.
+            ArgumentError: `nbytes` is not positive.
+            DeviceMemoryError: more than is available; nothing has changed.
         """
 
     def pin(self, nbytes: int, what: str) -> Memory:
-        """Page-locked memory on the host, not counted in the budget.
+        """Page-locked memory on the host, which the budget does not count.
 
         Raises:
-            ArgumentError: not a positive number of bytes.
-            DeviceMemoryError: the host does not have it.
+            ArgumentError: `nbytes` is not positive.
+            DeviceMemoryError: the host does not have enough memory.
         """
 
     def free(self, memory: Memory) -> None:
-        """Give memory back, after waiting for what was given to streams with it; twice is harmless."""
+        """Release memory, after waiting for the issued work that uses it; freeing twice is harmless."""
 
     def write(self, span: Span, data: Array) -> None:
-        """The host writes pinned memory, now: as many bytes as the C-contiguous array has."""
+        """Write a C-contiguous array to pinned memory, immediately, from the host."""
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
-        """The host reads pinned memory, now: an array of its own."""
+        """Read pinned memory into a new array, immediately, from the host."""
 
-    # What streams do.
+    # Work in streams.
 
     def stream(self, name: str) -> Stream:
         """A new stream."""
 
     def load(self, kernels: Iterable[Kernel]) -> None:
-        """Bring the code of kernels to the device, before anything runs that should not wait for it.
+        """Load the code of kernels onto the device, before work starts that should not wait for it.
 
-        A kernel that was not loaded is loaded by its first launch. That takes long, needs memory, and may wait for
-        everything that the device has been given.
+        A kernel that was not loaded is loaded by its first launch. That is slow, needs memory, and may wait for all
+        work of the device.
 
         Raises:
-            DeviceError: one of them cannot be loaded.
+            DeviceError: a kernel cannot be loaded.
         """
 
     def copy(self, target: Span, source: Span, stream: Stream) -> None:
-        """Copy between spans of equal length, in either direction or on the device.
+        """Copy between spans of equal length, in either direction or within the device.
 
         Raises:
-            ArgumentError: lengths differ, or both lie on the host.
+            ArgumentError: the lengths differ, or both spans are on the host.
         """
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
-        """Run a kernel; see `Kernel.checked` for what is refused."""
+        """Launch a kernel; `Kernel.checked` says which arguments are refused."""
 
     def record(self, stream: Stream) -> Event:
-        """Mark the end of what the stream was given so far."""
+        """Record an event at the current end of the stream."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let what the stream is given from now on begin only when the event is reached."""
+        """Make all later work of the stream wait until the event is reached."""
 
     def capture(self, stream: Stream) -> AbstractContextManager[Callable[[], Graph]]:
-        """Keep, instead of running, what the stream is given in this block: copies, launches, and nothing else.
+        """Record the copies and launches that the stream is given in this block, instead of running them.
 
-        The block gives a function that answers with the graph when the block has ended.
+        Nothing else is allowed in the block. It yields a function that returns the graph after the block has ended.
         """
 
     def replay(self, graph: Graph, stream: Stream) -> None:
-        """Run a graph, as if the stream were given its operations again."""
+        """Run a graph, as if its operations were given to the stream again."""
 
     def batch(self) -> AbstractContextManager[None]:
-        """A block of many calls, each of which costs less within it. Between calls other libraries in the thread may
-        find the device's context current; after the block they find what they had."""
+        """A block in which many calls take less time each. Between these calls, other libraries in the thread may find
+        the device's context current; after the block they find their own again."""
 
-    # What the host waits for, and when it is.
+    # Waiting and time.
 
     def synchronize(self, event: Event) -> None:
-        """Wait on the host until the event is reached."""
+        """Make the host wait until the event is reached."""
 
     def finish(self) -> None:
-        """Wait on the host until every stream has done all that it was given."""
+        """Make the host wait until every stream has finished."""
 
     def reached(self, event: Event) -> bool:
-        """Whether the event is reached, without waiting; once True, the host may rely on it."""
+        """Whether the event is reached, without waiting; the host may rely on True."""
 
     def seconds(self, first: Event, second: Event) -> float:
-        """Between two events that are both reached, on the device's clock."""
+        """Seconds between two events that are both reached, on the device's clock."""
 
     def now(self) -> float:
-        """The host's clock, in seconds from some beginning."""
+        """The host's clock, in seconds from an arbitrary origin."""
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
-        """Call a function on the host with an array (uint8, read only, in place) for each span of pinned memory that it
-        reads; a simulation charges the host the time of reading them. Until the function returns nothing may overwrite
-        these bytes, and afterwards it may not look at them."""
+        """Call a function on the host with an array (uint8, read only, not copied) for each span of pinned memory that
+        it reads; a simulation adds the time of reading them. Nothing may overwrite these bytes until the function
+        returns, and the function may not use them afterwards."""
 
     def close(self) -> None:
-        """Wait, and give back everything. Closing twice is harmless."""
+        """Wait, and release everything. Closing twice is harmless."""
 
     def __enter__(self) -> Self: ...
 

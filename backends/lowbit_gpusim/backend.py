@@ -1,7 +1,7 @@
 """The backend of `lowbit_cuda.backend` on a simulated device, for machines without a GPU.
 
-``lowbit_gpusim.backend:NumpyOnSim`` computes with numpy in place of kernels, which shows everything but the kernels to
-be right: layouts, order, memory, the engine. ``lowbit_gpusim.backend:ShimOnSim`` runs the kernels' own C++
+``lowbit_gpusim.backend:NumpyOnSim`` computes with numpy in place of kernels, which tests everything but the kernels:
+layouts, order, memory, the engine. ``lowbit_gpusim.backend:ShimOnSim`` runs the kernels' own C++
 (`lowbit_gpusim.shim`), thread by thread and slowly. Neither has an entry point, and neither says anything about speed.
 
 >>> from lowbit.backend import load
@@ -17,13 +17,13 @@ from lowbit_cuda.backend import PortBackend
 from lowbit_cuda.port import DevicePort
 from lowbit_gpusim.shim.build import compiler
 from lowbit_gpusim.shim.runner import ShimKernels
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 MACHINE = "a100"
 
 
 class NumpyOnSim(PortBackend):
-    """Numpy in place of kernels."""
+    """The simulated device with numpy in place of kernels."""
 
     name = "cuda-numpy-on-sim"
 
@@ -32,7 +32,7 @@ class NumpyOnSim(PortBackend):
 
 
 class ShimOnSim(PortBackend):
-    """The kernels' own C++."""
+    """The simulated device with the kernels' own C++."""
 
     name = "cuda-shim-on-sim"
 
@@ -49,5 +49,5 @@ class ShimOnSim(PortBackend):
 
 @cache
 def _kernels() -> ShimKernels:
-    """Compiled once for a process."""
+    """The kernels, compiled once per process."""
     return ShimKernels()

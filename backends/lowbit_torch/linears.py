@@ -1,10 +1,8 @@
-"""The linear layers of a PyTorch model: which of them can be quantised, and why not the others.
+"""Which linear layers of a PyTorch model can be quantised, and why the others cannot.
 
-A layer is chosen by its name in the model, and what cannot be replaced is told with the reason, never passed over:
-a layer of another class may compute something else, a hook would be lost, and some modules of torch read the weights of
-the layers in them instead of calling them.
-
-Source: lowbit's own.
+Layers are chosen by their names in the model. A layer that cannot be replaced is reported with the reason: a layer of
+another class may compute something else, a hook would be lost, and some modules of PyTorch read the weights of their
+layers instead of calling them.
 """
 
 from collections.abc import Sequence
@@ -16,18 +14,18 @@ from lowbit.quantization.packing import BITS, check_rows
 from lowbit_torch.operator import torch
 
 WIDENED = (torch.float16, torch.bfloat16)
-"""The dtypes each of whose numbers is a float32 number."""
+"""The dtypes whose values are all float32 values."""
 
 
 def linears_named(model: torch.nn.Module, names: Sequence[str]) -> list[tuple[torch.nn.Linear, list[str]]]:
-    """The Linears of a model of whose names one fits, in its order, each with all the names that fit.
+    """The Linears of a model that have a matching name, in the order of the model, each with all matching names.
 
     Args:
-        model: may hold a layer in several places.
-        names: full names or patterns; ``*`` stands for any characters, dots too.
+        model: may hold one layer in several places.
+        names: full names or patterns; ``*`` matches any characters, including dots.
 
     Raises:
-        ArgumentError: the model is itself a Linear, or a name or pattern fits none.
+        ArgumentError: the model is itself a Linear, or a name or pattern matches none.
     """
     if isinstance(model, torch.nn.Linear):
         raise ArgumentError("model", "a Linear itself", "a module that holds Linears; see QuantLinear.from_linear")
@@ -39,7 +37,7 @@ def linears_named(model: torch.nn.Module, names: Sequence[str]) -> list[tuple[to
     for pattern in names:
         if not any(fnmatchcase(name, pattern) for name in linears):
             known = ", ".join([*linears][:8]) + (", …" if len(linears) > 8 else "")
-            raise ArgumentError("names", repr(pattern), f"what fits a Linear of the model: {known or 'it has none'}")
+            raise ArgumentError("names", repr(pattern), f"the name of a Linear of the model: {known or 'it has none'}")
     found: dict[int, tuple[torch.nn.Linear, list[str]]] = {}
     for name, linear in linears.items():
         if any(fnmatchcase(name, pattern) for pattern in names):
@@ -48,7 +46,7 @@ def linears_named(model: torch.nn.Module, names: Sequence[str]) -> list[tuple[to
 
 
 def check_sizes(in_features: int, bits: int, group_size: int | None) -> int:
-    """The group size of a layer, K where None is given.
+    """The group size of a layer; K if None is given.
 
     Raises:
         ArgumentError: K does not fill whole units of codes, or the group size is not 1 to K.
@@ -63,9 +61,9 @@ def check_sizes(in_features: int, bits: int, group_size: int | None) -> int:
 
 
 def peculiarity(linear: torch.nn.Module) -> str:
-    """Why a layer may not be taken for a ``torch.nn.Linear`` with weights to round, in words; empty if it may."""
+    """Why a layer cannot be treated as a ``torch.nn.Linear`` with weights to quantise; empty if it can."""
     if type(linear) is not torch.nn.Linear:
-        return f"a {type(linear).__name__}, which may compute otherwise than torch.nn.Linear"
+        return f"a {type(linear).__name__}, which may compute something other than torch.nn.Linear does"
     if linear._forward_hooks or linear._forward_pre_hooks:
         return "it has hooks, which would be lost"
     for name, tensor in (("weights", linear.weight), ("bias", linear.bias)):
@@ -77,7 +75,7 @@ def peculiarity(linear: torch.nn.Module) -> str:
 
 
 def dependence(model: torch.nn.Module, name: str) -> str:
-    """Why the module around a layer needs its float weights, in words; empty if it does not, as far as is known."""
+    """Why the module around a layer needs its float weights; empty if it is not known to."""
     parent = model.get_submodule(name.rpartition(".")[0])
     if isinstance(parent, torch.nn.TransformerEncoderLayer):
         return "TransformerEncoderLayer reads the weights of its layers itself"

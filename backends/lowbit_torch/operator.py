@@ -1,25 +1,24 @@
-"""The product with quantised weights as an operator of PyTorch.
+"""The product with quantised weights as a PyTorch operator.
 
-PyTorch traces a model to compile or to export it, and numpy arrays are opaque to it. An *operator* that is registered
-with ``torch.library`` is a node that it need not look into. Registered here are
+PyTorch traces a model to compile or export it, and it cannot see into numpy arrays. An *operator* registered with
+``torch.library`` is a node that it need not look into. This module registers
 
 - ``lowbit::qlinear``, ``y = x W`` by any lowbit backend, and
-- ``lowbit::dequantize``, the float32 W that the specification says the codes stand for.
+- ``lowbit::dequantize``, the float32 W that the specification assigns to the codes.
 
-Each has a *fake* twin, which says dtype and shape of the result, also of a batch whose size is not known yet, so that
-``torch.compile`` and ``torch.export`` meet no graph break. Fake and real refuse a wrong argument in the same words.
+Each has a *fake* implementation, which gives the dtype and shape of the result, also for a batch of unknown size, so
+that ``torch.compile`` and ``torch.export`` meet no graph break. The real and the fake implementation raise the same
+errors.
 
-**Weights are plain tensors.** The operator takes words, scales and zeros and not a handle to something prepared: so a
-traced or exported program is complete, a state dict holds plain tensors, and a copy of a layer is a copy of tensors.
-What a backend prepares from them is kept in `Engine.shelf` until one of the three is written to or freed, and is made
-when first needed. The backend is given copies of its own, so weights are in memory twice: as they are stored, and as
-the kernel reads them.
+**Weights are plain tensors.** The operator takes words, scales and zeros, and no handle to a prepared object. So a
+traced or exported program is complete, a state dict holds plain tensors, and copying a layer copies tensors. What a
+backend prepares from the tensors is kept in `Engine.cache` until one of them is written to or freed, and is made when
+it is first needed. The backend gets copies of its own, so weights are in memory twice: as they are stored, and as the
+kernel reads them.
 
-**Gradients.** The gradient with respect to x is :math:`g\\,W^\\top` with the dequantised weights, in float32: exact but
-for the roundings of that product. The weights themselves have none, and scales or zeros that ask for one are refused.
-The integer contract rounds x, so it has no gradient either, which is said when one is computed.
-
-Source: lowbit's own.
+**Gradients.** The gradient with respect to x is :math:`g\\,W^\\top` with the dequantised weights, in float32; only
+that product rounds. The weights have no gradient, and scales or zeros that require one are refused. The integer
+contract rounds x, so it has no gradient either; computing one raises an error.
 """
 
 import os
@@ -44,27 +43,27 @@ from lowbit.quantization.bfp import format_parameters
 from lowbit.quantization.packing import BITS, WORD_BITS
 
 try:
-    import torch as torch  # "as", because the other chapters take it from here, where its absence is put in words
+    import torch as torch  # "as" marks a re-export: the other modules import torch from here
 except ImportError as error:
     raise UnavailableError(
         "lowbit_torch", f"torch cannot be imported: {error}", "pip install 'lowbit[torch]'"
     ) from error
 
 CONTRACTS = {"float32": ("linear.qgemv", "linear.qgemm"), "integer": ("linear.qgemm_bfp",)}
-"""The operations that a contract calls; of ``float32`` the first for one row of x, the second for several."""
+"""The operations that each contract calls; of ``float32`` the first for one row of x, the second for several."""
 SCALES = (torch.float32, torch.float16)
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Words, scales and zeros."""
 
 
-# **Tensors as numpy sees them.** The words are int32 tensors, because few operators of torch know uint32; the bits are
-# the same, and the array is a view.
+# **Tensors as numpy arrays.** The words are int32 tensors, because few operators of PyTorch support uint32; the bits
+# are the same, and the array is a view.
 
 
 def matrix_of(
     words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int, convention: Convention
 ) -> QuantizedMatrix:
-    """A `QuantizedMatrix` on the memory of three tensors.
+    """A `QuantizedMatrix` that shares the memory of three tensors.
 
     Args:
         words: int32, ``K * bits // 32`` × N, the bits of the uint32 words.
@@ -75,7 +74,7 @@ def matrix_of(
         convention: ``minimum`` or ``zero_point``.
 
     Raises:
-        ArgumentError: any of these does not hold, or a value is one that `QuantizedMatrix` refuses.
+        ArgumentError: one of these does not hold, or `QuantizedMatrix` refuses a value.
     """
     check_weights(words, scales, zeros, bits, convention)
     for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
@@ -87,7 +86,7 @@ def matrix_of(
 
 
 def check_weights(words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, convention: str) -> None:
-    """Refuse tensors whose dtype or number of dimensions is wrong; their values are not looked at."""
+    """Refuse tensors with a wrong dtype or number of dimensions; values are not checked."""
     check_choice("bits", bits, BITS)
     check_choice("convention", convention, CONVENTIONS)
     check_choice("dtype of words", words.dtype, (torch.int32,))
@@ -99,45 +98,44 @@ def check_weights(words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 
 
 def check_activations(x: torch.Tensor, rows: int) -> None:
-    """Refuse activations of another dtype, length or device."""
+    """Refuse activations with a wrong dtype, length or device."""
     if x.dtype != torch.float32:
-        raise ArgumentError("dtype of x", x.dtype, "torch.float32; QuantLinear(cast=True) takes float16 and bfloat16")
+        raise ArgumentError("dtype of x", x.dtype, "torch.float32; QuantLinear(cast=True) accepts float16 and bfloat16")
     if x.dim() < 1 or x.shape[-1] != rows:
         raise ArgumentError("shape of x", tuple(x.shape), f"{rows} numbers in the last dimension")
     if x.device.type != "cpu" and not x.is_meta:
         raise ArgumentError("device of x", x.device, "cpu: lowbit computes there")
 
 
-# **A backend at work.** Backends are loaded once for the process. A matrix is prepared once, under a lock, however many
-# threads ask for it; where a backend does not say that several threads may call it, they take turns.
+# **Backends.** Each backend is loaded once per process. A matrix is prepared once, under a lock, however many threads
+# ask for it. Unless a backend declares that several threads may call it at once, calls are serialised.
 
 
 class Engine:
-    """A backend, and what it has prepared.
+    """A backend, and the weights that it has prepared.
 
     Attributes:
         backend: the backend.
-        shelf: where three tensors lie in memory, and how they are read, to the state in which they were and what was
-            prepared from it.
+        cache: for the memory and layout of three tensors, their versions and what was prepared from them.
     """
 
     def __init__(self, name: str) -> None:
         self.backend = load(name)
         claimed = self.backend.capabilities()
         self.declared, self.alignment, self.overread = claimed.operations, claimed.alignment, claimed.overread
-        self.shelf: dict[tuple[Any, ...], tuple[tuple[int, ...], PreparedLinear]] = {}
+        self.cache: dict[tuple[Any, ...], tuple[tuple[int, ...], PreparedLinear]] = {}
         self._preparing = threading.Lock()
-        self._turn = nullcontext() if claimed.concurrent else self._preparing
+        self._calling = nullcontext() if claimed.concurrent else self._preparing
 
     def check_declared(self, parameters: Parameters, contract: str) -> None:
         """Refuse weights for which the backend does not declare the operations of a contract.
 
         Args:
-            parameters: those of a matrix, as `lowbit.quantization.affine.matrix_parameters` has them.
-            contract: of `CONTRACTS`.
+            parameters: parameters of a matrix, as from `lowbit.quantization.affine.matrix_parameters`.
+            contract: a name from `CONTRACTS`.
 
         Raises:
-            NotDeclaredError: one of the operations is not declared, or not for these parameters.
+            NotDeclaredError: one of the operations is not declared for these parameters.
         """
         everything = {**parameters, **format_parameters(ACTIVATIONS)} if contract == "integer" else parameters
         for operation in CONTRACTS[contract]:
@@ -147,20 +145,20 @@ class Engine:
                 raise NotDeclaredError(self.backend.name, operation, missing)
 
     def prepared(self, tensors: Tensors, bits: int, group_size: int, convention: Convention) -> PreparedLinear:
-        """What the backend made of words, scales and zeros as they are now."""
+        """What the backend prepared from the current words, scales and zeros."""
         place = (*map(place_of, tensors), bits, group_size, convention)
         state = tuple(map(version_of, tensors))
-        found = self.shelf.get(place)
+        found = self.cache.get(place)
         if found is None or found[0] != state:
             with self._preparing:
-                found = self.shelf.get(place)
+                found = self.cache.get(place)
                 if found is None or found[0] != state:
-                    matrix = self._own(matrix_of(*tensors, bits, group_size, convention))
+                    matrix = self._copied(matrix_of(*tensors, bits, group_size, convention))
                     found = self._keep(place, state, self.backend.prepare(matrix), tensors)
         return found[1]
 
-    def _own(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
-        """A copy where the backend asks its arrays to lie. One that keeps the arrays keeps no tensor alive."""
+    def _copied(self, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        """A copy with the alignment that the backend asks for; a backend that keeps it keeps no tensor alive."""
         parts = (matrix.words, matrix.scales, matrix.zeros)
         words, scales, zeros = (self.placed(part.shape, part.dtype) for part in parts)
         for copy, part in zip((words, scales, zeros), parts, strict=True):
@@ -174,27 +172,27 @@ class Engine:
         prepared: PreparedLinear,
         tensors: Tensors,
     ) -> tuple[tuple[int, ...], PreparedLinear]:
-        """Put it on the shelf until one of the tensors is freed, before another can lie in the same place."""
-        if place not in self.shelf:  # the storage of a tensor is one Python object as long as it lives
+        """Cache it until one of the tensors is freed, before another tensor can occupy the same memory."""
+        if place not in self.cache:  # a tensor has one storage object for its whole life
             for tensor in tensors:
-                weakref.finalize(tensor.untyped_storage(), self.shelf.pop, place, None).atexit = False
-        self.shelf[place] = found = (state, prepared)
+                weakref.finalize(tensor.untyped_storage(), self.cache.pop, place, None).atexit = False
+        self.cache[place] = found = (state, prepared)
         return found
 
     def placed(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
-        """An array at an address that is a multiple of `alignment`, with `overread` bytes after it that are ours."""
+        """An array aligned to `alignment`, followed by `overread` readable bytes of its own."""
         return placed(shape, dtype, self.alignment, self.overread)
 
     def multiply(self, prepared: PreparedLinear, x: torch.Tensor, contract: str) -> torch.Tensor:
-        """``x W``, written to a new tensor and not copied, unless the backend wants arrays where torch has none.
+        """``x W``, written directly to a new tensor, unless the backend needs alignment or overread that it lacks.
 
         Args:
             prepared: the weights.
             x: float32, any leading dimensions, K in the last.
-            contract: of `CONTRACTS`.
+            contract: a name from `CONTRACTS`.
 
         Returns:
-            float32, the leading dimensions of x and N.
+            float32, the leading dimensions of x, N in the last.
         """
         y = torch.empty((*x.shape[:-1], prepared.columns), dtype=torch.float32)
         if not y.numel():
@@ -205,7 +203,7 @@ class Engine:
             copy, out = self.placed(given.shape, np.float32), self.placed(out.shape, np.float32)
             np.copyto(copy, given)
             given = copy
-        with self._turn:
+        with self._calling:
             if contract == "integer":
                 prepared.qgemm_cast(given, out)
             elif len(given) == 1:
@@ -218,43 +216,43 @@ class Engine:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What stays the same while a tensor is the same numbers read in the same way, but for writes to them."""
+    """The identity of a tensor's memory and layout, which writes to the tensor do not change."""
     return id(tensor.untyped_storage()), tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often torch has written to it; tensors made in ``torch.inference_mode`` are not counted."""
+    """The number of writes that PyTorch has counted; -1 for tensors of ``torch.inference_mode``, which has no count."""
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
 def forget(tensors: Tensors, bits: int, group_size: int, convention: Convention) -> None:
-    """Take from every shelf what was prepared from words, scales and zeros, since their numbers are others now."""
+    """Drop what was prepared from words, scales and zeros, whose values have changed."""
     place = (*map(place_of, tensors), bits, group_size, convention)
     for loaded in list(_engines.values()):
-        loaded.shelf.pop(place, None)
+        loaded.cache.pop(place, None)
 
 
 _engines: dict[str, Engine] = {}
 _loading = threading.Lock()
 
 
-def _begin_anew() -> None:
-    """In a forked child: a lock that another thread held is nobody's there, and backends have left their threads."""
+def _reset_after_fork() -> None:
+    """Start afresh in a forked child, where no other thread exists to release locks or run a backend's work."""
     global _loading
     _loading = threading.Lock()
     _engines.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def engine(name: str) -> Engine:
-    """The engine of the backend of this name, the same for the whole process.
+    """The `Engine` of a backend, one for each process.
 
     Raises:
         ArgumentError: no installed package offers the backend.
-        UnavailableError: it cannot run here.
+        UnavailableError: the backend cannot run here.
     """
     found = _engines.get(name)
     if found is None:
@@ -293,12 +291,12 @@ def qlinear(
         contract: ``float32`` or ``integer``.
 
     Returns:
-        float32, the leading dimensions of x and N.
+        float32, the leading dimensions of x, N in the last.
 
     Raises:
         ArgumentError: an argument is wrong.
         UnavailableError: the backend cannot run here.
-        NotDeclaredError: the backend does not declare the operation, or not for these weights.
+        NotDeclaredError: the backend does not declare the operation for these weights.
     """
     if contract not in CONTRACTS:
         check_choice("contract", contract, tuple(CONTRACTS))
@@ -317,13 +315,13 @@ def check_qlinear(
     convention: str,
     contract: str,
 ) -> None:
-    """What real and fake operator refuse alike."""
+    """The checks that the real and the fake operator share."""
     check_choice("contract", contract, tuple(CONTRACTS))
     check_weights(words, scales, zeros, bits, convention)
     check_activations(x, words.shape[0] * WORD_BITS // bits)
     for name, tensor in (("words", words), ("scales", scales), ("zeros", zeros)):
-        if tensor.device != x.device:  # weights on meta, for one, which still wait for their numbers
-            raise ArgumentError(f"device of {name}", tensor.device, f"{x.device}, as of x")
+        if tensor.device != x.device:  # for example weights on meta, which have no values yet
+            raise ArgumentError(f"device of {name}", tensor.device, f"{x.device}, the device of x")
 
 
 def fake_qlinear(
@@ -337,7 +335,7 @@ def fake_qlinear(
     backend: str,
     contract: str,
 ) -> torch.Tensor:
-    """Dtype, shape and device of the result of `qlinear`."""
+    """An empty tensor with the dtype, shape and device of the result of `qlinear`."""
     check_qlinear(x, words, scales, zeros, bits, convention, contract)
     return x.new_empty((*x.shape[:-1], words.shape[1]))
 
@@ -345,7 +343,7 @@ def fake_qlinear(
 def dequantized(
     words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int, convention: Convention
 ) -> torch.Tensor:
-    """The weights as `lowbit.quantization.affine.dequantize` has them, operator ``lowbit::dequantize``.
+    """The weights by `lowbit.quantization.affine.dequantize`, operator ``lowbit::dequantize``.
 
     Args:
         words, scales, zeros, bits, group_size, convention: W, as in `matrix_of`.
@@ -362,16 +360,16 @@ def dequantized(
 def fake_dequantized(
     words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: int, group_size: int, convention: Convention
 ) -> torch.Tensor:
-    """Dtype, shape and device of the result of `dequantized`."""
+    """An empty tensor with the dtype, shape and device of the result of `dequantized`."""
     check_weights(words, scales, zeros, bits, convention)
     return scales.new_empty((words.shape[0] * WORD_BITS // bits, words.shape[1]), dtype=torch.float32)
 
 
-def note_weights(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Keep what the gradient needs; called only where something asks for one.
+def save_weights(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Save what the gradient needs; called only where a gradient is required.
 
     Raises:
-        ArgumentError: scales or zeros ask for a gradient.
+        ArgumentError: scales or zeros require a gradient.
     """
     for place, name in ((2, "scales"), (3, "zeros")):
         if ctx.needs_input_grad[place]:
@@ -384,18 +382,18 @@ def gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """The gradient with respect to x, with the dequantised weights.
 
     Raises:
-        ArgumentError: the integer contract.
+        ArgumentError: the contract is ``integer``.
     """
     if ctx.contract == "integer":
-        raise ArgumentError("contract", "'integer', where a gradient is asked for", "'float32': rounding has none")
+        raise ArgumentError("contract", "'integer', and a gradient is required", "'float32': rounding has no gradient")
     weights = torch.ops.lowbit.dequantize(*ctx.saved_tensors, *ctx.choices)
     return (grad @ weights.T, *[None] * 8)
 
 
-# One implementation for every device, so that a tensor elsewhere is refused in our words and not in the dispatcher's.
+# One implementation for every device, so that a tensor on another device raises our error and not the dispatcher's.
 LIBRARY.impl("qlinear", qlinear, "CompositeExplicitAutograd")
 LIBRARY.impl("dequantize", dequantized, "CompositeExplicitAutograd")
 torch.library.register_fake("lowbit::qlinear", fake_qlinear, lib=LIBRARY)
 torch.library.register_fake("lowbit::dequantize", fake_dequantized, lib=LIBRARY)
-torch.library.register_autograd("lowbit::qlinear", gradient, setup_context=note_weights, lib=LIBRARY)
+torch.library.register_autograd("lowbit::qlinear", gradient, setup_context=save_weights, lib=LIBRARY)
 PRODUCT = torch.ops.lowbit.qlinear.default

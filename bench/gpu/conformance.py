@@ -50,9 +50,9 @@ def contract(setting: Setting) -> dict[str, str]:
 
 def _device(setting: Setting, budget: int, kernels: Any) -> Any:
     if setting.simulate:
-        from lowbit_gpusim.sim import SimDevice
+        from lowbit_gpusim.sim.device import SimDevice
 
         return SimDevice(budget=budget)
-    from lowbit_cuda.cuda import CudaDevice
+    from lowbit_cuda.cuda.device import CudaDevice
 
     return CudaDevice(budget, kernels=kernels)

@@ -72,23 +72,23 @@ def product(device: DevicePort, layout: MatrixLayout, *, checked: bool) -> dict[
             return memory
 
         parts = random_parts(layout, random)
-        blobs = [take(layout.nbytes, "matrix") for _ in range(max(2, -(-ROTATED // layout.nbytes)))]
+        copies = [take(layout.nbytes, "matrix") for _ in range(max(2, -(-ROTATED // layout.nbytes)))]
         for data, offset in zip(parts, layout.offsets, strict=True):
-            upload(device, stream, blobs[0].span(offset, data.nbytes), data)
+            upload(device, stream, copies[0].span(offset, data.nbytes), data)
         x, y = take(4 * layout.rows, "x"), take(4 * layout.columns, "y")
         vector = random.standard_normal(layout.rows).astype(np.float32)
         upload(device, stream, x.span(), vector)
-        for blob in blobs[1:]:
-            device.copy(blob.span(), blobs[0].span(), stream)
+        for packed in copies[1:]:
+            device.copy(packed.span(), copies[0].span(), stream)
         source, target = take(COPIED, "source"), take(COPIED, "target")
         device.copy(target.span(), source.span(), stream)
         device.finish()
         multiply = kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1)
 
         def products() -> None:
-            for blob in blobs:
+            for packed in copies:
                 arguments = {"y": y.span(), "x": x.span(), "tokens": 1, **layout.numbers}
-                device.launch(multiply, arguments | layout.spans(blob.span()), stream)
+                device.launch(multiply, arguments | layout.spans(packed.span()), stream)
 
         def copies() -> None:
             for _ in range(COPIES):
@@ -109,12 +109,12 @@ def product(device: DevicePort, layout: MatrixLayout, *, checked: bool) -> dict[
                 "copies in a graph": lambda: device.replay(kept_copies(), stream),
             },
         )
-    seconds = median(rounds["products"]) / len(blobs)
+    seconds = median(rounds["products"]) / len(copies)
     copy_seconds = min(median(rounds[name]) for name in ("copies", "copies in a graph")) / COPIES
     moved, copied = layout.nbytes + 4 * (layout.rows + layout.columns), 2 * COPIED
     return {
         **{"bits": layout.bits, "rows": layout.rows, "columns": layout.columns, "group_size": layout.group_size},
-        **{"bytes": moved, "matrices": len(blobs), "error": error},
+        **{"bytes": moved, "matrices": len(copies), "error": error},
         "microseconds": round(seconds * 1e6, 2),
         "gbytes_per_second": round(moved / seconds / 1e9, 1),
         "copy_gbytes_per_second": round(copied / copy_seconds / 1e9, 1),
@@ -141,11 +141,11 @@ def in_turn(device: DevicePort, stream: Stream, works: Mapping[str, Callable[[],
 # **Bytes.**
 
 Parts = tuple[Array, ...]
-"""Words (uint32), scales and zeros (float16) of a matrix, as its blob has them."""
+"""Words (uint32), scales and zeros (float16) of a matrix, as its packed form has them."""
 
 
 def random_parts(layout: MatrixLayout, random: np.random.Generator) -> Parts:
-    """Words, scales and zeros of some matrix, as its blob has them."""
+    """Words, scales and zeros of some matrix, as its packed form has them."""
     words = random.integers(0, 2**32, layout.words, np.uint32)
     scales = (0.5 + random.random(layout.scales, np.float32)).astype(np.float16) / np.float16(2**layout.bits)
     zeros = random.standard_normal(layout.scales, np.float32).astype(np.float16)
@@ -190,16 +190,16 @@ def worst_error(layout: MatrixLayout, parts: Parts, x: F32, y: F32) -> float:
     worst = 0.0
     for number in (0, layout.columns // PANEL - 1):
         narrow = MatrixLayout(layout.bits, layout.rows, PANEL, layout.group_size)
-        blob = np.concatenate([part.view(np.uint8) for part in panel(layout, parts, number)])
-        weights = dense(narrow, blob)
+        packed = np.concatenate([part.view(np.uint8) for part in panel(layout, parts, number)])
+        weights = dense(narrow, packed)
         wanted, size = x.astype(np.float64) @ weights, np.abs(x).astype(np.float64) @ np.abs(weights)
         got = y[number * PANEL : (number + 1) * PANEL]
         worst = max(worst, float(np.max(np.abs(got - wanted) / size)))
     return worst if np.isfinite(worst) else float("1e308")
 
 
-def dense(layout: MatrixLayout, blob: U8) -> F64:
-    """The weights of a blob: float64, K × N."""
+def dense(layout: MatrixLayout, packed: U8) -> F64:
+    """The weights of a packed matrix: float64, K × N."""
     from lowbit.quantization.affine import dequantize
 
-    return dequantize(layout.restore(blob)).astype(np.float64)
+    return dequantize(layout.restore(packed)).astype(np.float64)

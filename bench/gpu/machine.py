@@ -8,7 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from lowbit_cuda.cuda import CudaDevice, availability
+from lowbit_cuda.cuda.availability import availability
+from lowbit_cuda.cuda.device import CudaDevice
 
 ASKED = (
     *("name", "driver_version", "vbios_version", "memory.total", "ecc.mode.current", "power.limit"),

@@ -45,10 +45,10 @@ class Setting:
     def device(self, *, bytes_there: bool = True) -> DevicePort:
         """The device; simulated, its memory has sizes and no bytes where `bytes_there` is False."""
         if self.simulate:
-            from lowbit_gpusim.sim import SimDevice
+            from lowbit_gpusim.sim.device import SimDevice
 
             return SimDevice("a100", backed=bytes_there, log_limit=0)
-        from lowbit_cuda.cuda import CudaDevice
+        from lowbit_cuda.cuda.device import CudaDevice
 
         return CudaDevice()
 

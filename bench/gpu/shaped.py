@@ -17,13 +17,13 @@ from lowbit.formats.checkpoint.random import SHAPES
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import GatedWeights, LayerWeights, SparseWeights
 from lowbit.moe.offload import Arrangement, Request
-from lowbit_cuda.engine import Engine
+from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.block import Block, Gate, norm
-from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.model.arena import Arena
+from lowbit_cuda.model.block import DeviceBlock, Gate, norm
 from lowbit_cuda.model.matrices import ExpertLayout, multiply
-from lowbit_cuda.model.workspace import Sizes, take
+from lowbit_cuda.model.workspace import Sizes, allocate
 from lowbit_cuda.port import DevicePort, Graph, Span, Stream
 
 GROUP = 64
@@ -44,7 +44,7 @@ def expert_layout(config: LlamaConfig, bits: int) -> ExpertLayout:
     return ExpertLayout(first, first, MatrixLayout(bits, config.feed_forward, config.hidden, GROUP))
 
 
-def blob(layout: MatrixLayout, random: np.random.Generator) -> U8:
+def random_matrix(layout: MatrixLayout, random: np.random.Generator) -> U8:
     """The bytes of some matrix."""
     return np.concatenate([part.view(np.uint8) for part in random_parts(layout, random)])
 
@@ -54,7 +54,7 @@ def layer_of(config: LlamaConfig, expert: GatedWeights, random: np.random.Genera
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes = (config.hidden, queries), (config.hidden, keys), (config.hidden, keys), (queries, config.hidden)
     layouts = [MatrixLayout(ATTENTION_BITS, *shape, GROUP) for shape in shapes]
-    query, key, value, output = (layout.restore(blob(layout, random)) for layout in layouts)
+    query, key, value, output = (layout.restore(random_matrix(layout, random)) for layout in layouts)
     gain = np.ones(config.hidden, np.float32)
     assert config.routing is not None
     router = random.standard_normal((config.hidden, config.routing.experts)).astype(np.float32)
@@ -72,76 +72,77 @@ class Shaped:
 
     def __init__(self, port: DevicePort, config: LlamaConfig, bits: int) -> None:
         random = np.random.default_rng(3)
-        self._config, self._lane, self._layout = config, Lane(port, "model"), expert_layout(config, bits)
-        routing, lane = config.routing, self._lane
+        self._config, self._arena, self._layout = config, Arena(port, "model"), expert_layout(config, bits)
+        routing, arena = config.routing, self._arena
         assert routing is not None
         self.expert_bytes = self._layout.nbytes
-        self._work = take(lane, Sizes(config, config.context, "float16", self._layout))
-        data = np.concatenate([blob(part, random) for part in (self._layout.gate, self._layout.up, self._layout.down)])  # type: ignore[arg-type]  # all three are quantised
+        self._work = allocate(arena, Sizes(config, config.context, "float16", self._layout))
+        parts = self._layout.gate, self._layout.up, self._layout.down
+        data = np.concatenate([random_matrix(part, random) for part in parts])  # type: ignore[arg-type]  # all are quantised
         layer = layer_of(config, self._layout.restore(data), random)
         assert isinstance(layer.feed_forward, SparseWeights)
-        self._blocks = [Block(lane, config, number, layer, "float16") for number in range(config.layers)]
+        self._blocks = [DeviceBlock(arena, config, number, layer, "float16") for number in range(config.layers)]
         both = DenseLayout(config.hidden, 2 * routing.experts)
-        routers = lane.store(both.apply(np.hstack([layer.feed_forward.router] * 2)), "routers")
+        routers = arena.store(both.apply(np.hstack([layer.feed_forward.router] * 2)), "routers")
         for block in self._blocks:
             block.gate = Gate(routers, both.columns, inputs=False)
-        self._norm = lane.store(layer.attention_norm, "last norm")
+        self._norm = arena.store(layer.attention_norm, "last norm")
         self._head = DenseLayout(config.hidden, config.vocabulary, "float16")
-        self._head_blob = lane.store(np.zeros(self._head.nbytes, np.uint8), "head")
-        lane.drop_upload()
+        self._packed_head = arena.store(np.zeros(self._head.nbytes, np.uint8), "head")
+        arena.drop_upload()
         self._graphs: dict[int, Graph] = {}
         arrangement = Arrangement(config.layers, routing.experts, SLOTS, BUFFERS, "mirror")
-        self.engine = Engine(port, arrangement, self.expert_bytes, lane.stream, prefetch="on", record=False)
+        self.engine = Engine(port, arrangement, self.expert_bytes, arena.stream, prefetch="on", record=False)
         for number in range(config.layers):
             for expert in range(routing.experts):
                 self.engine.fill(number, expert, data)
 
     def token(self, position: int, requests: Sequence[Request], chosen: Sequence[Sequence[int]]) -> float:
         """One token, as `mixtral.following` asks for it; answers with its seconds on the host's clock."""
-        port, work, lane = self._lane.port, self._work, self._lane
+        port, work, arena = self._arena.port, self._work, self._arena
         began = port.now()
         port.write(work.host["x"], np.ones(self._config.hidden, np.float32))
         port.write(work.host["position"], np.array([position], np.int32))
         for request, experts in zip(requests, chosen, strict=True):
             self._give(request.layer)
-            lane.wait()
+            arena.wait()
             port.read(work.host["scores"], np.float32, (16,))
-            port.write(work.host["shares"], np.array([0.5, 0.5], np.float32))
+            port.write(work.host["probabilities"], np.array([0.5, 0.5], np.float32))
             self.engine.run(request.layer, request.needed, request.guesses, partial(self._expert, tuple(experts)))
         self._give(self._config.layers)
-        lane.wait()
+        arena.wait()
         port.read(work.host["logits"], np.float32, (self._config.vocabulary,))
         return port.now() - began
 
-    def _expert(self, chosen: tuple[int, ...], expert: int, blob: Span, stream: Stream) -> None:
+    def _expert(self, chosen: tuple[int, ...], expert: int, packed: Span, stream: Stream) -> None:
         if expert in chosen:
             place = self._work.rows("answers", 1, self._config.hidden, first=chosen.index(expert))
-            self._layout.run(self._lane, blob, place, self._work["normed"], self._work["inner"], None, 1)
+            self._layout.run(self._arena, packed, place, self._work["normed"], self._work["inner"], None, 1)
 
     def _give(self, stage: int) -> None:
         if stage not in self._graphs:
-            with self._lane.port.capture(self._lane.stream) as captured:
+            with self._arena.port.capture(self._arena.stream) as captured:
                 self._enqueue(stage)
             self._graphs[stage] = captured()
-        self._lane.port.replay(self._graphs[stage], self._lane.stream)
+        self._arena.port.replay(self._graphs[stage], self._arena.stream)
 
     def _enqueue(self, stage: int) -> None:
-        lane, work, hidden = self._lane, self._work, self._config.hidden
+        arena, work, hidden = self._arena, self._work, self._config.hidden
         if stage == 0:
-            lane.copy(work["position"], work.host["position"])
-            lane.copy(work.rows("x", 1, hidden), work.host["x"])
+            arena.copy(work["position"], work.host["position"])
+            arena.copy(work.rows("x", 1, hidden), work.host["x"])
         else:
-            sized = {"tokens": 1, "experts": 2, "columns": hidden}
-            lane.launch(kernel("combine"), y=work["x"], answers=work["answers"], weights=work.host["shares"], **sized)
+            sized, weights = {"tokens": 1, "experts": 2, "columns": hidden}, work.host["probabilities"]
+            arena.launch(kernel("combine"), y=work["x"], answers=work["answers"], weights=weights, **sized)
         if stage < len(self._blocks):
             self._blocks[stage].enqueue(work, 1)
             return
-        norm(lane, self._config, work, self._norm, 1)
-        multiply(lane, self._head, self._head_blob, work["logits"], work["normed"], 1)
-        lane.copy(work.host["logits"], work.rows("logits", 1, self._config.vocabulary))
+        norm(arena, self._config, work, self._norm, 1)
+        multiply(arena, self._head, self._packed_head, work["logits"], work["normed"], 1)
+        arena.copy(work.host["logits"], work.rows("logits", 1, self._config.vocabulary))
 
     def close(self) -> None:
         """Give everything back."""
-        self._lane.port.finish()
+        self._arena.port.finish()
         self.engine.close()
-        self._lane.close()
+        self._arena.close()

@@ -19,10 +19,10 @@ from lowbit.backend.whole_model import DeviceSettings
 from lowbit.model.weights import LlamaWeights, to_float
 from lowbit.moe.offload import Event, Memory, Request, trace
 from lowbit.quantization.affine import quantize
-from lowbit_cuda.engine import device_bytes
-from lowbit_cuda.model import Decoder
+from lowbit_cuda.engine.storage import device_bytes
+from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.port import DevicePort, charge
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 TOKENS = 32
 SLOTS, LAYERS, EXPERTS = 3, 16, 8
@@ -61,7 +61,7 @@ def opened(setting: Setting, budget: int) -> DevicePort:
     """The device with this budget; simulated, one that runs things as late as it may."""
     if setting.simulate:
         return SimDevice("rtx3080-mobile", budget=budget, schedule="late")
-    from lowbit_cuda.cuda import CudaDevice
+    from lowbit_cuda.cuda.device import CudaDevice
 
     return CudaDevice(budget)
 
@@ -88,7 +88,7 @@ def budget_for(weights: LlamaWeights, mode: Memory) -> int:
         assert engine is not None
         assert engine.arrangement.slots == EXPERTS
         fewer = replace(engine.arrangement, slots=SLOTS)
-        whole, part = (charge(device_bytes(one, engine.blob_bytes)) for one in (engine.arrangement, fewer))
+        whole, part = (charge(device_bytes(one, engine.expert_bytes)) for one in (engine.arrangement, fewer))
         return device.peak - whole + part
 
 

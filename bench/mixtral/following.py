@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from lowbit.moe.offload import Memory, Request
-from lowbit_cuda.engine import Engine
+from lowbit_cuda.engine.engine import Engine
 from mixtral.paper import EXPERTS, TOP_K
 from mixtral.recordings import Recordings, requests
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.moe.offload import Arrangement, Request
-from lowbit_cuda.engine import Engine
-from lowbit_cuda.engine.traffic import Work
+from lowbit_cuda.engine.engine import Engine
+from lowbit_cuda.engine.transfers import Work
 from lowbit_cuda.port import DevicePort, Kernel, Memory, Parameter, Span, Stream
 
 
@@ -101,10 +101,10 @@ class Replay:
         self.engine = Engine(
             port, arrangement, sizes.expert.nbytes, self._compute, prefetch="on" if prefetch else "off"
         )
-        blob = np.zeros(sizes.expert.nbytes, np.uint8)
+        packed = np.zeros(sizes.expert.nbytes, np.uint8)
         for layer in range(arrangement.layers):
             for expert in range(arrangement.experts):
-                self.engine.fill(layer, expert, blob)
+                self.engine.fill(layer, expert, packed)
 
     def token(self, position: int, requests: Sequence[Request], chosen: Sequence[Sequence[int]]) -> float:
         """One token, as `mixtral.following` asks for it; answers with its seconds on the host's clock."""
@@ -124,10 +124,10 @@ class Replay:
         first = Part(whole.nbytes * 2 // 3, whole.weights * 2 // 3)
         rest = Part(whole.nbytes - first.nbytes, whole.weights - first.weights)
 
-        def work(expert: int, blob: Span, stream: Stream) -> None:
+        def work(expert: int, packed: Span, stream: Stream) -> None:
             if expert in chosen:
-                self._launch(EXPERT_IN, blob, first, self._hidden)
-                self._launch(EXPERT_OUT, blob.part(first.nbytes), rest, self._hidden)
+                self._launch(EXPERT_IN, packed, first, self._hidden)
+                self._launch(EXPERT_OUT, packed.part(first.nbytes), rest, self._hidden)
 
         return work
 

@@ -44,7 +44,7 @@ from typing import Any
 
 from lowbit.moe.offload import Arrangement
 from lowbit.quantization.hqq_table1 import mixtral
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 from mixtral.files import write_json
 from mixtral.following import SIMULATED, Plan, Row, follow, pairs
 from mixtral.paper import (

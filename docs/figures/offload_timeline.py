@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
 from lowbit.moe.offload import Arrangement, trace
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 sys.path.insert(0, "../../bench")  # the folder of a figure is its own
 from mixtral.following import pairs, passes

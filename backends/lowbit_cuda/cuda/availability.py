@@ -1,22 +1,21 @@
-"""Whether there is a GPU that the kernels can run on, and if not, what to do.
+"""Whether a GPU can run the kernels, and if not, what to do.
 
-The questions are asked in the order in which a user can act on the answers: are NVIDIA's packages installed, is there a
-driver, does it see a device, is it new enough for the packages, are the device's instructions those that the kernels
-are written for, is there a compiler for them. None of it creates a context on the device, so asking takes no memory
-there.
+The checks are in the order in which a user can act on them: NVIDIA's packages are installed, there is a driver, it sees
+a device, it is new enough for the packages, the kernels support the device, and there is a compiler for it. No check
+creates a context on the device, so checking takes no device memory.
 
-Source: lowbit's own; the names of errors are those of the CUDA driver API.
+The names of errors are those of the CUDA driver API.
 """
 
 import os
 from typing import Any
 
 from lowbit.backend import Availability
-from lowbit_cuda.cuda.driver import DriverError, call, installed, spoken_version
+from lowbit_cuda.cuda.driver import DriverError, call, installed, version_text
 from lowbit_cuda.port import DeviceError
 
 OLDEST = (8, 0)
-"""The compute capability that the kernels need: bfloat16, and copies that do not pass through registers."""
+"""The least compute capability that the kernels support."""
 
 INSTALL = 'pip install "lowbit[cuda]" (for drivers of CUDA 12: "lowbit[cuda12]")'
 INSTALL_DRIVER = "install NVIDIA's driver and see that nvidia-smi lists the device"
@@ -38,7 +37,7 @@ PROHIBITED = 2
 
 
 def availability(ordinal: int = 0) -> Availability:
-    """Whether device number `ordinal` can be used, and if not, why and what to do; never raises."""
+    """Whether device number `ordinal` can be used, and if not, why and what to do; raises nothing."""
     for module in ("cuda.bindings", "cuda.core"):
         if not installed(module):
             return _no(f"the Python package {module.replace('.', '-')} is not installed", INSTALL)
@@ -52,10 +51,10 @@ def availability(ordinal: int = 0) -> Availability:
 
 
 def _of_driver() -> Availability | None:
-    """Find, load and initialise the driver; what is wrong with it, or None."""
+    """Find, load and initialise the driver; returns what is wrong, or None."""
     try:
         from cuda.bindings import driver
-    except ImportError as error:  # a wheel for another system
+    except ImportError as error:  # for example, a wheel for another system
         return _no(f"cuda-bindings cannot be imported: {error}", INSTALL)
     try:
         call("initializing the driver", driver.cuInit, 0)
@@ -79,14 +78,14 @@ def _of_device(ordinal: int) -> Availability | None:
     if not 0 <= ordinal < count:
         return _no(f"there is no device {ordinal}: the driver sees {count}{_hidden()}", "use another number")
     if (capability := compute_capability(ordinal)) < OLDEST:
-        reason = f"the compute capability of device {ordinal} is {spoken(capability)}"
+        reason = f"the compute capability of device {ordinal} is {dotted(capability)}"
         others = [number for number in range(count) if compute_capability(number) >= OLDEST]
         remedy = (
             f"choose another: CUDA_VISIBLE_DEVICES={others[0]}"
             if others
             else "use a device of the generation Ampere or later"
         )
-        return _no(f"{reason}; the kernels need {spoken(OLDEST)}", remedy)
+        return _no(f"{reason}; the kernels need {dotted(OLDEST)}", remedy)
     mode = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
     if attribute(ordinal, mode, "asking for the compute mode") == PROHIBITED:
         reason = f"device {ordinal} is in the compute mode Prohibited, in which no process may use it"
@@ -104,7 +103,7 @@ def _of_compiler(ordinal: int) -> Availability | None:
     except UnavailableError as error:
         return _no(error.reason, error.remedy)
     if compiler[0] > here[0]:
-        reason = f"NVRTC is {spoken(compiler)}, and the driver, for CUDA {spoken(here)}, may not load what it compiles"
+        reason = f"NVRTC is {dotted(compiler)}, and the driver, for CUDA {dotted(here)}, may not load what it compiles"
         return _no(reason, f'pip install "lowbit[cuda{here[0]}]", or a driver for CUDA {compiler[0]}')
     return None
 
@@ -114,7 +113,7 @@ def _no(reason: str, remedy: str) -> Availability:
 
 
 def _hidden() -> str:
-    """What the environment hides from the driver."""
+    """A note on devices that the environment hides from the driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
 
@@ -123,22 +122,22 @@ def _hidden() -> str:
 
 
 def driver_version() -> tuple[int, int]:
-    """The newest CUDA that the driver knows."""
+    """The newest version of CUDA that the driver supports."""
     from cuda.bindings import driver
 
-    major, minor = spoken_version(call("asking the driver's version", driver.cuDriverGetVersion)).split(".")
+    major, minor = version_text(call("asking the driver's version", driver.cuDriverGetVersion)).split(".")
     return int(major), int(minor)
 
 
 def bindings_major() -> int:
-    """The CUDA that cuda-bindings is for."""
+    """The major version of CUDA that cuda-bindings is for."""
     from cuda import bindings
 
     return int(bindings.__version__.split(".")[0])
 
 
 def compute_capability(ordinal: int) -> tuple[int, int]:
-    """Of a device, without a context."""
+    """The compute capability of a device, read without a context."""
     from cuda.bindings import driver
 
     names, ask = driver.CUdevice_attribute, "asking for the compute capability"
@@ -148,17 +147,17 @@ def compute_capability(ordinal: int) -> tuple[int, int]:
 
 
 def attribute(ordinal: int, name: Any, asking: str) -> int:
-    """An attribute of a device, without a context."""
+    """An attribute of a device, read without a context."""
     from cuda.bindings import driver
 
     device = call("finding the device", driver.cuDeviceGet, ordinal)
     return int(call(asking, driver.cuDeviceGetAttribute, name, device))
 
 
-def spoken(numbers: tuple[int, int]) -> str:
-    """A pair of numbers as a version.
+def dotted(numbers: tuple[int, int]) -> str:
+    """A version as text.
 
-    >>> spoken((8, 0))
+    >>> dotted((8, 0))
     '8.0'
     """
     return f"{numbers[0]}.{numbers[1]}"

@@ -1,19 +1,19 @@
-"""From the kernels' source to machine code, by NVIDIA's run-time compiler, once.
+"""Compiling the kernels to machine code with NVIDIA's run-time compiler, once.
 
-NVRTC is a library, so neither a toolkit nor a driver is needed to compile. The source is a file of
-`lowbit_cuda.kernels`; what it includes lies beside it. What comes out is a *cubin*, machine code for one architecture,
-and no PTX, which a driver would compile in a way of its own.
+NVRTC is a library, so compiling needs neither a toolkit nor a driver. The source is a file of `lowbit_cuda.kernels`;
+the files that it includes are beside it. The result is a *cubin*, machine code for one architecture. No PTX is made,
+because a driver would compile it in its own way.
 
-**Options** are fixed, and part of what the kernels mean: products and sums are never contracted into one operation with
-one rounding (``-fmad=false``; a kernel that wants that writes ``fmaf``), denormals are kept, division and square root
-are rounded correctly, C++17. Line numbers are kept for the sanitizer and cost nothing at run time.
+**Options** are fixed, and the kernels' results depend on them: products and sums are never contracted into one
+operation with one rounding (``-fmad=false``; a kernel that wants that calls ``fmaf``), denormals are kept, division and
+square root are rounded correctly, C++17. Line numbers are kept for the sanitizer and cost nothing at run time.
 
-**The cache** is a folder below lowbit's own. An entry's name holds the SHA-256 of all that decides what it is: every
-source in the folder, the options, the version of NVRTC, the architecture. So a changed kernel is another entry, and two
-versions are never mixed. An entry is written under a temporary name and then takes its place; one that is damaged is
-made anew.
+**The cache** is a folder in lowbit's cache folder. The name of an entry contains the SHA-256 of everything that it
+depends on: every source in the folder, the options, the version of NVRTC, the architecture. So a changed kernel is
+another entry, and versions are never mixed. An entry is written under a temporary name and then renamed; a damaged
+entry is replaced.
 
-Source: lowbit's own; the options are those of the NVRTC documentation.
+Source: the NVRTC documentation for the options.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Any] = {
 }
 SUFFIXES = (".cuh", ".cu", ".h")
 MOST_BYTES = 1 << 28
-"""Of an entry of the cache that is read; the largest cubin has some megabytes."""
+"""The largest cache entry that is read; the largest cubin has a few megabytes."""
 
 _USAGE = re.compile(
     r"Compiling entry function '(?P<name>\w+)'.*?(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads"
@@ -58,11 +58,11 @@ _USAGE = re.compile(
 
 
 class CompileError(LowbitError, RuntimeError):
-    """A kernel that NVRTC does not accept.
+    """NVRTC does not accept a kernel.
 
     Attributes:
         source: the file.
-        log: all that the compiler said.
+        log: the compiler's complete log.
     """
 
     def __init__(self, source: str, arch: str, log: str) -> None:
@@ -74,7 +74,7 @@ class CompileError(LowbitError, RuntimeError):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a kernel takes of a processor: registers of a thread, and bytes that did not fit into them."""
+    """A kernel's registers per thread, and the bytes that it spills."""
 
     registers: int
     spill_stores: int
@@ -87,10 +87,10 @@ class Cubin:
 
     Attributes:
         source: the file that it was compiled from.
-        arch: as ``sm_90``.
+        arch: the architecture, such as ``sm_90``.
         nvrtc: the compiler's version.
         code: the machine code, an ELF file.
-        log: what the assembler said of each kernel.
+        log: the assembler's log.
         cached: whether it came from the cache.
     """
 
@@ -103,7 +103,7 @@ class Cubin:
 
     @property
     def usage(self) -> dict[str, Usage]:
-        """Of each kernel in it, by name."""
+        """The usage of each kernel in it, by name."""
         return {
             found["name"]: Usage(int(found["registers"]), int(found["stores"]), int(found["loads"]))
             for found in _USAGE.finditer(self.log)
@@ -114,15 +114,15 @@ def compile_source(source: str, arch: str, *, folder: Path | None = None, keep: 
     """The machine code of a source, from the cache or compiled now; needs no GPU.
 
     Args:
-        source: a file of `folder`.
-        arch: as ``sm_90``.
-        folder: where the sources lie, by default `lowbit_cuda.kernels`.
-        keep: use the cache.
+        source: the name of a file in `folder`.
+        arch: the architecture, such as ``sm_90``.
+        folder: the folder of the sources; by default `lowbit_cuda.kernels`.
+        keep: whether to use the cache.
 
     Raises:
-        ArgumentError: no such source or architecture.
-        CompileError: the compiler refused it.
-        UnavailableError: there is no NVRTC.
+        ArgumentError: there is no such source or architecture.
+        CompileError: the compiler does not accept the source.
+        UnavailableError: NVRTC is not installed.
     """
     folder = kernel_folder() if folder is None else folder
     sources = read_sources(folder)
@@ -155,7 +155,7 @@ def _compile(source: str, arch: str, text: str, folder: Path) -> tuple[bytes, st
         raise CompileError(source, arch, str(error).split("compilation log:", 1)[-1]) from error
 
 
-# **What can be compiled for.**
+# **Architectures.**
 
 
 @cache
@@ -163,7 +163,7 @@ def compiler_version() -> tuple[int, int]:
     """The version of NVRTC.
 
     Raises:
-        UnavailableError: it, or cuda.core, is not installed.
+        UnavailableError: NVRTC or cuda.core is not installed.
     """
     nvrtc = _nvrtc()
     code, major, minor = nvrtc.nvrtcVersion()
@@ -174,7 +174,7 @@ def compiler_version() -> tuple[int, int]:
 
 @cache
 def architectures() -> tuple[str, ...]:
-    """What NVRTC can compile for, as ``sm_90``, oldest first; `UnavailableError` where there is none."""
+    """The architectures that NVRTC supports, such as ``sm_90``, oldest first; `UnavailableError` without NVRTC."""
     code, numbers = _nvrtc().nvrtcGetSupportedArchs()
     if int(code) != 0:
         raise UnavailableError("NVRTC", f"it answers {code.name}", _INSTALL)
@@ -182,12 +182,12 @@ def architectures() -> tuple[str, ...]:
 
 
 def choose_architecture(capability: tuple[int, int]) -> str:
-    """What to compile for a device: its own architecture, or else the next older of the same generation.
+    """The architecture to compile for: the device's own, or else the next older one of the same generation.
 
     Machine code runs on later devices of its generation, and on no others.
 
     Raises:
-        UnavailableError: NVRTC knows none.
+        UnavailableError: NVRTC supports none of them.
     """
     major, minor = capability
     known = {int(name.removeprefix("sm_")) for name in architectures()}
@@ -211,7 +211,7 @@ def _nvrtc() -> Any:
         from cuda.bindings import nvrtc
 
         nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError, OSError) as error:  # the library is looked for at the first call
+    except (ImportError, RuntimeError, OSError) as error:  # the library is loaded by the first call
         reason = "NVRTC, NVIDIA's run-time compiler, was not found"
         raise UnavailableError("the compiler of the kernels", reason, _INSTALL) from error
     return nvrtc
@@ -226,19 +226,19 @@ def kernel_folder() -> Path:
 
 
 def read_sources(folder: Path) -> dict[str, bytes]:
-    """Every source of a folder, by its name."""
+    """Every source in a folder, by name."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES}
 
 
 def digest(source: str, arch: str, nvrtc: str, sources: Mapping[str, bytes]) -> str:
-    """The SHA-256 of all that decides what a cubin is."""
+    """The SHA-256 of everything that a cubin depends on."""
     parts = {name: hashlib.sha256(text).hexdigest() for name, text in sorted(sources.items())}
-    told = {"format": VERSION, "source": source, "arch": arch, "nvrtc": nvrtc, "options": dict(OPTIONS), "of": parts}
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    content = {"format": VERSION, "source": source, "arch": arch, "nvrtc": nvrtc, "options": dict(OPTIONS), "of": parts}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _cubins() -> Path | None:
-    """The folder of the cache; None where another user could write to it, since cubins are code."""
+    """The folder of the cache; None if another user could write to it, since cubins are code."""
     try:
         return code_folder("cubins")
     except UnavailableError:
@@ -246,7 +246,7 @@ def _cubins() -> Path | None:
 
 
 def _write(path: Path, key: str, made: Cubin) -> None:
-    """Keep it; where nothing can be kept, it is compiled again the next time."""
+    """Cache a cubin; if that fails, it is compiled again next time."""
     header = {"format": FORMAT, "version": VERSION, "key": key, "source": made.source, "arch": made.arch}
     header |= {"nvrtc": made.nvrtc, "log": made.log, "sha256": hashlib.sha256(made.code).hexdigest()}
     with suppress(OSError):
@@ -254,12 +254,12 @@ def _write(path: Path, key: str, made: Cubin) -> None:
 
 
 def _read(path: Path, key: str) -> Cubin | None:
-    """What is kept there, if it is all there and what its name says."""
+    """A cached cubin, if the file is complete and matches its name."""
     try:
         head, _, code = read_own(path, MOST_BYTES).partition(b"\n")
         header = parsed(path.name, head)
-        told = header.value("format", str), header.value("version", int), header.value("key", str)
-        if told != (FORMAT, VERSION, key) or header.value("sha256", str) != hashlib.sha256(code).hexdigest():
+        identity = header.value("format", str), header.value("version", int), header.value("key", str)
+        if identity != (FORMAT, VERSION, key) or header.value("sha256", str) != hashlib.sha256(code).hexdigest():
             return None
         source, arch, nvrtc, log = (header.value(name, str) for name in ("source", "arch", "nvrtc", "log"))
         return Cubin(source, arch, nvrtc, code, log, True)

@@ -1,13 +1,13 @@
-"""The context of a device, made current for a call and for no longer.
+"""The context of a device, made current for a call and no longer.
 
-The driver keeps one current context for each thread, and other libraries in the process set it too: PyTorch whenever it
-changes its device, a plugin when it initialises. A context that was current at the last call need not be current now.
-So every call of the device asks for it, sets its own where another is there, and afterwards restores what it found,
-also where that was none. Asking is cheap, two calls more are not, so a program that makes thousands of calls makes them
-in a block (`lowbit_cuda.port.DevicePort.batch`), within which the context is only asked for.
+The driver keeps one current context for each thread, and other libraries in the process set it too: PyTorch when it
+changes its device, a plugin when it initialises. The context that was current at the last call need not be current now.
+So every call of the device queries it, sets its own if another is current, and afterwards restores what it found, also
+where that was none. A query is cheap and two more calls are not, so a program that makes thousands of calls makes them
+in a block (`lowbit_cuda.port.DevicePort.batch`), within which the context is only queried.
 
-The device's *primary context* is the one that every library shares which uses the runtime API. It is retained through
-cuda.core, which never releases it, and nothing here resets it or changes its flags.
+The device's *primary context* is shared by all libraries that use the runtime API. It is retained through cuda.core,
+which never releases it; nothing here resets it or changes its flags.
 
 Source: the CUDA driver API.
 """
@@ -20,10 +20,10 @@ from lowbit_cuda.port import DeviceError
 
 
 class Context:
-    """A context, and how one call after another makes it current.
+    """A context, and how calls make it current.
 
     Args:
-        handle: the driver's.
+        handle: the driver's handle.
         call: as `lowbit_cuda.cuda.driver.call`.
     """
 
@@ -38,11 +38,11 @@ class Context:
         )
 
     def visit(self) -> "Switched":
-        """Makes the context current in a ``with`` block."""
+        """A ``with`` block in which the context is current."""
         return Switched(self)
 
     def switch(self) -> Any:
-        """Make it current; answers with the context that was, or None if it was this one."""
+        """Make it current; returns the context that was current, or None if it was this one."""
         code, found = self._get()
         if code != self._success:
             found = self._call("asking for the current context", lambda: (code, found))
@@ -52,7 +52,7 @@ class Context:
         return found
 
     def restore(self, found: Any) -> None:
-        """Make another current again; one that was destroyed meanwhile is not missed."""
+        """Make another context current again; one that was destroyed meanwhile is ignored."""
         with suppress(DeviceError):
             self._call("restoring the context", self._set, found)
 
@@ -75,7 +75,7 @@ class Switched:
 
 
 def current() -> Any:
-    """The context that is current in this thread."""
+    """The current context of this thread."""
     from cuda.bindings import driver
 
     from lowbit_cuda.cuda.driver import call

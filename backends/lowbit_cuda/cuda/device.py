@@ -1,29 +1,30 @@
-"""A GPU that keeps what the port promises.
+"""A GPU as a `lowbit_cuda.port.DevicePort`.
 
-Each method of the port is a few calls: of cuda.core for streams, events, kernels and graphs, of the driver for memory
-and copies. What is added is what the port asks for beyond them: the budget, arguments checked before a kernel starts,
-memory that goes back only when no work with it is left, and errors in words.
+Each method is a few calls: of cuda.core for streams, events, kernels and graphs, of the driver for memory and copies.
+This class adds what the port requires beyond them: the budget, arguments checked before a kernel starts, memory that is
+freed only after the work that uses it has ended, and errors in words.
 
-**Streams** do not wait for the default stream, so no order arises that the port does not promise. The simulation
-(`lowbit_gpusim.sim`) is stricter than a GPU; what passes there has no need of an order that happens to hold here.
+**Streams** do not synchronise with the default stream, so there is no order beyond the one that the port promises. The
+simulated device is stricter than a GPU: a program that passes there does not rely on an order that happens to hold
+here.
 
-**Waiting.** Every event is made with ``CU_EVENT_BLOCKING_SYNC``, and the host waits for events alone, for a stream by
-an event at its end. A thread that waits then sleeps and leaves its processor to experts that the host computes. Without
-the flag it would spin. Whether ``cuStreamSynchronize`` spins depends on flags of the context, which other libraries
-share, so it is not called.
+**Waiting.** Every event is created with ``CU_EVENT_BLOCKING_SYNC``, and the host waits only for events; for a stream it
+waits for an event at its end. A waiting thread then sleeps and leaves its processor to experts that the host computes.
+Without the flag it would spin. Whether ``cuStreamSynchronize`` spins depends on flags of the context, which other
+libraries share, so it is not used.
 
-**Threads.** A device may be used from any thread, by one at a time. Each call asks which context is current, uses the
-device's and restores the other (`lowbit_cuda.cuda.context`). A process that was forked from the one that opened it
-cannot use it, which is NVIDIA's rule, and is told so.
+**Threads.** Any thread may use a device, one at a time. Each call checks which context is current, uses the device's
+and restores the other (`lowbit_cuda.cuda.context`). By NVIDIA's rules a process forked from the one that opened the
+device cannot use it; calls then raise an error that says so.
 
 **A lost device.** When work of the device has failed, the context is broken (`lowbit_cuda.cuda.driver`). The call that
-learns of it raises a `DeviceLostError`, and so does every later one, at once and without asking the driver. `free`
-counts off, and `close` lets go of everything without a call.
+learns of it raises a `DeviceLostError`, and so does every later call, at once and without calling the driver. `free`
+only updates the counts, and `close` releases everything without a call.
 
-**What stays.** The device's primary context is shared with everything else in the process that uses the GPU, as
-PyTorch does, and lives as long as the process. What was made in it by this device is given back by `close`.
+**What remains.** The device's primary context is shared with everything in the process that uses the GPU, such as
+PyTorch, and lives as long as the process. `close` releases everything that this device created in it.
 
-Source: lowbit's own; the terms are those of the CUDA driver API reference and of cuda.core's documentation.
+The terms are those of the CUDA driver API reference and of cuda.core's documentation.
 """
 
 import os
@@ -32,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -42,7 +43,7 @@ from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.cuda import compiler, context
-from lowbit_cuda.cuda.availability import availability, compute_capability, driver_version, spoken
+from lowbit_cuda.cuda.availability import availability, compute_capability, dotted, driver_version
 from lowbit_cuda.cuda.driver import DriverError, LostError, call, package_version
 from lowbit_cuda.cuda.handles import Capture, CudaEvent, CudaGraph, CudaStream, graph_of
 from lowbit_cuda.cuda.launches import Program, values
@@ -65,17 +66,17 @@ Own = TypeVar("Own", CudaStream, CudaEvent, CudaGraph)
 
 
 class CudaDevice:
-    """A GPU; keeps `lowbit_cuda.port.DevicePort`, where its methods are described.
+    """A GPU that implements `lowbit_cuda.port.DevicePort`, which documents the methods.
 
     Args:
-        budget: bytes of device memory that may be in use; by default what is free now less a reserve for what the
-            driver takes beside allocations (`lowbit_cuda.cuda.reserve`).
-        ordinal: the number of the device, as the driver counts those that it sees.
-        kernels: the folder of the kernels' sources, by default `lowbit_cuda.kernels`.
+        budget: bytes of device memory that may be in use; by default the free memory less a reserve for what the driver
+            needs besides allocations (`lowbit_cuda.cuda.reserve`).
+        ordinal: the number of the device among those that the driver sees.
+        kernels: the folder of the kernels' sources; by default `lowbit_cuda.kernels`.
 
     Raises:
-        ArgumentError: the budget is no positive number, or more than the device has; the ordinal is negative.
-        UnavailableError: there is no such device, or something that it needs; says what to do.
+        ArgumentError: the budget is not positive, or more than the device has; the ordinal is negative.
+        UnavailableError: the device, or something that it needs, is missing; the message says what to do.
         DeviceError: the driver cannot open it.
     """
 
@@ -98,7 +99,7 @@ class CudaDevice:
             self._call("making the context current", self._core.set_current)
         except DriverError as error:
             if error.code == "CUDA_ERROR_DEVICE_UNAVAILABLE":
-                reason = f"device {ordinal} is used by another process alone (compute mode Exclusive Process)"
+                reason = f"another process has exclusive use of device {ordinal} (compute mode Exclusive Process)"
                 raise UnavailableError("the CUDA device", reason, "wait for it, or use another device") from error
             raise
         self._context = context.Context(context.current(), self._call)
@@ -123,7 +124,7 @@ class CudaDevice:
 
     @property
     def peak(self) -> int:
-        """The most that were ever in use."""
+        """The largest value of `used` so far."""
         return self._heap.peak
 
     @property
@@ -132,7 +133,7 @@ class CudaDevice:
         return self._heap.pinned
 
     def describe(self) -> Mapping[str, str]:
-        """The device and the versions of what runs it."""
+        """The device, and the versions of the software that runs it."""
         from cuda.bindings import driver
 
         with self._enter():
@@ -140,11 +141,11 @@ class CudaDevice:
             name = str(self._call("asking for the name", getattr, self._core, "name"))
         return {
             "device": name,
-            "compute capability": spoken(self._capability),
+            "compute capability": dotted(self._capability),
             "memory": f"{total} bytes",
             "reserve": f"{self._reserve.total} bytes",
-            "driver": f"CUDA {spoken(driver_version())}",
-            "NVRTC": spoken(compiler.compiler_version()),
+            "driver": f"CUDA {dotted(driver_version())}",
+            "NVRTC": dotted(compiler.compiler_version()),
             "cuda.core": package_version("cuda-core"),
             "cuda.bindings": package_version("cuda-bindings"),
         }
@@ -162,23 +163,23 @@ class CudaDevice:
             return self._heap.pin(nbytes, what)
 
     def free(self, memory: Memory) -> None:
-        """Give memory back, after waiting for the streams that were given work with it."""
+        """Free memory, after waiting for the streams that use it."""
         if memory.handle is None:
             return
         with self._enter(even_if_lost=True):
             if any(stream.capture and memory in stream.capture.memories for stream in self._streams):
-                raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
+                raise ArgumentError(f"memory for {memory.what}", "in use by a graph being captured", "unused memory")
             self._heap.free(memory, self._wait_for, lost=bool(self._lost))
 
     def write(self, span: Span, data: Array) -> None:
-        """The host writes pinned memory."""
+        """Write pinned memory from the host."""
         self._check()
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
             raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
         self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
-        """The host reads pinned memory."""
+        """Read pinned memory on the host."""
         self._check()
         for size in shape:
             check_integer("shape", size, 0)
@@ -186,10 +187,10 @@ class CudaDevice:
         answer.reshape(-1).view(np.uint8)[:] = self._heap.bytes_of(span, answer.nbytes)
         return answer
 
-    # What streams do.
+    # Work in streams.
 
     def stream(self, name: str) -> CudaStream:
-        """A new stream, which waits for no other."""
+        """A new stream, which does not synchronise with the default stream."""
         from cuda.core import StreamOptions
 
         make = partial(self._core.create_stream, options=StreamOptions(nonblocking=True))
@@ -199,7 +200,7 @@ class CudaDevice:
         return stream
 
     def load(self, kernels: Iterable[Kernel]) -> None:
-        """Compile kernels, or take them from the cache, and bring their code to the device."""
+        """Compile kernels, or read them from the cache, and load them onto the device."""
         with self._enter():
             for kernel in kernels:
                 self._program(kernel.source).load(kernel.name)
@@ -215,7 +216,7 @@ class CudaDevice:
         if target.memory.place == source.memory.place == "host":
             raise ArgumentError("target and source", "both on the host", "at least one on the device")
         if max(to, of) < min(to, of) + target.nbytes:
-            raise ArgumentError("target and source", f"the same bytes of {target.memory.what}", "bytes of their own")
+            raise ArgumentError("target and source", f"overlapping in {target.memory.what}", "disjoint")
         if target.nbytes:
             handle = given.core.handle
             step = partial(self._call, f"a copy in {given.name}", driver.cuMemcpyAsync, to, of, target.nbytes, handle)
@@ -223,7 +224,7 @@ class CudaDevice:
                 given.give(step, (target.memory, source.memory))
 
     def launch(self, kernel: Kernel, arguments: Mapping[str, Span | Number], stream: Stream) -> None:
-        """Run a kernel."""
+        """Launch a kernel."""
         self._check()
         spans, numbers = kernel.checked(arguments)
         packed = values(kernel, {name: self._address(span) for name, span in spans.items()}, numbers)
@@ -243,13 +244,13 @@ class CudaDevice:
                 if made <= here or isinstance(error, DeviceLostError):
                     raise
                 package = "nvidia-cuda-nvrtc" + "-cu12" * (made[0] == 12)
-                older = f"the driver is for CUDA {spoken(here)}, and NVRTC is {spoken(made)}"
-                remedy = f'install a newer driver, or pip install "{package}=={spoken(here)}.*"'
+                older = f"the driver is for CUDA {dotted(here)}, and NVRTC is {dotted(made)}"
+                remedy = f'install a newer driver, or pip install "{package}=={dotted(here)}.*"'
                 raise DeviceError(f"{error}; {older}: {remedy}") from error
         return self._programs[source]
 
     def record(self, stream: Stream) -> CudaEvent:
-        """Mark a place in a stream."""
+        """Record an event in a stream."""
         with self._enter():
             return CudaEvent(self._mark(self._idle(stream)), self)
 
@@ -260,14 +261,14 @@ class CudaDevice:
         return self._call(f"marking {stream.name}", partial(stream.core.record, options=options))
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Let a stream wait for a mark."""
+        """Make a stream wait for an event."""
         with self._enter():
             mark = self._own("event", event, CudaEvent)
-            self._call(f"letting {stream.name} wait", self._idle(stream).core.wait, mark.core)
+            self._call(f"making {stream.name} wait", self._idle(stream).core.wait, mark.core)
 
     @contextmanager
     def capture(self, stream: Stream) -> Iterator[Callable[[], CudaGraph]]:
-        """Keep what the stream is given."""
+        """Record the work of a stream as a graph."""
         self._check()
         given = self._idle(stream)
         made: list[CudaGraph] = []
@@ -281,16 +282,16 @@ class CudaDevice:
         self._graphs.add(made[0])
 
     def _graph(self, stream: CudaStream, capture: Capture) -> CudaGraph:
-        """The driver captures only now, when all is compiled and loaded, which is no work for a stream in capture."""
-        builder = self._call("beginning a graph", stream.core.create_graph_builder)
+        """Capture in the driver only now: a stream in capture does not allow compiling or loading."""
+        builder = self._call("starting a graph", stream.core.create_graph_builder)
         try:
-            self._call("beginning a graph", builder.begin_building, "relaxed")
+            self._call("starting a graph", builder.begin_building, "relaxed")
             for step in capture.steps:
                 step()
             self._call("ending a graph", builder.end_building)
-            made = self._call("making a graph", builder.complete)
+            made = self._call("completing a graph", builder.complete)
         except BaseException:
-            with suppress(Exception):  # of what was begun and has gone wrong, the first error is told
+            with suppress(Exception):  # report the first error
                 builder.close()
             raise
         builder.close()
@@ -307,10 +308,10 @@ class CudaDevice:
             given.give(step, kept.memories)
 
     def batch(self) -> AbstractContextManager[None]:
-        """The context stays current for a block, so that calls in it need only ask."""
+        """Keep the context current for a block, so that calls in it only query it."""
         return self._enter()
 
-    # What the host waits for, and when it is.
+    # Waiting and time.
 
     def synchronize(self, event: Event) -> None:
         """Wait until the event is reached."""
@@ -332,9 +333,9 @@ class CudaDevice:
             return bool(self._call("asking for an event", getattr, mark, "is_done", waits=True))
 
     def seconds(self, first: Event, second: Event) -> float:
-        """Between two events, on the device's clock, whose resolution is about half a microsecond."""
+        """Seconds between two events on the device's clock, whose resolution is about half a microsecond."""
         if not (self.reached(first) and self.reached(second)):
-            raise ArgumentError("events", "not both reached", "events that are")
+            raise ArgumentError("events", "not both reached", "two events that are reached")
         start, end = self._own("event", first, CudaEvent).core, self._own("event", second, CudaEvent).core
         with self._enter():
             return float(self._call("measuring between events", lambda: end - start)) / 1000
@@ -344,25 +345,26 @@ class CudaDevice:
         return time.perf_counter()
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
-        """Call a function with what it reads, in place."""
+        """Call a function with the memory that it reads, without copying it."""
         self._check()
         arrays = [self._heap.bytes_of(span, span.nbytes) for span in reads]
         for array in arrays:
             array.flags.writeable = False
         return function(*arrays)
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """Wait, and give back everything: graphs, kernels, memory, streams. An error of one step stops no other.
+        """Wait, and release everything: graphs, kernels, memory, streams. An error in one step does not stop the
+        others.
 
         Raises:
-            DeviceError: the first of them, at the end. None if the device was known to be lost, which was told then, or
-                if the driver has shut down before Python did.
+            DeviceError: the first error, at the end. Nothing is raised if the device was already known to be lost, or
+                if the driver has shut down before Python.
         """
         if self._closed or os.getpid() != self._pid:
             return
-        errors, told = list[DeviceError](), bool(self._lost)
+        errors, reported = list[DeviceError](), bool(self._lost)
         for step in self._last_steps():
             try:
                 with self._enter(even_if_lost=True):
@@ -370,25 +372,25 @@ class CudaDevice:
             except DeviceError as error:
                 errors.append(error)
         self._closed = True
-        if errors and not told and getattr(errors[0], "code", "") != "CUDA_ERROR_DEINITIALIZED":
+        if errors and not reported and getattr(errors[0], "code", "") != "CUDA_ERROR_DEINITIALIZED":
             raise errors[0]
 
     def _last_steps(self) -> Iterator[Callable[[], object]]:
-        """Where the device is lost, or lost on the way, only what asks nothing of the driver."""
+        """The steps of `close`; on a lost device, only those that do not call the driver."""
         for stream in self._streams:
             if not self._lost:
                 yield partial(self._wait_for, stream)
         for graph in list(self._graphs):
             if not self._lost:
-                yield partial(self._call, "giving back a graph", graph.close)
+                yield partial(self._call, "releasing a graph", graph.close)
         for program in self._programs.values():
             if not self._lost:
                 yield program.close
         for memory in list(self._heap.held.values()):
-            yield partial(self._heap.free, memory, lambda stream: None, lost=bool(self._lost))  # all have ended
+            yield partial(self._heap.free, memory, lambda stream: None, lost=bool(self._lost))  # all work has ended
         for stream in self._streams:
             if not self._lost:
-                yield partial(self._call, f"giving back {stream.name}", stream.core.close)
+                yield partial(self._call, f"releasing {stream.name}", stream.core.close)
 
     def __enter__(self) -> Self:
         return self
@@ -396,10 +398,10 @@ class CudaDevice:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What every method does first, and last.
+    # Shared by all methods.
 
     def _enter(self, *, even_if_lost: bool = False) -> AbstractContextManager[None]:
-        """Refuse what cannot go well; the block that follows has the device's context, or none if it is lost."""
+        """Refuse calls on a closed or lost device; then make the device's context current, unless it is lost."""
         self._check(even_if_lost=even_if_lost)
         return nullcontext() if self._lost else self._context.visit()
 
@@ -412,7 +414,7 @@ class CudaDevice:
             raise DeviceLostError(f"the device is lost since an earlier error: {self._lost}")
 
     def _call(self, operation: str, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Any:
-        """`call`, which remembers when the device was lost."""
+        """`lowbit_cuda.cuda.driver.call`, which also records that the device is lost."""
         try:
             try:
                 return call(operation, function, *arguments, waits=waits)
@@ -425,7 +427,7 @@ class CudaDevice:
             raise
 
     def _ask_why(self, operation: str, error: DriverError) -> None:
-        """cuda.core hides the code of some errors. If the device's work has failed, a stream tells."""
+        """Find the code of an error that cuda.core hides: if the device's work has failed, a stream reports it."""
         from cuda.bindings import driver
 
         for stream in self._streams[:1]:
@@ -437,7 +439,7 @@ class CudaDevice:
                 raise error from None
 
     def _wait_for(self, stream: CudaStream) -> None:
-        """By an event, which blocks."""
+        """Wait for a stream, by an event that blocks instead of spinning."""
         self._call(f"waiting for {stream.name}", self._mark(stream).sync, waits=True)
 
     def _address(self, span: Span) -> int:
@@ -446,18 +448,17 @@ class CudaDevice:
         return self._heap.of(span.memory).pointer + span.offset
 
     def _own(self, name: str, given: object, kind: type[Own]) -> Own:
-        """A stream, event or graph, if this device gave it out."""
+        """A stream, event or graph, checked to be of this device."""
         if not isinstance(given, kind) or given.device is not self:
             raise ArgumentError(name, f"a {type(given).__name__}", "one of this device")
         return given
 
     def _idle(self, stream: Stream) -> CudaStream:
-        """A stream that is not making a graph."""
+        """A stream, checked not to be capturing a graph."""
         given = self._own("stream", stream, CudaStream)
         if given.capture is not None:
-            raise ArgumentError(f"stream {given.name}", "making a graph", "given only copies and launches meanwhile")
+            raise ArgumentError(f"stream {given.name}", "capturing a graph", "only copies and launches until then")
         return given
 
 
-if TYPE_CHECKING:
-    KEEPS_TO_THE_PORT: type[DevicePort] = CudaDevice
+_implements: type[DevicePort] = CudaDevice  # checked by mypy

@@ -1,19 +1,19 @@
-"""What the driver answers, in words.
+"""Errors of NVIDIA's driver, in words.
 
-NVIDIA's driver answers each call with a number that has a name. cuda.bindings hands it on beside the result; cuda.core
-raises an exception in whose text the name stands. Both become a `DeviceError` here that says what was tried, the name
+The driver answers each call with a status code that has a name. cuda.bindings returns it beside the result; cuda.core
+raises an exception whose text contains the name. Here both become a `DeviceError` that says what was tried, the name
 and NVIDIA's explanation.
 
-After some errors the device is *lost* to the process: a kernel that reached outside its memory takes the whole context
-with it, and every later call answers the same. They are told apart in two ways:
+After some errors the device is *lost* to the process: a kernel that accessed memory out of bounds breaks the whole
+context, and every later call returns the same error. Such errors are recognised in two ways:
 
 - by their code, where the reference says that the process must be relaunched or that the context cannot be used any
-  more, and where nothing is left that could go on (`LOST`);
-- by the call that answers. Waiting for a stream or an event, or asking for one, fails for what the device was given
-  before. Work of the device that has failed leaves the context broken whatever the code is, so any error of such a
-  call loses the device, except those that say that the call itself was wrong (`OF_THE_CALL`).
+  more, and where nothing is left to continue with (`LOST`);
+- by the call. Waiting for, or querying, a stream or an event fails for earlier work of the device. Failed work leaves
+  the context broken whatever the code is, so any error of such a call loses the device, except codes that say that the
+  call itself was wrong (`ERRORS_ERRORS_OF_THE_CALL`).
 
-Source: the list of ``CUresult`` in the CUDA driver API reference, of version 13.5.
+Source: the list of ``CUresult`` in the CUDA driver API reference, version 13.5.
 """
 
 import re
@@ -35,29 +35,29 @@ RELAUNCH = _codes(
     *("LAUNCH_FAILED", "LAUNCH_TIMEOUT", "HARDWARE_STACK_ERROR", "TENSOR_MEMORY_LEAK", "CONTAINED"),
     *("EXTERNAL_DEVICE", "MPS_CLIENT_TERMINATED"),
 )
-"""Of these the reference says that "the process must be terminated and relaunched"."""
+"""Errors of which the reference says that "the process must be terminated and relaunched"."""
 LOST = RELAUNCH | _codes(
     "ASSERT",  # "the context cannot be used anymore, and must be destroyed"
     *("ECC_UNCORRECTABLE", "NVLINK_UNCORRECTABLE"),  # hardware that failed "during execution"
     *("CONTEXT_IS_DESTROYED", "DEINITIALIZED", "MPS_RPC_FAILURE"),  # the context, the driver or its server is gone
 )
-OF_THE_CALL = _codes(
+ERRORS_OF_THE_CALL = _codes(
     *("INVALID_VALUE", "INVALID_HANDLE", "INVALID_CONTEXT", "NOT_INITIALIZED", "NOT_READY", "NOT_PERMITTED"),
     *("NOT_SUPPORTED", "CAPTURED_EVENT", "OUT_OF_MEMORY", "CALL_REQUIRES_NEWER_DRIVER", "STREAM_DETACHED"),
     *(f"STREAM_CAPTURE_{what}" for what in ("UNSUPPORTED", "INVALIDATED", "IMPLICIT", "ISOLATION", "WRONG_THREAD")),
 )
-"""What a call that waits may answer although nothing of the device's work has failed."""
+"""Errors that a waiting call may return although no work of the device has failed."""
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 
 _NAME = re.compile(r"\b(CUDA_ERROR_[A-Z0-9_]+)\b[:,]?\s*(.*)", re.DOTALL)
 
 
 class DriverError(DeviceError):
-    """The driver failed a call.
+    """A call of the driver failed.
 
     Attributes:
-        operation: what was tried.
-        code: the error's name, as ``CUDA_ERROR_LAUNCH_FAILED``; empty where cuda.core hides it.
+        operation: what was tried, in words.
+        code: the error's name, for example ``CUDA_ERROR_LAUNCH_FAILED``; empty where cuda.core hides it.
         text: NVIDIA's explanation.
     """
 
@@ -70,22 +70,22 @@ class DriverError(DeviceError):
 
 
 class LostError(DriverError, DeviceLostError):
-    """An error with which the device is lost."""
+    """An error after which the device is lost."""
 
-    ENDING = "; the device is lost to this process, which must be started anew"
+    ENDING = "; the device is lost to this process, which must be restarted"
 
 
 def call(operation: str, function: Callable[..., Any], *arguments: Any, waits: bool = False) -> Any:
-    """Call a function of cuda.core or cuda.bindings; for the latter, without the code that it answers first.
+    """Call a function of cuda.core or cuda.bindings; of the latter's results, the status code is removed.
 
     Args:
         operation: what is tried, in words.
         function: the function.
-        arguments: what it is given.
-        waits: whether it waits, or asks, for what the device was given before.
+        arguments: its arguments.
+        waits: whether the call waits for, or queries, earlier work of the device.
 
     Raises:
-        DriverError: the driver failed it.
+        DriverError: the call failed.
         LostError: the device is lost.
     """
     try:
@@ -93,9 +93,9 @@ def call(operation: str, function: Callable[..., Any], *arguments: Any, waits: b
     except DeviceError:
         raise
     except Exception as error:
-        if (told := _of_core(error)) is None:
+        if (found := _from_core(error)) is None:
             raise
-        raise _error(operation, *told, waits) from error
+        raise _error(operation, *found, waits) from error
     if not (isinstance(answer, tuple) and answer and type(answer[0]).__name__ == "CUresult"):
         return answer
     code, *rest = answer
@@ -105,16 +105,16 @@ def call(operation: str, function: Callable[..., Any], *arguments: Any, waits: b
 
 
 def _error(operation: str, code: str, text: str, waits: bool) -> DriverError:
-    lost = code in LOST or (waits and code not in OF_THE_CALL)
+    lost = code in LOST or (waits and code not in ERRORS_OF_THE_CALL)
     return (LostError if lost else DriverError)(operation, code, text)
 
 
-def _of_core(error: Exception) -> tuple[str, str] | None:
-    """The name and explanation that an exception of cuda.core hides in its text; None if it is no error of the driver.
+def _from_core(error: Exception) -> tuple[str, str] | None:
+    """The name and explanation in the text of an exception of cuda.core; None if it is not an error of the driver.
 
-    >>> _of_core(RuntimeError("CUDA_ERROR_UNKNOWN: Nobody knows."))
+    >>> _from_core(RuntimeError("CUDA_ERROR_UNKNOWN: Nobody knows."))
     ('CUDA_ERROR_UNKNOWN', 'Nobody knows.')
-    >>> _of_core(RuntimeError("Failed to create CUDA event"))
+    >>> _from_core(RuntimeError("Failed to create CUDA event"))
     ('', 'Failed to create CUDA event')
     """
     text = str(error)
@@ -136,10 +136,10 @@ def _explanation(code: Any) -> str:
 
 
 def installed(module: str) -> bool:
-    """Whether Python finds a module, without importing it."""
+    """Whether a module can be found, without importing it."""
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it should lie in is not there
+    except ModuleNotFoundError:  # its package is missing
         return False
 
 
@@ -151,10 +151,10 @@ def package_version(name: str) -> str:
         return "unknown"
 
 
-def spoken_version(number: int) -> str:
-    """A version of CUDA as the driver counts it.
+def version_text(number: int) -> str:
+    """A version of CUDA from the driver's number.
 
-    >>> spoken_version(12090)
+    >>> version_text(12090)
     '12.9'
     """
     return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,22 +1,16 @@
-"""What `CudaDevice` gives out: streams, events and graphs, which whoever asked for them only hands back.
-
-Source: lowbit's own.
-"""
+"""The streams, events and graphs of a `CudaDevice`, opaque to their users, who pass them back to it."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import Memory
 
-if TYPE_CHECKING:
-    from lowbit_cuda.cuda.device import CudaDevice
-
 
 @dataclass(frozen=True)
 class Capture:
-    """A graph in the making: what it will do, and the memory that it works on."""
+    """A graph being captured: its operations, and the memory that they use."""
 
     steps: list[Callable[[], object]] = field(default_factory=list)
     memories: set[Memory] = field(default_factory=set)
@@ -27,21 +21,21 @@ class CudaStream:
 
     Attributes:
         core: cuda.core's stream.
-        device: whose it is.
-        capture: a graph in the making, or None.
+        device: the device that created it; it accepts no other device's streams.
+        capture: the graph being captured, or None.
     """
 
-    def __init__(self, name: str, core: Any, device: "CudaDevice") -> None:
+    def __init__(self, name: str, core: Any, device: object) -> None:
         self._name, self.core, self.device = name, core, device
         self.capture: Capture | None = None
 
     @property
     def name(self) -> str:
-        """As errors call it."""
+        """Its name in errors."""
         return self._name
 
     def give(self, step: Callable[[], object], memories: Iterable[Memory]) -> None:
-        """Work with these, which may not go back before it is done; while a graph is made, it is kept for that."""
+        """Run an operation on these memories, which cannot be freed before it ends; during a capture, record it."""
         if self.capture is not None:
             self.capture.steps.append(step)
             self.capture.memories.update(memories)
@@ -52,40 +46,40 @@ class CudaStream:
 
 
 class CudaEvent:
-    """A place in a stream.
+    """A mark in a stream.
 
     Attributes:
         core: cuda.core's event.
-        device: whose it is.
+        device: the device that created it.
     """
 
     __slots__ = ("core", "device")
 
-    def __init__(self, core: Any, device: "CudaDevice") -> None:
+    def __init__(self, core: Any, device: object) -> None:
         self.core, self.device = core, device
 
 
 class CudaGraph:
-    """Operations that a stream was given.
+    """Captured operations.
 
     Attributes:
-        core: cuda.core's graph; None when it was closed.
-        memories: what they work on.
-        device: whose it is.
+        core: cuda.core's graph; None after it was closed.
+        memories: the memory that the operations use.
+        device: the device that created it.
     """
 
-    def __init__(self, core: Any, memories: set[Memory], device: "CudaDevice") -> None:
+    def __init__(self, core: Any, memories: set[Memory], device: object) -> None:
         self.core, self.memories, self.device = core, memories, device
 
     def close(self) -> None:
-        """Give it back."""
+        """Release it."""
         core, self.core = self.core, None
         if core is not None:
             core.close()
 
 
 def graph_of(made: list[CudaGraph]) -> CudaGraph:
-    """The graph, if its block has ended."""
+    """The graph, after its capture block has ended."""
     if not made:
-        raise ArgumentError("graph", "in the making", "asked for when the block that captures it has ended")
+        raise ArgumentError("graph", "still being captured", "asked for after its capture block has ended")
     return made[0]

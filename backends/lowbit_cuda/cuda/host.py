@@ -1,11 +1,11 @@
 """The host's memory: how much of it can still be page-locked.
 
 Page-locked memory cannot be swapped out, and the driver locks it in the kernel, where ``ulimit -l`` does not count it.
-Where a process asks for more than the host or its container has, nothing refuses: the system ends some process, often
-this one, without a word. So the device asks before it pins much.
+If a process asks for more than the host or its container has, the request is not refused: the system kills a process,
+often this one, without a message. So the device checks before it pins a large amount.
 
-What the host has is ``MemAvailable``, the kernel's own estimate. A container's control group may allow less: its limit
-less what is in use there, where pages of files do not count, since they can be dropped.
+The host has ``MemAvailable``, the kernel's own estimate. A container's control group may allow less: its limit less the
+memory in use there, not counting pages of files, which can be dropped.
 
 Source: proc(5), and the Linux kernel's documentation of cgroup v2.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 
 ROOT = Path("/")
 GROUP = "sys/fs/cgroup"
-"""Where a container sees its own group."""
+"""The path at which a container sees its own control group."""
 
 
 def available(root: Path | None = None) -> int | None:
-    """Bytes that a process may still take, or None where the system does not say."""
+    """Bytes that a process may still allocate, or None if the system does not report it."""
     root = ROOT if root is None else root
     known = [number for number in (_of_host(root), _of_group(root)) if number is not None]
     return max(0, min(known)) if known else None
@@ -35,11 +35,11 @@ def _of_group(root: Path) -> int | None:
     with suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
         return limit - used + _numbers(folder / "memory.stat").get("file", 0)
-    return None  # no group, or one without a limit, whose memory.max is "max"
+    return None  # no group, or no limit: memory.max is then "max"
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The lines of a file that are a name and a number."""
+    """The lines of a file that consist of a name and a number."""
     found = {}
     with suppress(OSError):
         for line in path.read_text().splitlines():

@@ -1,15 +1,15 @@
-"""A compiled source on a device, and how a kernel in it is started.
+"""A compiled source on a device, and launches of its kernels.
 
-The arguments of a kernel are handed over as its signature has them: an address of eight bytes for each span, and each
-number in the type that `Parameter.kind` names, so that a count is never read as half of something longer. A number that
-its type cannot hold was refused before, by `lowbit_cuda.port.Kernel.checked`.
+The arguments of a kernel are passed as its signature has them: an address of eight bytes for each span, and each number
+in the type of `Parameter.kind`, so that a number is never read in a wider type than it was written. Numbers that do not
+fit their type were refused before, by `lowbit_cuda.port.Kernel.checked`.
 
-Machine code is loaded by the driver's own call and not by cuda.core, which keeps what it once loaded until the process
-ends. The driver is lazy: by default it brings a kernel to the device at its first launch, which then allocates memory
-and may wait for everything that runs, and which a stream in capture does not allow. So a kernel is loaded in full when
-it is found (``cuFuncLoad``; before CUDA 12.4, finding the function does it).
+Machine code is loaded by a call of the driver and not by cuda.core, which keeps it until the process ends. By default
+the driver loads a kernel at its first launch, which then allocates memory and may wait for all running work, and which
+a stream in capture does not allow. So a kernel is loaded completely when it is looked up (``cuFuncLoad``; before CUDA
+12.4, looking up the function does it).
 
-Source: lowbit's own; the calls are those of the CUDA driver API and of cuda.core.
+The calls are those of the CUDA driver API and of cuda.core.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ from lowbit_cuda.cuda.compiler import Cubin
 from lowbit_cuda.port import LIMITS, DeviceError, Kernel, Number, Numbers
 
 ALWAYS_SHARED = 48 << 10
-"""Bytes of shared memory that a block may have without asking."""
+"""Bytes of shared memory that a block may use by default."""
 MOST_BLOCKS = (2**31 - 1, 65535, 65535)
 MOST_THREADS = 1024
 LOADS = (12, 4)
 """The first CUDA whose driver has ``cuFuncLoad``."""
 TYPES: Mapping[str, Any] = {kind: np.dtype(kind).type for kind in (*LIMITS, "float32")}
-"""By the names that `Parameter.kind` has."""
+"""The numpy types by the names in `Parameter.kind`."""
 
 
 class Program:
@@ -37,7 +37,7 @@ class Program:
 
     Args:
         cubin: the machine code.
-        ordinal: of the device.
+        ordinal: the number of the device.
         call: as `lowbit_cuda.cuda.driver.call`.
     """
 
@@ -51,10 +51,11 @@ class Program:
         self._configs: dict[tuple[tuple[int, int, int], int, int], Any] = {}
 
     def launch(self, kernel: Kernel, numbers: Numbers, packed: Sequence[object], stream: Any) -> Callable[[], object]:
-        """What starts a kernel in a stream of cuda.core, with what `values` gave; all that it needs is loaded.
+        """A function that starts a kernel in a stream of cuda.core, with arguments from `values`; the kernel is loaded
+        now.
 
         Raises:
-            DeviceError: more blocks or threads than a device has, or it cannot be loaded.
+            DeviceError: there are too many blocks or threads, or the kernel cannot be loaded.
         """
         from cuda.core import LaunchConfig, launch
 
@@ -69,7 +70,7 @@ class Program:
         return partial(self._call, f"launching {kernel.name}", launch, stream, config, loaded, *packed)
 
     def load(self, name: str) -> None:
-        """Bring a kernel to the device, once.
+        """Load a kernel onto the device, once.
 
         Raises:
             DeviceError: it cannot be loaded.
@@ -86,7 +87,7 @@ class Program:
         self._kernels[name] = handle, self._call(f"finding {name}", CoreKernel.from_handle, int(handle))
 
     def _loaded(self, name: str, shared: int) -> Any:
-        """cuda.core's kernel, allowed as much shared memory as it is about to be given."""
+        """cuda.core's kernel, with a limit of shared memory that allows this launch."""
         from cuda.bindings import driver
 
         self.load(name)
@@ -99,7 +100,7 @@ class Program:
         return loaded
 
     def close(self) -> None:
-        """Unload it; nothing may be running that is of it."""
+        """Unload the program; none of its kernels may be running."""
         from cuda.bindings import driver
 
         self._kernels.clear()
@@ -109,5 +110,5 @@ class Program:
 
 
 def values(kernel: Kernel, addresses: Mapping[str, int], numbers: Mapping[str, Number]) -> list[object]:
-    """The arguments in the order and the types of the kernel's signature, of numbers that were checked."""
+    """The arguments in the order and types of the kernel's signature, from checked numbers."""
     return [addresses[p.name] if p.access else TYPES[p.kind](numbers[p.name]) for p in kernel.parameters]

@@ -1,17 +1,17 @@
 """Memory on a GPU and pinned memory on its host, counted as the driver takes it.
 
-Every allocation is one of the driver's own (``cuMemAlloc``, ``cuMemHostAlloc``), so what is given back is given back at
-once. The driver takes memory from a device in pieces of two MiB: a large allocation is counted in whole pieces, small
-ones share them (`lowbit_cuda.port.charge`). Pinned memory is counted in multiples of `ALIGNMENT`.
+Every allocation is one of the driver's (``cuMemAlloc``, ``cuMemHostAlloc``), so freed memory is released at once. The
+driver takes device memory in pieces of two MiB: a large allocation is counted in whole pieces, small ones share pieces
+(`lowbit_cuda.port.charge`). Pinned memory is counted in multiples of `ALIGNMENT`.
 
-A *block* is one allocation. It remembers the streams that were given work with it, because memory must not go back
-while such work may still come: `Heap.free` waits for those streams, and the driver may then wait for the others. So
-memory is given back where the device is idle, not in the middle of a run.
+An `Allocation` records the streams that use it, because memory must not be freed while such work may still run:
+`Heap.free` waits for those streams, and the driver may then wait for the others. So memory should be freed while the
+device is idle, not during a run.
 
-On a device that is lost, memory is only counted off. The driver answers every call with the error that is known
-already, and it takes both kinds of memory back when the process ends.
+On a lost device, memory is only removed from the counts. The driver answers every call with the known error, and it
+releases both kinds of memory when the process ends.
 
-Source: lowbit's own; the calls are those of the CUDA driver API.
+The calls are those of the CUDA driver API.
 """
 
 import ctypes
@@ -40,12 +40,12 @@ from lowbit_cuda.port import (
 )
 
 PINNED = 1 | 2
-"""CU_MEMHOSTALLOC_PORTABLE, pinned for every context of the process, and DEVICEMAP: kernels reach it. Under unified
-addressing, which every device has that the kernels are for, its address is the same on both sides."""
+"""CU_MEMHOSTALLOC_PORTABLE, pinned for every context of the process, and DEVICEMAP, accessible to kernels. With unified
+addressing, which all supported devices have, its address is the same on host and device."""
 
 
 class ExhaustedError(DeviceMemoryError):
-    """The driver has no more memory, although the budget has; nothing has changed."""
+    """The driver has no more memory although the budget allows it; nothing has changed."""
 
     def __init__(self, place: Place, what: str, asked: int, used: int, budget: int, text: str, free: int) -> None:
         super().__init__(what, asked, used, budget)
@@ -59,16 +59,16 @@ class ExhaustedError(DeviceMemoryError):
 
 
 @dataclass(eq=False)
-class Block:
+class Allocation:
     """One allocation.
 
     Attributes:
-        heap: whose it is.
+        heap: the heap that it belongs to.
         place: ``device`` or ``host``.
         pointer: its address, on the device or the host.
-        charged: bytes that it counts for.
-        users: the streams that were given work with it.
-        view: for pinned memory, its bytes.
+        charged: bytes that it counts as.
+        users: the streams that were given work that uses it.
+        view: for pinned memory, its bytes as an array.
     """
 
     heap: "Heap"
@@ -89,7 +89,7 @@ class Heap:
     Attributes:
         budget: bytes of device memory.
         used: bytes of device memory in use.
-        peak: the most that were.
+        peak: the largest value of `used` so far.
         pinned: bytes of pinned memory in use.
     """
 
@@ -100,7 +100,8 @@ class Heap:
         self._lock = RLock()
 
     def allocate(self, nbytes: int, what: str) -> Memory:
-        """Memory on the device; `DeviceMemoryError`, with nothing changed, if the budget or the device has none."""
+        """Memory on the device; a `DeviceMemoryError`, with nothing changed, if the budget or the device is
+        exhausted."""
         from cuda.bindings import driver
 
         check_integer("nbytes", nbytes, 1)
@@ -108,13 +109,13 @@ class Heap:
         with self._lock:
             if charged > self.budget - self.used:
                 raise DeviceMemoryError(what, nbytes, self.used, self.budget)
-            pointer = int(self._asked("device", nbytes, what, driver.cuMemAlloc, charged))
+            pointer = int(self._allocate("device", nbytes, what, driver.cuMemAlloc, charged))
             self.used += charged
             self.peak = max(self.peak, self.used)
-            return self._keep(Memory(what, nbytes, "device", Block(self, "device", pointer, charged)))
+            return self._keep(Memory(what, nbytes, "device", Allocation(self, "device", pointer, charged)))
 
     def pin(self, nbytes: int, what: str) -> Memory:
-        """Pinned memory; `DeviceMemoryError`, with nothing changed, if the host has none."""
+        """Pinned memory; a `DeviceMemoryError`, with nothing changed, if the host is exhausted."""
         from cuda.bindings import driver
 
         check_integer("nbytes", nbytes, 1)
@@ -122,12 +123,12 @@ class Heap:
         if charged >= PIECE and (free := host.available()) is not None and charged > free:
             raise ExhaustedError("host", what, nbytes, self.used, self.budget, f"{free} bytes are available", free)
         with self._lock:
-            pointer = int(self._asked("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
+            pointer = int(self._allocate("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))
             view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer))
             self.pinned += charged
-            return self._keep(Memory(what, nbytes, "host", Block(self, "host", pointer, charged, view=view)))
+            return self._keep(Memory(what, nbytes, "host", Allocation(self, "host", pointer, charged, view=view)))
 
-    def _asked(self, place: Place, nbytes: int, what: str, function: Callable[..., Any], *arguments: int) -> Any:
+    def _allocate(self, place: Place, nbytes: int, what: str, function: Callable[..., Any], *arguments: int) -> Any:
         from cuda.bindings import driver
 
         try:
@@ -143,54 +144,54 @@ class Heap:
         return memory
 
     def free(self, memory: Memory, wait: Callable[[Any], None], *, lost: bool = False) -> None:
-        """Give a block back when the streams that use it have done so; twice is harmless.
+        """Free an allocation after the streams that use it have finished; freeing twice is harmless.
 
         Args:
-            memory: any of this heap's.
+            memory: an allocation of this heap.
             wait: waits for a stream.
-            lost: the device is: then nothing is waited for, and it is only counted off.
+            lost: whether the device is lost; then nothing is waited for, and only the counts change.
 
         Raises:
-            DeviceError: it is another device's.
-            DeviceLostError: the device is, which was not known; it is counted off.
-            DriverError: it was not given back, and is still counted.
+            DeviceError: the memory belongs to another device.
+            DeviceLostError: the device turned out to be lost; the memory is no longer counted.
+            DriverError: the memory was not freed, and is still counted.
         """
         from cuda.bindings import driver
 
         with self._lock:
             if memory.handle is None:
                 return
-            block = self.of(memory)
+            allocation = self.of(memory)
             try:
                 if not lost:
-                    for stream in block.users:
+                    for stream in allocation.users:
                         wait(stream)
-                    function = driver.cuMemFree if block.place == "device" else driver.cuMemFreeHost
-                    self._call(f"giving back the memory for {memory.what}", function, block.pointer)
-            except DeviceLostError:  # there is nothing to give back
-                self._count_off(memory, block)
+                    function = driver.cuMemFree if allocation.place == "device" else driver.cuMemFreeHost
+                    self._call(f"freeing the memory for {memory.what}", function, allocation.pointer)
+            except DeviceLostError:  # there is nothing to free
+                self._uncount(memory, allocation)
                 raise
-            self._count_off(memory, block)
+            self._uncount(memory, allocation)
 
-    def _count_off(self, memory: Memory, block: Block) -> None:
+    def _uncount(self, memory: Memory, allocation: Allocation) -> None:
         del self.held[id(memory)]
-        memory.handle = block.view = None
-        if block.place == "device":
-            self.used -= block.charged
+        memory.handle = allocation.view = None
+        if allocation.place == "device":
+            self.used -= allocation.charged
         else:
-            self.pinned -= block.charged
+            self.pinned -= allocation.charged
 
-    # What lies where.
+    # Addresses and bytes.
 
-    def of(self, memory: Memory) -> Block:
-        """The block behind it; `DeviceError` if it was given back or is another device's."""
-        block = memory.handle
-        if isinstance(block, Block) and block.heap is self and self.held.get(id(memory)) is memory:
-            return block
-        raise DeviceError(f"{'use after free' if block is None else 'memory of another device'}: {memory.what}")
+    def of(self, memory: Memory) -> Allocation:
+        """The allocation behind it; `DeviceError` if it was given back or is another device's."""
+        allocation = memory.handle
+        if isinstance(allocation, Allocation) and allocation.heap is self and self.held.get(id(memory)) is memory:
+            return allocation
+        raise DeviceError(f"{'use after free' if allocation is None else 'memory of another device'}: {memory.what}")
 
     def bytes_of(self, span: Span, nbytes: int) -> U8:
-        """The first bytes of a span of pinned memory, in place."""
+        """The first bytes of a span of pinned memory, without copying them."""
         if not isinstance(span, Span):
             raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
         view = self.of(span.memory).view

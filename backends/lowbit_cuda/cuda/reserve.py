@@ -1,21 +1,21 @@
 r"""The reserve: device memory that allocations must leave to the driver.
 
-A budget counts allocations. Beside them the driver takes memory for what it is asked to run, and where the allocations
-have taken everything, a launch fails in the middle of a run. So a device opens with at most what is free less this:
+A budget counts allocations. The driver needs further memory for the work that it runs; if allocations have taken
+everything, a launch fails in the middle of a run. So a device opens with at most the free memory less this reserve:
 
 - the *code* of the kernels. The cubins of all sources have 11 MB together for ``sm_90``; `CODE` is more than twice
-  that, because each module is placed in pieces of its own.
-- *graphs*. A graph that can be launched keeps the parameters of its nodes on the device. Reports go from 10 to 60 KiB a
-  kernel; `GRAPHS` is 64 KiB for a thousand kernels, which is 64 layers.
+  that, because each module is placed in separate pieces.
+- *graphs*. A graph that can be launched keeps the parameters of its nodes on the device. Reports range from 10 to 60
+  KiB per kernel; `GRAPHS` is 64 KiB for a thousand kernels, which is 64 layers.
 - *local memory* of threads, for as many as can be resident at once:
 
-  .. math:: \text{processors} \cdot \text{threads of a processor} \cdot \text{stack of a thread}.
+  .. math:: \text{processors} \cdot \text{threads per processor} \cdot \text{stack per thread}.
 
-  No kernel of lowbit has a stack frame or spills, so the stack is the one that the context has by default (1 KiB).
+  No kernel of lowbit has a stack frame or spills, so the stack is the context's default (1 KiB).
 - *the rest*: streams, events, and pieces of which small allocations use only a part (`REST`).
 
-Memory that the context itself takes is not free any more when the device asks, and needs no place here. These
-numbers come from the reference and from what others report; they were not measured.
+Memory that the context itself takes is no longer free when the device queries it, so it is not counted here. These
+numbers come from the reference and from published reports; they were not measured.
 
 Source: the limits and attributes of the CUDA driver API.
 """
@@ -35,12 +35,12 @@ REST = 2 * PIECE
 
 @dataclass(frozen=True)
 class Reserve:
-    """What allocations must leave.
+    """The memory that allocations must leave free.
 
     Attributes:
-        processors: of the device, or of the part of it that this process may use.
-        threads: that a processor can hold at once.
-        stack: bytes of a thread.
+        processors: processors of the device, or of the part of it that this process may use.
+        threads: the largest number of resident threads per processor.
+        stack: bytes of stack per thread.
     """
 
     processors: int
@@ -54,7 +54,7 @@ class Reserve:
 
     @property
     def total(self) -> int:
-        """Bytes in all.
+        """The total in bytes.
 
         >>> Reserve(processors=132, threads=2048, stack=1024).total >> 20
         364
@@ -62,10 +62,10 @@ class Reserve:
         return CODE + GRAPHS + REST + self.local
 
     def budget(self, free: int, given: int | None) -> int:
-        """The budget: what was given, or what may be taken of what is free, in whole pieces.
+        """The given budget or, if None, all that is free beyond the reserve, in whole pieces.
 
         Raises:
-            ArgumentError: the device does not have it; the message says how much it has.
+            ArgumentError: the device does not have that much; the message says how much it has.
         """
         most = max(free - self.total, 0) // PIECE * PIECE
         if most and (given is None or given <= most):
@@ -78,7 +78,7 @@ class Reserve:
 
 
 def reserve_of(ordinal: int, call: Any) -> Reserve:
-    """The reserve of a device, whose context is current."""
+    """The reserve of a device; its context must be current."""
     from cuda.bindings import driver
 
     names = driver.CUdevice_attribute

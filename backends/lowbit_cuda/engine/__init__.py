@@ -1,32 +1,6 @@
-"""The offload engine: the paper's section 3 on a port; it knows neither the device nor the model.
+"""The offload engine: section 3 of the paper, on a port. It knows neither the device nor the model.
 
-`placement` decides, `blobs` are what is moved, `traffic` puts copies and kernels in order, `engine` does what was
-decided. `speculation` finds out whether guesses pay, `cost` what the host should compute. `journal` and `recovery` are
-for when something fails. `hooks` lets the suite look at the decisions.
+`placement` decides which expert lies where, `storage` holds the experts' bytes, `transfers` orders copies and kernels,
+and `engine` carries out the decisions. `prefetch_trial` and `token_timer` measure whether prefetching pays, `cost`
+chooses what the host computes, and `recovery` restores the initial placement.
 """
-
-from lowbit_cuda.engine.account import Account, EngineError, EngineLostError
-from lowbit_cuda.engine.blobs import device_bytes, slots_within, stride
-from lowbit_cuda.engine.cost import Choice, Job, Rates, choose, measured
-from lowbit_cuda.engine.engine import Engine
-from lowbit_cuda.engine.placement import Placement
-from lowbit_cuda.engine.speculation import Measurement, Plan, Trial
-
-__all__ = [
-    "Account",
-    "Choice",
-    "Engine",
-    "EngineError",
-    "EngineLostError",
-    "Job",
-    "Measurement",
-    "Placement",
-    "Plan",
-    "Rates",
-    "Trial",
-    "choose",
-    "device_bytes",
-    "measured",
-    "slots_within",
-    "stride",
-]

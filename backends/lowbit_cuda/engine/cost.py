@@ -1,28 +1,26 @@
-r"""Copy or compute: which of the missing experts are run where they lie, on the host.
+r"""Copy or compute: which missing experts the host runs where they lie.
 
-An expert that is not on the device can be brought there, or run by the host's processor, which is slower at computing
-but has nothing to copy. While it computes, the link brings the others: the layer is done when both are, so the time to
-make small is the later of the two ends, the *makespan*. This is the paper's idea of overlap taken one step further; it
-is not in the paper.
+An expert that is not on the device can be copied there, or run by the host's processor, which computes more slowly but
+has nothing to copy. While the host computes, the link copies other experts. The layer is complete when both are, so the
+quantity to minimise is the later of the two ends, the *makespan*. This extends the paper's idea of overlapping copies
+with computation; it is not in the paper.
 
 **The model.** The missing experts :math:`1, 2, \dots` are taken in the order in which the engine copies them. The link
-has :math:`q` seconds of copies ahead of it; then the chosen ones follow, :math:`c_i` seconds each (0 for one that a
-guess has put on its way already). The device is busy for :math:`F_0` seconds with what it has, and runs each expert,
-:math:`d_i` seconds, when it has come and the one before it has run:
+has :math:`q` seconds of copies ahead of it. Then the experts chosen for the device follow, :math:`c_i` seconds each (0
+for one that a guess is already copying). The device is busy for :math:`F_0` seconds with its resident experts. It runs
+each other expert, in :math:`d_i` seconds, after that expert has arrived and the one before it has run:
 
 .. math:: A_i = A_{i-1} + c_i, \qquad F_i = \max(F_{i-1}, A_i) + d_i, \qquad A_0 = q,
 
 over the experts on the device. The host runs the others one after another, :math:`H = \sum h_i`. The makespan is
 :math:`\max(F, H)`.
 
-**Choosing.** Expert by expert, each partial choice is a triple :math:`(A, F, H)`. One that is nowhere smaller than
-another cannot end better and is forgotten; so is one whose :math:`H` alone is more than all experts on the device would
-take. What is left is few, and the best end is the best of all choices.
+**Choosing.** After each expert a partial choice is a triple :math:`(A, F, H)`. A triple that is nowhere smaller than
+another cannot end better and is discarded, and so is one whose :math:`H` alone exceeds the time of running all experts
+on the device. Few triples remain, and the best of them at the end is the best of all choices.
 
-**It is off by default**: the host's kernels add in another order than the device's, so the same expert run on the host
-gives answers that differ in their last bits, and then a text may depend on what the cache held.
-
-Source: lowbit's own.
+**It is off by default.** The host's kernels add in another order than the device's, so an expert run on the host gives
+results that differ in their last bits, and a text may then depend on what was cached.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,20 +29,20 @@ from dataclasses import dataclass
 from lowbit.errors import ArgumentError
 
 Seconds = Callable[[int], float]
-"""How long one expert takes for so many tokens."""
+"""Seconds that one expert takes, as a function of the number of tokens."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a machine can do, measured on it or declared.
+    """The speed of a machine, measured or declared.
 
     Attributes:
-        bandwidth: bytes a second from host to device, with copies waiting in the queue.
-        device: seconds that the device takes for an expert that it has.
-        host: seconds that the host takes for one, and for bringing its answer to the device.
+        bandwidth: bytes per second from host to device while copies are queued.
+        device: seconds that the device takes for a resident expert.
+        host: seconds that the host takes for an expert and for copying its answer to the device.
 
     Raises:
-        ArgumentError: a bandwidth that is not above 0.
+        ArgumentError: the bandwidth is not above 0.
     """
 
     bandwidth: float
@@ -57,17 +55,17 @@ class Rates:
 
 
 def measured(points: Mapping[int, float]) -> Seconds:
-    """Seconds for any number of tokens, from those measured for some: straight lines between them.
+    """Seconds for any number of tokens, interpolated linearly between measured points.
 
-    Below the first point its value holds, because an expert is read whole even for one token; beyond the last point the
-    last line goes on, or the time per token where there is only one point.
+    Below the first point its value holds, because even one token reads the whole expert. Beyond the last point the last
+    line is extended, or, with only one point, the time per token.
 
     >>> seconds = measured({1: 2.0, 4: 3.5})
     >>> seconds(1), seconds(2), seconds(8)
     (2.0, 2.5, 5.5)
 
     Raises:
-        ArgumentError: no points, or times that are not above 0.
+        ArgumentError: there are no points, or a time is not above 0.
     """
     known = sorted(points.items())
     if not known or not all(tokens >= 1 and 0 < seconds < float("inf") for tokens, seconds in known):
@@ -85,11 +83,11 @@ def measured(points: Mapping[int, float]) -> Seconds:
 
 @dataclass(frozen=True)
 class Job:
-    """An expert that a layer needs and that is in no slot.
+    """A needed expert that is in no slot.
 
     Attributes:
-        expert: which.
-        copy: seconds of copying that it costs from now on.
+        expert: its number.
+        copy: seconds that copying it still takes.
         device: seconds on the device.
         host: seconds on the host, or None where it must run on the device.
     """
@@ -102,7 +100,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Choice:
-    """The experts to be run on the host, ascending, and when both sides are done."""
+    """The experts that the host runs, ascending, and the makespan in seconds."""
 
     on_host: tuple[int, ...]
     makespan: float
@@ -132,25 +130,25 @@ class _Partial:
 
 
 EXACT, KEPT = 8, 32
-"""Up to how many experts all partial choices are kept that can matter; and how many of them where there are more
-experts, so that deciding over a prompt takes milliseconds. Then the choice is a good one and may not be the best."""
+"""Up to `EXACT` experts all partial choices that can matter are kept, and the choice is the best one. With more experts
+the `KEPT` best are kept, so that the decision for a prompt takes milliseconds; the choice may then not be the best."""
 
 
 def choose(jobs: Sequence[Job], queued: float = 0.0, busy: float = 0.0) -> Choice:
-    """The choice with the least makespan; of equals one with few experts on the host. Exact up to `EXACT` experts.
+    """The choice with the least makespan; of equals, one with few experts on the host. Exact up to `EXACT` experts.
 
-    The link brings an expert in 4 s, the host runs one in 5: one here, one there takes 5 s and not 8.
+    The link copies an expert in 4 s and the host runs one in 5 s: one on each side takes 5 s instead of 8.
 
     >>> choose([Job(2, copy=4.0, device=0.5, host=5.0), Job(6, copy=4.0, device=0.5, host=5.0)])
     Choice(on_host=(2,), makespan=5.0)
 
     Args:
-        jobs: in the order in which they would be copied, which is by ascending expert.
-        queued: q, seconds of copies that are ahead of the first.
+        jobs: in the order in which they would be copied, by ascending expert.
+        queued: q, seconds of copies ahead of the first job.
         busy: F_0, seconds for which the device is busy.
 
     Raises:
-        ArgumentError: a time below 0 or not finite.
+        ArgumentError: a time is below 0 or not finite.
     """
     for job in jobs:
         if not all(0 <= seconds < float("inf") for seconds in (job.copy, job.device, job.host or 0.0)):
@@ -175,7 +173,7 @@ def _rank(partial: _Partial) -> tuple[float, int, tuple[int, ...]]:
 
 
 def _worthwhile(partials: Sequence[_Partial], most: int) -> list[_Partial]:
-    """Without those that another beats, and not more than the `most` best."""
+    """Those that no other beats, at most the `most` best of them."""
     kept: list[_Partial] = []
     for partial in sorted(partials, key=lambda p: (p.arrived, p.finished, p.host, len(p.on_host), p.on_host)):
         if not any(other.beats(partial) for other in kept):

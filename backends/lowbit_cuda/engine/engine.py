@@ -1,36 +1,36 @@
-"""The engine: experts that do not fit, brought to a device and run there.
+"""The engine: experts that do not fit into device memory are copied there and run.
 
-The paper's section 3, step by step. For every layer the model asks the engine to run the experts that its gate has
-chosen (`Engine.run`). The *placement* decides what that brings about, as a list of events (§3.1, §3.2); the engine does
-what each event says, in this order, and moves nothing else:
+This is section 3 of the paper. For every layer the model asks the engine to run the experts that its gate has chosen
+(`Engine.run`). The *placement* turns the request into a list of events (§3.1, §3.2), and the engine carries them out in
+order:
 
 ======== ==============================================================================================
-hit      the expert's kernels are given to the compute stream
-load     its copy from the host is given to the copy stream, into a block that is free
-evict    its slot loses its block; under swap a copy back to the host is given to a stream of its own
-promote  the buffer's block becomes the slot's, and the expert's kernels wait in the compute stream for the copy
-stage    the copy of a guess is given to the copy stream, behind those of this layer
-drop     a guess's block is free again
+hit      launch the expert's kernels in the compute stream
+load     issue its copy from the host, in the copy stream, into free device storage
+evict    take the storage from its slot; in swap mode issue its copy back to the host, in a third stream
+promote  give the staging buffer's storage to the slot; launch the expert's kernels, which wait for the copy
+stage    issue the copy of a guessed expert, behind the copies of this layer
+drop     mark the storage of a guessed expert as free
 ======== ==============================================================================================
 
-So the experts that are there run while the first copy is on its way, each newcomer runs while the next one comes, and
-guesses are copied while the layer computes and the next layer's attention after it (§3.2). A promotion moves no bytes.
-A prompt that needs more experts than there are slots streams through the blocks in the same way: each is copied once.
+So resident experts run while the first copy is in progress, each newcomer runs while the next one is copied, and
+guessed experts are copied while the layer computes and during the next layer's attention (§3.2). A promotion moves no
+bytes. A prompt that needs more experts than there are slots streams through the storage in the same way: each expert is
+copied once.
 
-**The host never waits here**, with three exceptions: to fill (`fill`), to begin again (`reset`), and for an expert that
-it is to compute itself while that is still being copied back.
+**The host never waits here**, with three exceptions: in `fill`, in `reset`, and for an expert that the host is to
+compute while it is still being copied back.
 
-**When something fails**, `run` raises an `EngineError` that says what was being done, or lets through what came from
-elsewhere, an interrupt for example. The engine then knows that its decisions and the device may have parted. It holds
-what it held, leaks nothing, and begins again with the next `run`, which must be for layer 0, or with `reset`: it waits
-for the device, forgets what is cached, under swap brings every expert back to where it began
-(`lowbit_cuda.engine.journal`, `lowbit_cuda.engine.recovery`), and the trace and `requests` begin anew. An error that
-the device tells elsewhere, when the caller waits for its own work for example, may be of the engine's copies: then
-`reset` is the caller's to call.
+**Errors.** `run` raises an `EngineError` that says what was being done, and lets every other exception through, for
+example a `KeyboardInterrupt`. The placement and the device may then disagree. Nothing leaks, and the engine starts
+again with the next `run`, which must be for layer 0, or with `reset`: it waits for the device, forgets what is cached,
+in swap mode returns every expert to its initial place (`lowbit_cuda.engine.recovery`), and starts a new trace with
+empty `requests`. If the device reports an error elsewhere, for example while the caller waits for its own work, the
+error may concern the engine's copies; the caller must then call `reset`.
 
-**When the device is lost**, as a GPU is whose work has failed, nothing can begin again. The call that learns of it
-raises an `EngineLostError`, and so does every later one, at once, with the first error in its text. `close` still gives
-back what it can.
+**A lost device.** A GPU whose work has failed is lost to the process, and nothing can start again. The call that learns
+of it raises an `EngineLostError`, and so does every later call, immediately, with the first error in its text. `close`
+still releases what it can. In swap mode the same error follows when the only copy of an expert was destroyed.
 
 Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 """
@@ -44,108 +44,105 @@ from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement, Event, Request, Trace, check_request
 from lowbit_cuda.engine.account import Account, EngineError, EngineLostError
-from lowbit_cuda.engine.blobs import Blocks, Home, HostMemory
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.filling import Filling
-from lowbit_cuda.engine.journal import Journal
 from lowbit_cuda.engine.on_host import ComputeOnHost, OnHost
-from lowbit_cuda.engine.pace import Pace
 from lowbit_cuda.engine.placement import Placement
+from lowbit_cuda.engine.prefetch_trial import TrialSchedule
 from lowbit_cuda.engine.recovery import Inventory, Recovery, inventories, missing
-from lowbit_cuda.engine.speculation import Plan
-from lowbit_cuda.engine.traffic import Traffic, Work
+from lowbit_cuda.engine.storage import DeviceStorage, ExpertStorage, HostStorage
+from lowbit_cuda.engine.token_timer import TokenTimer
+from lowbit_cuda.engine.transfers import Transfers, Work
 from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Stream
 
 Prefetch = Literal["auto", "on", "off"]
 
 
 class Engine:
-    """Experts of one model on one device.
+    """The experts of one model on one device.
 
     Attributes:
-        arrangement: what is placed where.
-        blob_bytes: of one expert.
-        requests: what was asked for since the beginning or the last `reset`, with guesses where they were used:
-            `lowbit.moe.offload.trace` of these is the trace of all `run` since then.
-        account: what was done, counted.
+        arrangement: layers, experts, slots, staging buffers and memory mode.
+        expert_bytes: bytes of one expert.
+        requests: the requests since the start or the last `reset`, with guesses where they were used;
+            `lowbit.moe.offload.trace` of these is the trace of all calls of `run` since then.
+        account: counts of what was done.
     """
 
     def __init__(
         self,
         port: DevicePort,
         arrangement: Arrangement,
-        blob_bytes: int,
+        expert_bytes: int,
         stream: Stream,
         *,
         prefetch: Prefetch = "auto",
-        plan: Plan | None = None,
+        trial_schedule: TrialSchedule | None = None,
         rates: Rates | None = None,
         on_note: Callable[[str], None] | None = None,
         record: bool = True,
     ) -> None:
-        """Allocates blocks and pins the host's places; afterwards each expert is filled once (`fill`).
+        """Allocate device storage and pin the host's places; afterwards each expert is filled once (`fill`).
 
         Args:
             port: the device.
-            arrangement: layers, experts, slots, buffers, and where experts lie.
-            blob_bytes: of one expert, at least 1.
-            stream: what kernels run on.
-            prefetch: ``on`` and ``off`` use guesses always or never; ``auto`` finds out whether they pay.
-            plan: how ``auto`` measures.
-            rates: of this machine; with them, missing experts may be computed by the host in a `run` that offers it.
-                The host's rounding differs from the device's, so this is off by default.
-            on_note: is called with each sentence for the user.
+            arrangement: layers, experts, slots, staging buffers and memory mode.
+            expert_bytes: bytes of one expert, at least 1.
+            stream: the stream in which kernels run.
+            prefetch: ``on`` always uses guesses, ``off`` never; ``auto`` measures whether they pay.
+            trial_schedule: how ``auto`` measures.
+            rates: the speed of this machine; with it, the host may compute missing experts in a `run` that offers to.
+                The host rounds differently from the device, so this is off by default.
+            on_note: called with each sentence for the user.
             record: False keeps no `requests`, which otherwise grow by a few hundred bytes with each layer of a token.
 
         Raises:
-            ArgumentError: a number out of range, or a wrong choice.
-            DeviceMemoryError: the budget has no room for the blocks, or the host none for the places; nothing is kept.
+            ArgumentError: a number is out of range, or a choice is unknown.
+            DeviceMemoryError: the budget cannot hold the experts, or the host cannot pin its places; nothing is kept.
         """
-        check_integer("blob_bytes", blob_bytes, least=1)
+        check_integer("expert_bytes", expert_bytes, least=1)
         check_choice("prefetch", prefetch, ("auto", "on", "off"))
-        self.arrangement, self.blob_bytes = arrangement, blob_bytes
+        self.arrangement, self.expert_bytes = arrangement, expert_bytes
         self.requests, self.account = list[Request](), Account()
         self._port, self._record = port, record
-        journal = Journal() if arrangement.memory == "swap" else None
-        self._traffic = Traffic(port, stream, journal)
-        self._pace = Pace(port, stream, prefetch, plan, self.account, on_note)
-        self._blocks = Blocks(port, arrangement, blob_bytes)
+        self._transfers = Transfers(port, stream)
+        self._timer = TokenTimer(port, stream, prefetch, trial_schedule, self.account, on_note)
+        self._device_storage = DeviceStorage(port, arrangement, expert_bytes)
         try:
-            self._host = HostMemory(port, arrangement, blob_bytes)
+            self._host = HostStorage(port, arrangement, expert_bytes)
         except BaseException:
-            self._blocks.close()
+            self._device_storage.close()
             raise
-        self._journal = journal
-        self._recovery = Recovery(self._traffic, self._blocks.all) if journal else None
-        self._filling = Filling(port, arrangement, self._host, self._blocks, self._traffic)
-        self._on_host = OnHost(port, rates, blob_bytes)
+        self._recovery = Recovery(self._transfers, self._device_storage.all)
+        self._filling = Filling(port, arrangement, self._host, self._device_storage, self._transfers)
+        self._on_host = OnHost(port, rates, expert_bytes)
         self._lost: EngineLostError | None = None
-        self._whole = False  # whether the placement is where the device is
-        self._doing: tuple[str, int | None, int | None] = ("beginning", None, None)
+        self._consistent = False  # whether the placement describes the device
+        self._operation: tuple[str, int | None, int | None] = ("starting", None, None)
         self._placement, self._layer = Placement(arrangement), -1
-        self._in_slot: list[dict[int, Home]] = []
-        self._in_buffer: dict[int, Home] = {}
-        self._places: list[list[Home]] = []
+        self._in_slot: list[dict[int, ExpertStorage]] = []
+        self._in_buffer: dict[int, ExpertStorage] = {}
+        self._places: list[list[ExpertStorage]] = []
 
-    # What a model asks.
+    # What a model calls.
 
     def fill(self, layer: int, expert: int, data: Array) -> None:
-        """Give the engine an expert, once; all of them before the first `run`, in any order.
+        """Store an expert's bytes; each expert once and all before the first `run`, in any order.
 
-        Under swap those that begin on the device are copied there through pinned memory, which is given back when the
-        last of them is there.
+        In swap mode the experts that start on the device are copied there through a pinned staging buffer, which is
+        released after the last of them.
 
         Args:
             layer: from 0.
             expert: from 0.
-            data: C-contiguous, of `blob_bytes` bytes, any dtype.
+            data: C-contiguous, of `expert_bytes` bytes, any dtype.
 
         Raises:
-            ArgumentError: an expert that there is not or that is there already; a wrong size.
-            EngineError: the device failed; the expert is not there and can be filled again.
+            ArgumentError: the expert does not exist or was filled already, or `data` has a wrong size.
+            EngineError: the device failed; the expert was not stored and can be filled again.
         """
         with self._explained():
-            self._doing = "filling", layer, expert
+            self._operation = "filling", layer, expert
             self._filling.fill(layer, expert, data)
 
     def run(
@@ -160,78 +157,79 @@ class Engine:
     ) -> Trace:
         """Run the experts that a layer needs, and copy those that the next layer will probably need.
 
-        It returns when everything has been asked for, not when it has been done.
+        It returns when all work has been issued, not when it has been done.
 
         Args:
-            layer: from 0, one after the other; 0 begins a new pass at any time.
+            layer: layers are run in order from 0; layer 0 starts a new pass at any time.
             needed: the experts, distinct.
-            guesses: experts of the next layer, likeliest first; ignored while prefetching is switched off.
-            work: is called with the number of each needed expert, its blob on the device and the stream, and gives
-                the stream the kernels that read the blob. The order is that of the trace.
-            tokens: for how many tokens each needed expert runs, where it is not one.
-            compute_on_host: is called with the number of an expert and its blob on the host, uint8 and read only, and
-                computes it there; only with `rates`, and after everything else was asked for.
+            guesses: experts of the next layer, likeliest first; ignored while prefetching is off.
+            work: called with the number of each needed expert, its buffer on the device and the stream; launches the
+                kernels that read the buffer. It is called in the order of the trace.
+            tokens: the number of tokens of each needed expert, where it is not 1.
+            compute_on_host: called with the number of an expert and its buffer on the host, uint8 and read only;
+                computes the expert there. Called only if the engine has `rates`, and after all other work was issued.
 
         Returns:
-            The events: those that `lowbit.moe.offload` gives for `requests`.
+            The events, equal to those of `lowbit.moe.offload` for `requests`.
 
         Raises:
-            ArgumentError: a wrong request, or an expert that was not filled; nothing has changed.
-            EngineError: the device failed. See the top of this file for what then holds.
+            ArgumentError: the request is invalid, or an expert was not filled; nothing has changed.
+            EngineError: the device failed; the top of this file says what holds then.
         """
         with self._explained():
-            if not self._whole:
+            if not self._consistent:
                 self.reset()
             needed, offered = tuple(needed), tuple(guesses)
             tokens = {} if tokens is None else tokens
             request = Request(layer, needed, offered)
             check_request(request, self.arrangement, self._layer)
-            self._whole = False
-            self._doing = "beginning a pass", None, None
+            self._consistent = False
+            self._operation = "starting a pass", None, None
             if layer == 0:
-                self._pace.begin()
+                self._timer.begin()
             computed = self._choose(layer, needed, tokens) if compute_on_host else ()
-            used = self._pace.guesses(offered, max(tokens.values(), default=1))
+            used = self._timer.guesses(offered, max(tokens.values(), default=1))
             if computed or used is not offered:
                 request = Request(layer, tuple(expert for expert in needed if expert not in computed), used)
             events = self._carry_out(request, work)
             if layer == self.arrangement.layers - 1:
-                self._pace.end()
+                self._timer.end()
             if compute_on_host:
                 self._compute_on_host(layer, computed, compute_on_host)
             self._layer = layer
             if self._record:
                 self.requests.append(request)
-            self.account.add(events, self.blob_bytes, len(computed))
-            self._whole = True
+            self.account.add(events, self.expert_bytes, len(computed))
+            self._consistent = True
             return events
 
     def reset(self) -> None:
-        """Begin again: nothing is cached, under swap every expert is where it was at first, and the trace is empty.
+        """Return to the initial state: an empty cache and an empty trace, and in swap mode the initial placement.
 
-        Waits for the device. May be called at any time, and again where it failed.
+        Waits for the device. It can be called at any time, and again after it failed.
 
         Raises:
             ArgumentError: an expert was not filled.
+            EngineLostError: in swap mode, the only copy of an expert was destroyed; the model must be loaded again.
             EngineError: the device failed.
         """
         with self._explained():
-            self._whole = False
-            self._doing = "waiting for the device", None, None
+            self._consistent = False
+            self._operation = "waiting for the device", None, None
             self._finish()
-            found = inventories(self._host.places, self._blocks.all)
+            found = inventories(self._host.places, self._device_storage.all)
             self._check_complete(found)
-            self._doing = "bringing experts back", None, None
-            if self._recovery:
+            self._operation = "returning experts to their places", None, None
+            if self.arrangement.memory == "swap":
                 self._recovery.run(found, self.arrangement.slots)
             self._begin(found)
-            self._whole = True
+            self._consistent = True
 
     def close(self) -> None:
-        """Give all memory back; what the device fails to take stops nothing else. Closing twice is harmless."""
-        self._whole = False
+        """Release all memory; a failure to free one part does not stop the others. Closing twice is harmless."""
+        self._consistent = False
         with ExitStack() as rest:
-            for step in (self._blocks.close, self._host.close, self._filling.close):
+            for step in (self._device_storage.close, self._host.close, self._filling.close):
                 rest.callback(step)
 
     def __enter__(self) -> Self:
@@ -240,18 +238,15 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What an event says, done.
+    # Carrying out events.
 
     def _carry_out(self, request: Request, work: Work) -> Trace:
-        if self._journal:
-            self._doing = "looking at copies", None, None
-            self._journal.settle(self._port)
         events = self._placement.step(request)
         for event in events:
             if event.kind == "hit":
                 self._compute(event, work)
             elif event.kind in ("load", "stage"):
-                self._bring(event)
+                self._fetch(event)
             elif event.kind == "evict":
                 self._evict(event)
             elif event.kind == "promote":
@@ -262,23 +257,23 @@ class Engine:
         return events
 
     def _compute(self, event: Event, work: Work) -> None:
-        self._doing = "running", event.layer, event.expert
-        self._traffic.compute_with(event.expert, self._block(event), work)
+        self._operation = "running", event.layer, event.expert
+        self._transfers.compute_with(event.expert, self._storage(event), work)
 
-    def _bring(self, event: Event) -> None:
-        self._doing = "loading" if event.kind == "load" else "prefetching", event.layer, event.expert
+    def _fetch(self, event: Event) -> None:
+        self._operation = "loading" if event.kind == "load" else "prefetching", event.layer, event.expert
         assert event.buffer is not None and event.host is not None
-        block = self._in_buffer[event.buffer] = self._blocks.take()
-        arrived = self._traffic.copy((event.layer, event.expert), block, self._places[event.layer][event.host])
+        storage = self._in_buffer[event.buffer] = self._device_storage.take()
+        arrived = self._transfers.copy((event.layer, event.expert), storage, self._places[event.layer][event.host])
         self._on_host.expect(arrived)
 
     def _evict(self, event: Event) -> None:
-        """The victim has run. Who takes its block next waits for its kernels and, under swap, for its copy back."""
-        block = self._block(event)
+        """The next copy into the storage waits for the victim's kernels and, in swap mode, for its copy back."""
+        storage = self._storage(event)
         if event.host is not None:
-            self._doing = "taking back", event.layer, event.expert
-            self._traffic.copy((event.layer, event.expert), self._places[event.layer][event.host], block)
-        self._blocks.give(block)
+            self._operation = "copying back", event.layer, event.expert
+            self._transfers.copy((event.layer, event.expert), self._places[event.layer][event.host], storage)
+        self._device_storage.give(storage)
 
     def _promote(self, event: Event) -> None:
         assert event.slot is not None and event.buffer is not None
@@ -286,46 +281,44 @@ class Engine:
 
     def _drop(self, event: Event) -> None:
         assert event.buffer is not None
-        self._blocks.give(self._in_buffer.pop(event.buffer))
+        self._device_storage.give(self._in_buffer.pop(event.buffer))
 
-    def _block(self, event: Event) -> Home:
+    def _storage(self, event: Event) -> ExpertStorage:
         assert event.slot is not None
         return self._in_slot[event.layer][event.slot]
 
     # Experts that the host computes.
 
     def _choose(self, layer: int, needed: tuple[int, ...], tokens: Mapping[int, int]) -> tuple[int, ...]:
-        self._doing = "choosing what the host computes", None, None
-        where = {expert: self._placement.whereabouts(layer, expert) for expert in sorted(needed)}
-        return self._on_host.choose(where, tokens)
+        self._operation = "choosing what the host computes", None, None
+        locations = {expert: self._placement.location(layer, expert) for expert in sorted(needed)}
+        return self._on_host.choose(locations, tokens)
 
     def _compute_on_host(self, layer: int, experts: tuple[int, ...], function: ComputeOnHost) -> None:
         for expert in experts:
-            self._doing = "computing on the host", layer, expert
+            self._operation = "computing on the host", layer, expert
             place = self._placement.host(layer, expert)
             assert place is not None
             self._on_host.compute(layer, expert, self._places[layer][place], function)
 
-    # Beginning.
+    # Starting again.
 
     def _finish(self) -> None:
-        """Wait until nothing is on its way, and learn where it ended."""
+        """Wait until the device has finished, and record what each storage contains."""
         try:
             self._port.finish()
         except DeviceLostError:
             raise
-        except DeviceError:  # perhaps only the news of what has failed before
+        except DeviceError:  # the error may be a late report of an earlier failure
             self._port.finish()
-        if self._journal:
-            self._journal.resolve(self._port)
-        for home in self._homes():
-            home.settle()
+        for storage in self._all_storage():
+            storage.settle(self._port)
 
     def _check_complete(self, found: Sequence[Inventory]) -> None:
         for layer, expert in missing(found, self.arrangement.experts):
             if self._filling.complete:
-                self._doing = "looking for", layer, expert
-                raise DeviceError("its bytes are lost; a new engine must be filled")
+                self._operation = "restoring", layer, expert
+                raise DeviceLostError("a copy that failed destroyed its only copy; load the model again")
             raise ArgumentError("experts", f"without expert {expert} of layer {layer}", "each filled before a run")
 
     def _begin(self, found: Sequence[Inventory]) -> None:
@@ -334,28 +327,28 @@ class Engine:
         self._in_buffer, self._in_slot = {}, [{} for _ in range(self.arrangement.layers)]
         self._places = [list(places) for places in self._host.places]
         if self.arrangement.memory == "swap":
-            for layer, counted in enumerate(found):
-                self._in_slot[layer] = counted.on_device
-                self._places[layer] = [counted.on_host[expert] for expert in sorted(counted.on_host)]
-        self._blocks.free_all_but(block for slots in self._in_slot for block in slots.values())
+            for layer, inventory in enumerate(found):
+                self._in_slot[layer] = inventory.on_device
+                self._places[layer] = [inventory.on_host[expert] for expert in sorted(inventory.on_host)]
+        self._device_storage.free_all_but(storage for slots in self._in_slot for storage in slots.values())
         self._on_host.forget()
 
-    def _homes(self) -> Iterator[Home]:
-        yield from self._blocks.all
+    def _all_storage(self) -> Iterator[ExpertStorage]:
+        yield from self._device_storage.all
         for places in self._host.places:
             yield from places
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """What the device says, with what was being done; on a device that is lost, nothing is begun."""
+        """Add to errors of the device what was being done; refuse every operation on a lost device."""
         if self._lost is not None:
-            raise EngineLostError("using the engine", None, None, f"it is lost with its device: {self._lost}")
+            raise EngineLostError("using the engine", None, None, f"it is lost: {self._lost}")
         try:
             yield
         except EngineError:
             raise
         except DeviceLostError as error:
-            self._lost = EngineLostError(*self._doing, error)
+            self._lost = EngineLostError(*self._operation, error)
             raise self._lost from error
         except DeviceError as error:
-            raise EngineError(*self._doing, error) from error
+            raise EngineError(*self._operation, error) from error

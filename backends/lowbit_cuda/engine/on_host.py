@@ -1,10 +1,8 @@
-"""On the host: experts that are computed where they lie, instead of being copied.
+"""Experts that the host computes where they lie, instead of copying them to the device.
 
-The choice is that of `lowbit_cuda.engine.cost`; here is what it must know. How many copies the link has before it is
-counted by their events. An expert that is in a slot or a buffer is never computed here, and one that under swap is
-still on its way back to the host is waited for first.
-
-Source: lowbit's own.
+`lowbit_cuda.engine.cost` chooses them. This module supplies what that choice needs: it counts the copies in progress by
+their events. An expert in a slot or a staging buffer is never computed here. In swap mode an expert may still be on its
+way back to the host; the host waits for it first.
 """
 
 from collections import deque
@@ -12,38 +10,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lowbit.arrays import U8
-from lowbit_cuda.engine.blobs import Home
 from lowbit_cuda.engine.cost import Job, Rates, choose
+from lowbit_cuda.engine.storage import ExpertStorage
 from lowbit_cuda.port import DevicePort, Event
 
 ComputeOnHost = Callable[[int, U8], Any]
-"""Computes one expert on the host, from its number and its blob, and keeps the answer for the caller."""
+"""Computes one expert on the host from its number and its buffer, and stores the answer for the caller."""
 
 
 class OnHost:
-    """Chooses what the host computes, and lets it."""
+    """Chooses the experts that the host computes, and runs them."""
 
-    def __init__(self, port: DevicePort, rates: Rates | None, blob_bytes: int) -> None:
-        self._port, self._rates, self._blob_bytes = port, rates, blob_bytes
-        self._coming: deque[Event] = deque()
+    def __init__(self, port: DevicePort, rates: Rates | None, expert_bytes: int) -> None:
+        self._port, self._rates, self._blob_bytes = port, rates, expert_bytes
+        self._pending: deque[Event] = deque()
 
     def expect(self, arrived: Event) -> None:
-        """A copy to the device was asked for."""
+        """Count a copy to the device that was issued."""
         if self._rates is not None:
-            self._on_the_way()  # or copies would pile up here where the host is never asked to compute
-            self._coming.append(arrived)
+            self._in_progress()  # keeps the queue short where the host never computes
+            self._pending.append(arrived)
 
     def forget(self) -> None:
-        """No copy is on its way."""
-        self._coming.clear()
+        """Forget all copies: none is in progress."""
+        self._pending.clear()
 
-    def choose(self, where: Mapping[int, str], tokens: Mapping[int, int]) -> tuple[int, ...]:
-        """The experts that the host computes; `where` says where each needed one lies, ascending."""
+    def choose(self, locations: Mapping[int, str], tokens: Mapping[int, int]) -> tuple[int, ...]:
+        """The experts that the host computes, given the location of each needed one, by ascending number."""
         if self._rates is None:
             return ()
         copy = self._blob_bytes / self._rates.bandwidth
         jobs, busy = [], 0.0
-        for expert, place in where.items():
+        for expert, place in locations.items():
             count = tokens.get(expert, 1)
             device = self._rates.device(count)
             if place == "slot":
@@ -54,16 +52,16 @@ class OnHost:
                 jobs.append(Job(expert, copy, device, self._rates.host(count)))
         if not any(job.host is not None for job in jobs):
             return ()
-        return choose(jobs, queued=self._on_the_way() * copy, busy=busy).on_host
+        return choose(jobs, queued=self._in_progress() * copy, busy=busy).on_host
 
-    def _on_the_way(self) -> int:
-        """How many copies the link has before it, the one that it is doing counted whole."""
-        while self._coming and self._port.reached(self._coming[0]):
-            self._coming.popleft()
-        return len(self._coming)
+    def _in_progress(self) -> int:
+        """The number of copies that the link has not completed, the one in progress counted as a whole."""
+        while self._pending and self._port.reached(self._pending[0]):
+            self._pending.popleft()
+        return len(self._pending)
 
-    def compute(self, layer: int, expert: int, place: Home, function: ComputeOnHost) -> None:
-        """Let the host compute an expert, once its bytes are there: under swap they may still be on their way back."""
+    def compute(self, layer: int, expert: int, place: ExpertStorage, function: ComputeOnHost) -> None:
+        """Compute an expert on the host, after its bytes have arrived there."""
         if place.written is not None:
             self._port.synchronize(place.written)
         self._port.on_host(f"expert {expert} of layer {layer}", [place.span], lambda array: function(expert, array))

@@ -1,22 +1,22 @@
-"""Placement: which expert lies in which slot and which buffer, and what gives way to what.
+"""Placement: which expert is in which slot and which staging buffer, and which one is evicted.
 
-The decisions of the paper's section 3, without a byte being moved: a request goes in, and what is to be done comes out
-as a list of events, in the order in which it is to be done. The engine carries them out.
+These are the decisions of the paper's section 3 without the copies: a request goes in, and a list of events comes out,
+in the order in which they are to be carried out. The engine carries them out.
 
-**Expert locality and LRU caching** (§3.1). Each layer has slots of its own (`LayerCache`) and keeps in them the experts
-that ran last.
+**Expert locality and LRU caching** (§3.1). Each layer has its own slots (`LayerCache`) and keeps in them the experts
+that ran most recently.
 
 **Speculative expert loading** (§3.2). Guesses for the next layer are copied as soon as this layer's experts are loaded.
-They wait in buffers (`Buffers`) and replace nothing; one that turns out to be needed replaces the expert of its layer
-that ran longest ago, and one that does not is dropped.
+They wait in staging buffers (`Buffers`) and replace nothing. A guess that turns out to be needed replaces the expert of
+its layer that ran longest ago; a wrong guess is dropped.
 
-**Buffers** (§3.3) are shared by all layers, and every copy lands in one.
+**Staging buffers** (§3.3) are shared by all layers, and every copy goes into one.
 
 **Host and device memory** (§3.3). Where the host cannot hold every expert (*swap*), the expert that leaves a slot takes
 the place on the host that the newcomer left.
 
-What a layer may and may not do in which order, where the paper is silent, is ruled in the chapter `lowbit.moe.offload`,
-errata M1 to M5. This file is a second answer to the same rules and is held to the first one event by event.
+Where the paper is silent, the chapter `lowbit.moe.offload` (errata M1 to M5) rules on the order of events. This file is
+a second implementation of the same rules, and it is compared with that chapter event by event.
 
 Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 """
@@ -30,17 +30,17 @@ from typing import TypeVar
 from lowbit.moe.offload import Arrangement, Event, Kind, Request, Trace
 
 Fields = tuple[Kind, int, int, int | None, int | None, int | None, str]
-"""Of an event, all but its step: kind, layer, expert, slot, buffer, host, cause."""
+"""An event without its step: kind, layer, expert, slot, buffer, host, cause."""
 
 T = TypeVar("T")
 Deciding = Generator[Fields, None, T]
 
 
 class LayerCache:
-    """The slots of one layer: at most k experts, of which the one that ran longest ago is the first to go."""
+    """The slots of one layer: at most k experts; the one that ran longest ago is evicted first."""
 
     def __init__(self, slots: int, residents: Sequence[int] = ()) -> None:
-        """With `residents` in the first slots, the first of them unused for longest."""
+        """Start with `residents` in the first slots, the least recently used first."""
         self._slot_of = OrderedDict((expert, slot) for slot, expert in enumerate(residents))
         self._free = list(range(len(residents), slots))
 
@@ -48,12 +48,12 @@ class LayerCache:
         return expert in self._slot_of
 
     def run(self, expert: int) -> int:
-        """The expert runs now; answers with its slot."""
+        """Mark the expert as used now; returns its slot."""
         self._slot_of.move_to_end(expert)
         return self._slot_of[expert]
 
     def admit(self, expert: int) -> tuple[int, int | None]:
-        """Give the expert a slot, and let it run; answers with the slot, and who left it."""
+        """Give the expert a slot and mark it as used; returns the slot and the expert that left it, if any."""
         victim = None
         if self._free:
             slot = self._free.pop(0)
@@ -65,7 +65,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class Waiting:
-    """An expert in a buffer; `cause` says whether it was missed or guessed."""
+    """An expert in a staging buffer; `cause` says whether it was missed or guessed."""
 
     layer: int
     expert: int
@@ -74,7 +74,7 @@ class Waiting:
 
 
 class Buffers:
-    """The staging buffers of all layers, and what waits in them, the oldest first."""
+    """The staging buffers of all layers and the experts in them, the oldest first."""
 
     def __init__(self, count: int) -> None:
         self._free = list(range(count))
@@ -85,11 +85,11 @@ class Buffers:
 
     @property
     def full(self) -> bool:
-        """Whether nothing can be copied before something leaves."""
+        """Whether no buffer is free."""
         return not self._free
 
     def find(self, layer: int, expert: int) -> Waiting | None:
-        """Where an expert waits, if it does."""
+        """The entry of an expert, or None."""
         return self._waiting.get((layer, expert))
 
     def fill(self, layer: int, expert: int, cause: str) -> Waiting:
@@ -99,41 +99,41 @@ class Buffers:
         return waiting
 
     def release(self, waiting: Waiting) -> None:
-        """The expert leaves its buffer."""
+        """Free the expert's buffer."""
         del self._waiting[waiting.layer, waiting.expert]
         heapq.heappush(self._free, waiting.buffer)
 
 
 class Placement:
-    """Slots, buffers and host places of one arrangement.
+    """Slots, staging buffers and host places of one arrangement.
 
     Attributes:
-        arrangement: what is placed.
-        steps: how many requests were answered.
+        arrangement: the sizes and the memory mode.
+        steps: number of requests answered.
     """
 
     def __init__(self, arrangement: Arrangement) -> None:
-        """As at the beginning: under mirror nothing is cached; under swap slot s holds expert s."""
+        """The initial placement: in mirror mode nothing is cached; in swap mode slot s holds expert s."""
         experts, k = range(arrangement.experts), arrangement.slots
         self.arrangement, self.steps = arrangement, 0
         self._swap = arrangement.memory == "swap"
-        first = k if self._swap else 0  # the first expert that lies on the host
+        first = k if self._swap else 0  # the first expert on the host
         self._caches = [LayerCache(k, experts[:first]) for _ in range(arrangement.layers)]
         self._buffers = Buffers(arrangement.buffers)
         self._host = [{expert: expert - first for expert in experts[first:]} for _ in range(arrangement.layers)]
 
-    def whereabouts(self, layer: int, expert: int) -> str:
-        """``slot``, ``buffer`` or ``host``: what asking for the expert now would find."""
+    def location(self, layer: int, expert: int) -> str:
+        """Where the expert is now: ``slot``, ``buffer`` or ``host``."""
         if expert in self._caches[layer]:
             return "slot"
         return "buffer" if self._buffers.find(layer, expert) else "host"
 
     def host(self, layer: int, expert: int) -> int | None:
-        """The place on the host where an expert lies, or None."""
+        """The expert's place on the host, or None."""
         return self._host[layer].get(expert)
 
     def step(self, request: Request) -> Trace:
-        """What one request brings about; the request is one that `lowbit.moe.offload.check_request` passes."""
+        """The events of one request, which `lowbit.moe.offload.check_request` must accept."""
         number, self.steps = self.steps, self.steps + 1
         return tuple(Event(number, *what) for what in self._decide(request))
 
@@ -153,12 +153,12 @@ class Placement:
                 newcomer = yield from self._copy("load", layer, missing[0], "miss")
             yield from self._promote(newcomer)
             missing.remove(newcomer.expert)
-        old = list(self._buffers)  # what is left in buffers now was guessed for this layer
+        old = list(self._buffers)  # what is still in buffers was guessed for this layer
         yield from self._stage(layer + 1, request.guesses)
         yield from self._drop(old, "unused")
 
     def _make_room(self, missing: Sequence[int]) -> Deciding[Waiting | None]:
-        """All buffers hold guesses for this layer: drop the oldest wrong one. If all are right, the oldest is next."""
+        """All buffers hold guesses for this layer: drop the oldest wrong one. If all are right, return the oldest."""
         wrong = [waiting for waiting in self._buffers if waiting.expert not in missing]
         yield from self._drop(wrong[:1], "buffer")
         return None if wrong else next(iter(self._buffers))
@@ -181,7 +181,7 @@ class Placement:
 
     def _stage(self, layer: int, guesses: Sequence[int]) -> Deciding[None]:
         for expert in guesses:
-            if not self._buffers.full and self.whereabouts(layer, expert) == "host":
+            if not self._buffers.full and self.location(layer, expert) == "host":
                 yield from self._copy("stage", layer, expert, "guess")
 
     def _drop(self, unused: Sequence[Waiting], cause: str) -> Deciding[None]:

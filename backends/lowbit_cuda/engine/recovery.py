@@ -1,93 +1,99 @@
-"""Recovery: how the engine comes back to where it began, from wherever it is.
+"""Recovery: return every expert to its initial place, wherever it is now.
 
-A trace is told from the beginning, so an engine that starts anew must lie as the specification has it: under swap with
-experts 0 to k − 1 of each layer in its slots and the others on the host. After an error, and after nothing more than a
-few tokens, they lie otherwise. This moves them back, by the same exchange that a promotion makes and under the same
-rules (`lowbit_cuda.engine.traffic`), and it can fail at any copy and be tried again.
+A trace starts from a fixed placement: in swap mode experts 0 to k − 1 of each layer are in its slots and the others on
+the host. After an interrupt, a refused call, or a few tokens they are elsewhere. This module moves them back with the
+exchange that a promotion makes, under the same ordering rules (`lowbit_cuda.engine.transfers`). It can fail at any copy
+and be tried again.
 
-The host's places need no order among themselves: which of them is "place h" is only a name.
+**Why no expert is lost.** An exchange is two copies: the newcomer from its place on the host into free device storage,
+then the victim from its device storage into that place. The second overwrites the place only after the first has
+arrived, and the victim's storage is reused only after the second has arrived. Once the device has finished everything
+that was issued, at most one copy is in doubt, the one that was being issued, and its source still holds the expert.
 
-Source: lowbit's own.
+Only a copy that *fails* after it was issued can lose an expert in swap mode. A GPU whose work has failed is lost to the
+process anyway (`lowbit_cuda.cuda.driver`), so the model has to be loaded again in either case.
+
+The order of the places on the host does not matter: "place h" is only a name.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lowbit_cuda.engine.blobs import Expert, Home
-from lowbit_cuda.engine.traffic import Traffic
+from lowbit_cuda.engine.storage import Expert, ExpertStorage
+from lowbit_cuda.engine.transfers import Transfers
 
 
 @dataclass
 class Inventory:
-    """One layer's experts.
+    """Where one layer's experts are.
 
     Attributes:
-        on_host: for each expert on the host, where.
-        on_device: for each that lies on the device and not on the host, where.
-        free: places of the host that hold nothing.
+        on_host: the storage of each expert on the host.
+        on_device: the storage of each expert that is on the device and not on the host.
+        free: places on the host that hold no expert.
     """
 
-    on_host: dict[int, Home] = field(default_factory=dict)
-    on_device: dict[int, Home] = field(default_factory=dict)
-    free: list[Home] = field(default_factory=list)
+    on_host: dict[int, ExpertStorage] = field(default_factory=dict)
+    on_device: dict[int, ExpertStorage] = field(default_factory=dict)
+    free: list[ExpertStorage] = field(default_factory=list)
 
 
-def inventories(places: Sequence[Sequence[Home]], blocks: Sequence[Home]) -> list[Inventory]:
-    """Count all layers, as homes hold them."""
+def inventories(places: Sequence[Sequence[ExpertStorage]], device_storage: Sequence[ExpertStorage]) -> list[Inventory]:
+    """The inventory of each layer, from what its storage holds."""
     found = [Inventory() for _ in places]
-    for layer, homes in enumerate(places):
-        for home in homes:
-            if home.holds:
-                found[layer].on_host[home.holds[1]] = home
+    for layer, stored in enumerate(places):
+        for storage in stored:
+            if storage.holds:
+                found[layer].on_host[storage.holds[1]] = storage
             else:
-                found[layer].free.append(home)
-    for block in blocks:
-        if block.holds and block.holds[1] not in found[block.holds[0]].on_host:
-            found[block.holds[0]].on_device[block.holds[1]] = block
+                found[layer].free.append(storage)
+    for storage in device_storage:
+        if storage.holds and storage.holds[1] not in found[storage.holds[0]].on_host:
+            found[storage.holds[0]].on_device[storage.holds[1]] = storage
     return found
 
 
 def missing(found: Sequence[Inventory], experts: int) -> Iterator[Expert]:
-    """The experts that lie nowhere."""
-    for layer, counted in enumerate(found):
+    """The experts that no storage holds."""
+    for layer, inventory in enumerate(found):
         for expert in range(experts):
-            if expert not in counted.on_host and expert not in counted.on_device:
+            if expert not in inventory.on_host and expert not in inventory.on_device:
                 yield layer, expert
 
 
 class Recovery:
-    """Brings experts back under swap: the lowest `slots` of each layer to the device, the others to the host."""
+    """Moves experts in swap mode: the lowest `slots` of each layer to the device, the others to the host."""
 
-    def __init__(self, traffic: Traffic, blocks: Sequence[Home]) -> None:
-        self._traffic, self._blocks = traffic, blocks
-        self._spare: deque[Home] = deque()
+    def __init__(self, transfers: Transfers, device_storage: Sequence[ExpertStorage]) -> None:
+        self._transfers, self._device_storage = transfers, device_storage
+        self._spare: deque[ExpertStorage] = deque()
 
     def run(self, found: Sequence[Inventory], slots: int) -> None:
-        """Bring all back, and keep the inventories true; nothing else may be on its way.
+        """Move all experts, and keep the inventories up to date; no other copy may be in progress.
 
-        There is always a way: first the places that are free are filled, and then each layer has exactly k experts
-        that lie on the device only, so that the b blocks of the buffers are left to exchange the others through.
+        There is always storage to exchange through: once the free places are filled, exactly k experts of each layer
+        are on the device only, which leaves the storage of the b staging buffers.
         """
-        kept = {block.name for counted in found for block in counted.on_device.values()}
-        self._spare = deque(block for block in self._blocks if block.name not in kept)
-        for layer, counted in enumerate(found):
-            self._fill_places(layer, counted, slots)
-        for layer, counted in enumerate(found):
-            for expert in sorted(expert for expert in counted.on_host if expert < slots):
-                self._bring(layer, expert, counted)
-                self._fill_places(layer, counted, slots)
+        kept = {storage.name for inventory in found for storage in inventory.on_device.values()}
+        self._spare = deque(storage for storage in self._device_storage if storage.name not in kept)
+        for layer, inventory in enumerate(found):
+            self._fill_places(layer, inventory, slots)
+        for layer, inventory in enumerate(found):
+            for expert in sorted(expert for expert in inventory.on_host if expert < slots):
+                self._fetch(layer, expert, inventory)
+                self._fill_places(layer, inventory, slots)
 
-    def _fill_places(self, layer: int, counted: Inventory, slots: int) -> None:
-        for expert in sorted(expert for expert in counted.on_device if expert >= slots)[: len(counted.free)]:
-            place, block = counted.free.pop(), counted.on_device[expert]
-            self._traffic.copy((layer, expert), place, block)
-            counted.on_host[expert] = place
-            self._spare.append(counted.on_device.pop(expert))
+    def _fill_places(self, layer: int, inventory: Inventory, slots: int) -> None:
+        for expert in sorted(expert for expert in inventory.on_device if expert >= slots)[: len(inventory.free)]:
+            place, storage = inventory.free.pop(), inventory.on_device[expert]
+            self._transfers.copy((layer, expert), place, storage)
+            inventory.on_host[expert] = place
+            self._spare.append(inventory.on_device.pop(expert))
 
-    def _bring(self, layer: int, expert: int, counted: Inventory) -> None:
-        """Bring an expert to the device, and free its place."""
-        place, block = counted.on_host[expert], self._spare.popleft()
-        self._traffic.copy((layer, expert), block, place)
-        counted.free.append(counted.on_host.pop(expert))
-        counted.on_device[expert] = block
+    def _fetch(self, layer: int, expert: int, inventory: Inventory) -> None:
+        """Copy an expert to the device, and free its place."""
+        place, storage = inventory.on_host[expert], self._spare.popleft()
+        self._transfers.copy((layer, expert), storage, place)
+        inventory.free.append(inventory.on_host.pop(expert))
+        inventory.on_device[expert] = storage

@@ -1,25 +1,24 @@
-r"""How matrices lie in the memory of a device.
+r"""Layouts of matrices in device memory.
 
-A kernel's threads read side by side, 16 bytes each, and the memory answers best when what a block of threads reads is
-one run. The words of the chapter `lowbit.quantization.packing` are in rows of N, and neighbouring columns are
-neighbours in a row: just what threads want that compute a column each. What is changed is how the rows are cut.
+Neighbouring threads read 16 bytes each, and memory is fastest when a block of threads reads one contiguous range. The
+words of the chapter `lowbit.quantization.packing` are stored in rows of N, so the words of neighbouring columns are
+neighbours, as threads that compute one column each need them. Only the division of rows changes.
 
-**Panels.** The matrix is cut into panels of 32 columns, stored one after the other, each row by row. A row of a panel
-is 128 bytes, and a panel is one run of memory, read from its beginning to its end by one block of threads. The last
-panel is filled up with columns of zeros, so that no thread has to ask whether its 16 bytes are there. Scales and zeros
-are cut into the same panels, a row for each group. Nothing else is changed: a word is the word of the chapter.
+**Panels.** The matrix is divided into panels of 32 columns, stored one after another, each row by row. A row of a panel
+has 128 bytes, and one block of threads reads a panel from beginning to end as one range of memory. The last panel is
+padded with columns of zeros, so no thread needs to check whether its 16 bytes exist. Scales and zeros are divided into
+the same panels, with one row per group. Nothing else changes: each word is the word of the chapter.
 
-**Zeros** are stored in the dtype of the scales, also those that are codes, all of which float16 holds. A group then
-has two numbers of one kind, whatever the convention.
+**Zeros** are stored in the dtype of the scales, including zeros that are codes, which float16 represents exactly. So a
+group has two numbers of the same type, whatever the convention.
 
-**A blob** is one matrix in one run of bytes: words, scales, zeros. A model moves blobs. With W the columns rounded up
-to whole panels, G the groups and c the bytes of a scale, it has :math:`W (bK/8 + 2cG)` bytes, and each part begins at a
-multiple of 64.
+**A packed matrix** is one contiguous run of bytes: words, scales, zeros. With W the columns rounded up to whole panels,
+G the groups and c the bytes of a scale, it has :math:`W (bK/8 + 2cG)` bytes, and each part begins at a multiple of 64.
 
-**Dense matrices**, of float32 or float16 weights, are stored column by column: a column is one run, since there a block
-of threads computes one.
+**Dense matrices**, of float32 or float16 weights, are stored column by column, because there a block of threads
+computes one column.
 
-Source: lowbit's own; column panels are QIGen's (§3), see `lowbit.kernels.layouts`.
+Source: column panels are those of QIGen (§3), see `lowbit.kernels.layouts`.
 """
 
 from dataclasses import dataclass
@@ -38,14 +37,14 @@ PANEL = 32
 """Columns of a panel."""
 
 PART = 16
-"""Bytes that a thread reads at once: spans that are read so begin at a multiple of it."""
+"""Bytes that a thread reads at once; the alignment of spans that are read in this way."""
 
 MOST = 2**31 - 1
 """Kernels count in int32."""
 
 
 def up(count: int, multiple: int) -> int:
-    """The least multiple of `multiple` that is not below `count`."""
+    """The smallest multiple of `multiple` that is at least `count`."""
     return -(-count // multiple) * multiple
 
 
@@ -75,7 +74,7 @@ def from_panels(panels: Array, rows: int, columns: int) -> Array:
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """Where the parts of a quantised matrix of K × N lie in its blob.
+    """The layout of a packed K × N quantised matrix.
 
     Attributes:
         bits: 2, 3, 4 or 8.
@@ -86,7 +85,7 @@ class MatrixLayout:
         convention: ``minimum`` or ``zero_point``.
 
     Raises:
-        ArgumentError: any of these is not so; or more elements than an int32 counts.
+        ArgumentError: an attribute is out of range, or there are more elements than an int32 can count.
     """
 
     bits: int
@@ -109,10 +108,10 @@ class MatrixLayout:
 
     @classmethod
     def of(cls, matrix: QuantizedMatrix) -> "MatrixLayout":
-        """The layout that holds this matrix.
+        """The layout of this matrix.
 
         Raises:
-            ArgumentError: groups that end inside a unit.
+            ArgumentError: a group ends inside a unit.
         """
         dtype: ScaleDtype = "float16" if matrix.scales.dtype == np.float16 else "float32"
         return cls(matrix.bits, matrix.rows, matrix.columns, matrix.group_size, dtype, matrix.convention)
@@ -129,23 +128,23 @@ class MatrixLayout:
 
     @cached_property
     def words(self) -> int:
-        """How many words there are."""
+        """The number of words."""
         return self.rows * self.bits // WORD_BITS * self.width
 
     @cached_property
     def scales(self) -> int:
-        """How many scales there are, and as many zeros."""
+        """The number of scales, which is also the number of zeros."""
         return self.groups * self.width
 
     @cached_property
     def offsets(self) -> tuple[int, int, int]:
-        """Bytes from the blob's beginning to words, scales and zeros."""
+        """Offsets in bytes of words, scales and zeros."""
         words = 4 * self.words
         return 0, words, words + self._scale_bytes
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the blob."""
+        """Bytes of the packed matrix."""
         return 4 * self.words + 2 * self._scale_bytes
 
     @cached_property
@@ -153,51 +152,51 @@ class MatrixLayout:
         return self.scales * np.dtype(self.scale_dtype).itemsize
 
     def apply(self, matrix: QuantizedMatrix) -> U8:
-        """The blob of a matrix: uint8, `nbytes`.
+        """A matrix, packed: uint8, `nbytes`.
 
         Raises:
-            ArgumentError: a matrix of another shape or kind.
+            ArgumentError: the matrix has another layout.
         """
         if self != MatrixLayout.of(matrix):
             raise ArgumentError("matrix", MatrixLayout.of(matrix), str(self))
-        blob = np.zeros(self.nbytes, np.uint8)
+        packed = np.zeros(self.nbytes, np.uint8)
         parts = matrix.words, matrix.scales, matrix.zeros.astype(self.scale_dtype)
         for offset, part in zip(self.offsets, parts, strict=True):
             stored = to_panels(part).view(np.uint8)
-            blob[offset : offset + stored.size] = stored
-        return blob
+            packed[offset : offset + stored.size] = stored
+        return packed
 
-    def restore(self, blob: U8) -> QuantizedMatrix:
-        """The matrix of a blob, the inverse of `apply`.
+    def restore(self, packed: U8) -> QuantizedMatrix:
+        """The matrix that was packed, the inverse of `apply`.
 
         Raises:
-            ArgumentError: not a blob of this layout, or one that holds no matrix.
+            ArgumentError: `packed` does not have this layout, or holds no valid matrix.
         """
-        check_array("blob", blob, np.uint8, (self.nbytes,))
+        check_array("packed", packed, np.uint8, (self.nbytes,))
         kinds, counts = (np.dtype(np.uint32), *(np.dtype(self.scale_dtype),) * 2), (self.words, *(self.scales,) * 2)
         rows = self.rows * self.bits // WORD_BITS, self.groups, self.groups
         words, scales, zeros = (
-            from_panels(blob[start : start + count * kind.itemsize].view(kind), height, self.columns)
+            from_panels(packed[start : start + count * kind.itemsize].view(kind), height, self.columns)
             for start, kind, count, height in zip(self.offsets, kinds, counts, rows, strict=True)
         )
         if self.convention == "zero_point":
             zeros = zeros.astype(np.uint8)
         return QuantizedMatrix(words, scales, zeros, self.bits, self.rows, self.group_size, self.convention)
 
-    # What a launch is given.
+    # Arguments of a launch.
 
-    def spans(self, blob: Span, prefix: str = "") -> dict[str, Span]:
-        """The arguments ``words``, ``scales`` and ``zeros`` of a kernel, from the span of the blob."""
+    def spans(self, packed: Span, prefix: str = "") -> dict[str, Span]:
+        """The arguments ``words``, ``scales`` and ``zeros`` of a kernel, from the span of the packed matrix."""
         sizes = 4 * self.words, self._scale_bytes, self._scale_bytes
         names = ("words", "scales", "zeros")
         return {
-            prefix + name: blob.part(offset, size)
+            prefix + name: packed.part(offset, size)
             for name, offset, size in zip(names, self.offsets, sizes, strict=True)
         }
 
     @cached_property
     def numbers(self) -> dict[str, Number]:
-        """The arguments of a kernel that say how large the matrix is, and what its zeros are."""
+        """The arguments of a kernel that state the matrix's size and convention."""
         return {
             "rows": self.rows,
             "columns": self.columns,
@@ -224,7 +223,7 @@ def check_group_size(bits: int, rows: int, group_size: int) -> None:
 
 @dataclass(frozen=True)
 class DenseLayout:
-    """A matrix of K × N plain weights, column by column.
+    """The layout of a K × N matrix of plain weights, column by column.
 
     Attributes:
         rows: K, a multiple of 8.
@@ -248,11 +247,11 @@ class DenseLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blob."""
+        """Bytes of the packed matrix."""
         return self.rows * self.columns * np.dtype(self.dtype).itemsize
 
     def apply(self, weights: F32) -> U8:
-        """The blob of weights, float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
+        """Weights, packed, from float32, K × N: uint8, `nbytes`; float16 is rounded to nearest.
 
         Raises:
             ArgumentError: weights of another dtype or shape, or such that float16 does not hold them.
@@ -264,7 +263,7 @@ class DenseLayout:
             raise ArgumentError("weights", "not finite, or become so", f"what {self.dtype} can hold")
         return stored.view(np.uint8).ravel()
 
-    def restore(self, blob: U8) -> F32:
-        """The weights of a blob: float32, K × N."""
-        check_array("blob", blob, np.uint8, (self.nbytes,))
-        return np.ascontiguousarray(blob.view(self.dtype).reshape(self.columns, self.rows).T.astype(np.float32))
+    def restore(self, packed: U8) -> F32:
+        """The weights that were packed: float32, K × N."""
+        check_array("packed", packed, np.uint8, (self.nbytes,))
+        return np.ascontiguousarray(packed.view(self.dtype).reshape(self.columns, self.rows).T.astype(np.float32))

@@ -1,12 +1,12 @@
-"""What each kernel computes, in numpy.
+"""The computation of each kernel, in numpy.
 
-A function here is a kernel's `meaning`: it is given flat arrays of exactly the elements that the kernel touches, and
-the numbers of the launch, and fills what is written. A simulated device runs it in the kernel's place, and a test holds
-the kernel's own C++ to it.
+Each function here is a kernel's `meaning`: it gets flat arrays of exactly the elements that the kernel uses, and the
+numbers of the launch, and fills the arrays that are written. A simulated device runs it in place of the kernel, and
+tests compare the kernel's own C++ with it.
 
-Sums are float64 here and rounded to float32 at the end, so a result is nearer to the exact one than a kernel's; both
-lie within the bound of the specification. As in the kernels, a token's result does not depend, to the bit, on how many
-tokens come with it.
+Sums are computed in float64 and rounded to float32 at the end, so a result is closer to the exact one than a kernel's;
+both are within the bound of the specification. As in the kernels, a token's result does not depend, in any bit, on how
+many tokens are processed together.
 
 Source: the chapters `lowbit.linear.linear`, `lowbit.model.block`, `lowbit.attention.rope`,
 `lowbit.attention.attention`, `lowbit.quantization.bfp_storage`.
@@ -22,7 +22,7 @@ from lowbit_cuda.kernels.layouts import from_panels, up
 Words = U32
 
 BFP_BLOCK = 32
-"""Channels of a block of the BFP12 cache."""
+"""Channels in a block of the BFP12 cache."""
 
 
 # **Quantised matrices.**
@@ -54,7 +54,7 @@ def _matrix(words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[
 
 
 def _product(x: F32, words: Words, scales: Array, zeros: Array, bits: int, numbers: dict[str, int]) -> F32:
-    """T × N: equation 2 of `lowbit.linear.linear`, a token at a time."""
+    """T × N: equation 2 of `lowbit.linear.linear`, one token at a time."""
     rows, group = numbers["rows"], numbers["group_size"]
     codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
     s, z = scale.astype(np.float64), zero.astype(np.float64)
@@ -94,7 +94,7 @@ def expert_in(
 
 
 def dequantize(bits: int, y: F32, words: Words, scales: Array, zeros: Array, **numbers: int) -> None:
-    """Y (K × N) = the weights, to the bit those of `lowbit.quantization.affine.dequantize`."""
+    """Y (K × N) = the weights, equal bit for bit to those of `lowbit.quantization.affine.dequantize`."""
     codes, scale, zero = _matrix(words, scales, zeros, bits, numbers)
     of_row = np.arange(numbers["rows"]) // numbers["group_size"]
     s, z, q = scale.astype(np.float32)[of_row], zero.astype(np.float32)[of_row], codes.astype(np.float32)
@@ -102,7 +102,7 @@ def dequantize(bits: int, y: F32, words: Words, scales: Array, zeros: Array, **n
 
 
 def dense(y: F32, x: F32, weights: Array, tokens: int, rows: int, columns: int) -> None:
-    """Y (T × N) = X (T × K) · W, its weights column by column."""
+    """Y (T × N) = X (T × K) · W, with weights stored column by column."""
     matrix = weights.reshape(columns, rows).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
         for t, row in enumerate(x.reshape(tokens, rows).astype(np.float64)):
@@ -134,12 +134,12 @@ def add(y: F32, x: F32, count: int) -> None:
 
 
 def combine(y: F32, answers: F32, weights: F32, tokens: int, experts: int, columns: int) -> None:
-    """Y (T × N) = Y + the weighted sum of k answers a token (T × k × N), added in the order in which they lie."""
-    parts, shares = answers.reshape(tokens, experts, columns), weights.reshape(tokens, experts, 1)
+    """Y (T × N) = Y + the weighted sum of k answers per token (T × k × N), added in the order of storage."""
+    parts, factors = answers.reshape(tokens, experts, columns), weights.reshape(tokens, experts, 1)
     total = np.zeros((tokens, columns))
     with np.errstate(invalid="ignore", over="ignore"):
         for e in range(experts):
-            total += shares[:, e].astype(np.float64) * parts[:, e]
+            total += factors[:, e].astype(np.float64) * parts[:, e]
         y += total.astype(np.float32).ravel()
 
 
@@ -164,7 +164,7 @@ def scatter(y: F32, x: F32, index: Array, count: int, rows: int, columns: int) -
 
 
 def rope(x: F32, table: F32, position: Array, tokens: int, heads: int, head_dim: int, context: int) -> None:
-    """X (T × heads × d_h) turned in place, half-split; the table has d_h/2 cosines, then d_h/2 sines a position."""
+    """Rotates X (T × heads × d_h) in place, half-split; the table has d_h/2 cosines, then d_h/2 sines, per position."""
     first, half = int(position[0]), head_dim // 2
     count = _inside(first, tokens, context)
     cos, sin = table.reshape(context, 2, 1, half)[first : first + count].swapaxes(0, 1).astype(np.float64)
@@ -175,7 +175,7 @@ def rope(x: F32, table: F32, position: Array, tokens: int, heads: int, head_dim:
 
 
 def append(cache: Array, x: F32, position: Array, tokens: int, kv_heads: int, head_dim: int, capacity: int) -> None:
-    """X (T × G × d_h) into the cache (G × C × d_h), from `position` on."""
+    """Stores X (T × G × d_h) in the cache (G × C × d_h), starting at `position`."""
     first = int(position[0])
     count = _inside(first, tokens, capacity)
     rows = x.reshape(tokens, kv_heads, head_dim)[:count].swapaxes(0, 1)
@@ -193,7 +193,7 @@ def append_bfp12(
     head_dim: int,
     capacity: int,
 ) -> None:
-    """The same in BFP12 with blocks of 32, as `bfp.store` has it: mantissas and exponents apart."""
+    """The same in BFP12 with blocks of 32, as in `bfp_storage.store`: mantissas and exponents separate."""
     first = int(position[0])
     count = _inside(first, tokens, capacity)
     if count == 0:
@@ -205,7 +205,7 @@ def append_bfp12(
 
 
 def attend(y: F32, queries: F32, keys: Array, values: Array, position: Array, **numbers: int) -> None:
-    """`lowbit.attention.attention.attend` of T tokens over all that came up to each; a window of 0 is none."""
+    """`lowbit.attention.attention.attend` of T tokens, each over all tokens up to itself; window 0 means no window."""
     kv_heads, head_dim, capacity = numbers["kv_heads"], numbers["head_dim"], numbers["capacity"]
     first, window = int(position[0]), numbers["window"] or None
     count = _inside(first, numbers["tokens"], capacity)
@@ -219,7 +219,7 @@ def attend(y: F32, queries: F32, keys: Array, values: Array, position: Array, **
 
 
 def _attended(query: F64, keys: F64, values: F64) -> F64:
-    """One token (heads × d_h) over the keys and values that it sees (G × S × d_h); neighbouring heads share them."""
+    """One token (heads × d_h) over its keys and values (G × S × d_h), which neighbouring heads share."""
     grouped = query.reshape(len(keys), -1, query.shape[1])
     scores = grouped @ keys.swapaxes(1, 2) / np.sqrt(query.shape[1])
     powers = np.exp(scores - scores.max(axis=2, keepdims=True))
@@ -242,5 +242,5 @@ def attend_bfp12(
 
 
 def _inside(first: int, tokens: int, capacity: int) -> int:
-    """How many of the tokens from position `first` on have a place."""
+    """The number of tokens, from position `first` on, that fit into the cache."""
     return 0 if first < 0 else max(0, min(tokens, capacity - first))

@@ -1,12 +1,12 @@
-"""Products with matrices, as launches: quantised ones, the first half of an expert, and dense ones.
+"""Products with matrices, as launches: quantised matrices, the first half of an expert, and dense matrices.
 
-A product reads each byte of its matrix once for up to eight tokens, and is meant to take the time of that. How the
-work is cut follows from the matrix alone: a block for each panel of columns, in it a column's *segments* dealt out
-to `SLICES` threads in turn. So the order of a sum depends on bits, rows and group size, and not on the tokens: a
+A product reads each byte of its matrix once for up to eight tokens, and should take as long as reading does. The matrix
+alone determines how the work is divided: one block for each panel of columns, in which a column's *segments* are dealt
+to `SLICES` threads in rotation. So the order of a sum depends on bits, rows and group size, and not on the tokens: a
 token's result has the same bits alone and among others.
 
-The first half of an expert multiplies by two matrices at once and applies the gate between them, so that neither
-product goes through memory.
+The first half of an expert multiplies by two matrices at once and applies the gate between them, so neither product is
+written to memory.
 
 Source: QIGen §3 for panels and factored sums; the chapters `lowbit.linear.linear` and `lowbit.model.block`.
 """
@@ -18,7 +18,7 @@ from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import CODES_PER_UNIT, check_rows
 from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PANEL, PART, check_group_size, up
-from lowbit_cuda.kernels.pieces import (
+from lowbit_cuda.kernels.parameters import (
     ACTIVATIONS,
     FLOAT_NAMES,
     MOST_TOKENS,
@@ -37,21 +37,21 @@ from lowbit_cuda.port import Kernel, Numbers, Parameter
 # **Quantised matrices.** See `linear.cuh` for how a block computes.
 
 SEGMENT = {2: 64, 3: 64, 4: 64, 8: 32}
-"""By bits: rows that a thread takes at once."""
+"""By bits: rows that a thread processes at once."""
 PIECE = {2: 16, 3: 32, 4: 16, 8: 16}
 """By bits: rows after which a group may end within a segment."""
 SLICES = 32
-"""Threads among which the segments of a column are dealt out."""
+"""Threads to which the segments of a column are dealt."""
 HELD = 16384
-"""Activations in shared memory at once, for all tokens of a block together, and a sum for every 16 of them at most."""
+"""Activations in shared memory at once, for all tokens of a block, with at most one sum for every 16 of them."""
 TOKENS_AT_ONCE = (1, 8)
 
 
 def segments(bits: int, rows: int, group_size: int) -> int:
-    """Into how many segments a column is cut.
+    """The number of segments of a column.
 
-    A segment lies in one group, and the last of a group may be short; but groups of which several fill a segment are
-    taken together.
+    A segment is part of one group, and the last segment of a group may be short; but where several groups fill a
+    segment exactly, they share it.
 
     >>> segments(4, 256, 128), segments(4, 256, 40), segments(4, 256, 16)
     (4, 7, 4)
@@ -64,13 +64,13 @@ def segments(bits: int, rows: int, group_size: int) -> int:
 
 
 def shared_of_product(numbers: Numbers, bits: int, tokens: int) -> int:
-    """Bytes of shared memory of a block: activations of as many segments as fit, one of each slice or more."""
+    """Bytes of shared memory of a block: the activations of as many segments as fit, at least one per slice."""
     count = up(segments(bits, number(numbers, "rows"), number(numbers, "group_size")), SLICES)
     return 4 * tokens * (SEGMENT[bits] + 4) * min(HELD // SEGMENT[bits] // tokens, count)
 
 
 def check_product(numbers: Numbers, bits: int) -> None:
-    """The limits of products with quantised matrices."""
+    """Check the limits of products with quantised matrices."""
     counts(numbers, "tokens", "rows", most={"tokens": MOST_TOKENS})
     counts(numbers, "tokens", "columns")
     check_rows("rows", number(numbers, "rows"), bits)
@@ -127,7 +127,7 @@ def gemm(bits: int, scales: str = "float16", tokens: int = 1) -> Kernel:
 
 
 def expert_in(bits: int, scales: str = "float16", tokens: int = 1) -> Kernel:
-    """silu(X W_gate) ⊗ (X W_up): the first half of an expert, for two matrices of the same shape and kind."""
+    """silu(X W_gate) ⊗ (X W_up): the first half of an expert, for two matrices of the same layout."""
     return _product("expert_in", bits, scales, tokens, ("gate_", "up_"))
 
 
@@ -153,14 +153,14 @@ def dequantize(bits: int, scales: str = "float16") -> Kernel:
     )
 
 
-# **Products with dense matrices**: routers and heads. A block computes a column.
+# **Products with dense matrices**: routers and heads. A block computes one column.
 
 
 def dense(weights: str = "float32") -> Kernel:
-    """Y = X W for plain weights, column by column.
+    """Y = X W for plain weights, stored column by column.
 
-    Matrices that lie one after the other are one matrix with all their columns: so the routers of a layer and of the
-    next are one launch. Y may lie on the host, where the scores of a gate are wanted.
+    Matrices stored one after another form one matrix with all their columns, so the routers of a layer and of the next
+    one are one launch. Y may be in host memory, which needs the scores of a gate.
     """
 
     def check(numbers: Numbers) -> None:

@@ -1,19 +1,19 @@
-"""The table of kernels: for each, what a launch is given, what of it is read and written, and how it is cut.
+"""The table of kernels: for each, its arguments, which of them are read and written, and how the launch is divided.
 
-A kernel's name says what it is: ``gemm_b4_f16_t1`` multiplies by a matrix of 4-bit codes with float16 scales, one
-token at a time. `kernel` finds one by its choices. What a port needs to know of it is `lowbit_cuda.port.Kernel`; the
-extents there are exact, since a simulated device concludes from them what must not run at once, and a test runs every
-meaning on arrays of just these extents.
+A kernel's name states its choices: ``gemm_b4_f16_t1`` multiplies by a matrix of 4-bit codes with float16 scales, one
+token at a time. `kernel` returns the kernel for given choices. `lowbit_cuda.port.Kernel` is what a port needs to know
+of it; the extents there are exact, because a simulated device derives from them which operations must not overlap, and
+a test runs each kernel in numpy on arrays of exactly these extents.
 
-**Products** (`gemm`, `expert_in`) come for one token and for eight at once (``tokens`` 1 and 8). Which one is launched
-changes no bit: a token's sums have the same order in both. A grid has a row of blocks for every 8 tokens.
+**Products** (`gemm`, `expert_in`) exist for one token and for eight at once (``tokens`` 1 and 8). The choice changes no
+bit: a token's sums have the same order in both. A grid has one row of blocks for every 8 tokens.
 
-**Limits.** Groups are multiples of the codes in a unit (`layouts.check_group_size`); the inputs of dense products are
-multiples of 8; cached heads have a multiple of 4 channels up to 256, and with BFP12 a multiple of 32; tokens are at
-most 65535 a launch.
+**Limits.** Groups are multiples of the codes in a unit (`layouts.check_group_size`). The inputs of dense products are
+multiples of 8. Cached heads have a multiple of 4 channels, up to 256, and with BFP12 a multiple of 32. A launch takes
+at most 65535 tokens.
 
-**Positions** of tokens are read from the device's memory, an int32, so that a graph can be replayed for the next token.
-What they may reach is bounded by the capacity that the launch is given, and nothing outside is touched.
+**Positions** of tokens are read from device memory, as int32, so that a graph can be replayed for the next token. They
+are bounded by the capacity that the launch is given, and nothing beyond it is accessed.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from functools import cache
 
 from lowbit.contract.checks import check_choice
 from lowbit.quantization.packing import BITS
-from lowbit_cuda.kernels.between import add, combine, gather, rms_norm, scatter, swiglu
-from lowbit_cuda.kernels.heads import KEYS, append, attend, rope
-from lowbit_cuda.kernels.pieces import FLOAT_NAMES
+from lowbit_cuda.kernels.attention import KEYS, append, attend, rope
+from lowbit_cuda.kernels.elementwise import add, combine, gather, rms_norm, scatter, swiglu
+from lowbit_cuda.kernels.parameters import FLOAT_NAMES
 from lowbit_cuda.kernels.products import TOKENS_AT_ONCE, dense, dequantize, expert_in, gemm
 from lowbit_cuda.port import Kernel
 
@@ -42,12 +42,12 @@ MAKERS: dict[str, tuple[Callable[..., Kernel], dict[str, tuple[object, ...]]]] =
     "append": (append, {"keys": tuple(KEYS)}),
     "attend": (attend, {"keys": tuple(KEYS), "values": tuple(FLOAT_NAMES)}),
 }
-"""How each is made, and its choices."""
+"""The function that makes each kernel, and its choices."""
 
 
 @cache
 def kernel(name: str, **choices: object) -> Kernel:
-    """The kernel of this name and these choices; a choice that is not given is the first default of its maker.
+    """The kernel with this name and these choices; choices that are not given have the defaults of its function.
 
     >>> kernel("gemm", bits=4, tokens=8).name, kernel("attend", keys="bfp12", values="float16").name
     ('gemm_b4_f16_t8', 'attend_bfp12_f16')
@@ -55,7 +55,7 @@ def kernel(name: str, **choices: object) -> Kernel:
     True
 
     Raises:
-        ArgumentError: no such kernel or choice.
+        ArgumentError: there is no such kernel or choice.
     """
     check_choice("kernel", name, tuple(MAKERS))
     make, allowed = MAKERS[name]

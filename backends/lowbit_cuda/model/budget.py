@@ -1,40 +1,40 @@
-r"""The budget: what a model needs on a device at least, and how many experts it keeps there.
+r"""The budget: the device memory that a model needs, and the number of expert slots that fit.
 
-Of the bytes given, what must be there takes its part first: the weights that stay, the cache of the context, the
-workspace, b buffers for experts. What is left becomes slots, the same number for each layer:
+The resident weights, the cache of the context, the workspace and b staging buffers take their part of the budget first.
+The rest becomes slots, the same number for each layer:
 
-.. math:: k = \left\lfloor \frac{\text{budget} - \text{what stays} - b \cdot \text{expert}}
+.. math:: k = \left\lfloor \frac{\text{budget} - \text{resident} - b \cdot \text{expert}}
    {\text{layers} \cdot \text{expert}} \right\rfloor, \qquad k \le E.
 
-All of it is counted as the device takes it, larger allocations in pieces of two MiB (`lowbit_cuda.port.charge`).
+All bytes are counted as the device takes them, larger allocations in pieces of two MiB (`lowbit_cuda.port.charge`).
 
-It is reckoned from the first layer, before the others are read, taking them to be like it. Should a later one be larger
-after all, the device refuses it when it comes.
+The result is computed from the first layer, before the others are read, on the assumption that all layers are equal. If
+a later layer is larger, its allocation fails.
 
-Source: lowbit's own; MoE offloading §3.3 for slots and buffers.
+Source: MoE offloading §3.3 for slots and buffers.
 """
 
 from dataclasses import dataclass
 
 from lowbit.backend.whole_model import spoken_bytes
 from lowbit.errors import ArgumentError
-from lowbit_cuda.engine.blobs import slots_within, stride
+from lowbit_cuda.engine.storage import slots_within, stride
 from lowbit_cuda.port import charge
 
 
 @dataclass(frozen=True)
 class Need:
-    """What a model takes on a device.
+    """The device memory that a model needs.
 
     Attributes:
-        stays: bytes that are always there.
-        layers: sparse layers; 0 for a dense model.
+        resident: bytes of everything but experts.
+        layers: number of sparse layers; 0 for a dense model.
         experts: E.
-        expert: bytes of one.
+        expert: bytes of one expert.
         buffers: b.
     """
 
-    stays: int
+    resident: int
     layers: int
     experts: int
     expert: int
@@ -42,32 +42,36 @@ class Need:
 
     @property
     def least(self) -> int:
-        """Bytes with which it runs, with one slot for each layer."""
-        return self.stays + charge((self.layers + self.buffers) * stride(self.expert)) if self.layers else self.stays
+        """Bytes of the smallest budget, with one slot for each layer."""
+        return (
+            self.resident + charge((self.layers + self.buffers) * stride(self.expert)) if self.layers else self.resident
+        )
 
     @property
     def most(self) -> int:
-        """Bytes of which it can make use, with every expert in a slot."""
-        blocks = self.layers * self.experts + self.buffers
-        return self.stays + charge(blocks * stride(self.expert)) if self.layers else self.stays
+        """Bytes of the largest useful budget, with every expert in a slot."""
+        count = self.layers * self.experts + self.buffers
+        return self.resident + charge(count * stride(self.expert)) if self.layers else self.resident
 
     def slots(self, budget: int) -> int:
         """k within a budget; 0 for a dense model.
 
         Raises:
-            ArgumentError: the budget is too small; the message says what is needed at least.
+            ArgumentError: the budget is too small; the message states the minimum.
         """
         if budget < self.least:
             allowed = f"at least {self.least} bytes ({spoken_bytes(self.least)}): {self._in_words()}"
             raise ArgumentError("device memory", f"{budget} bytes ({spoken_bytes(budget)})", allowed)
         if not self.layers:
             return 0
-        return slots_within(budget - self.stays, self.expert, self.layers, self.experts, self.buffers)
+        return slots_within(budget - self.resident, self.expert, self.layers, self.experts, self.buffers)
 
     def _in_words(self) -> str:
-        words = f"{spoken_bytes(self.stays)} for weights that stay, the context and work"
+        words = f"{spoken_bytes(self.resident)} for resident weights, the context and the workspace"
         if self.layers:
-            blocks = self.layers + self.buffers
-            words += f", and {blocks} experts of {spoken_bytes(self.expert)}, one for each of {self.layers} layers and "
+            count = self.layers + self.buffers
+            words += (
+                f", and {count} experts of {spoken_bytes(self.expert)}: one slot for each of {self.layers} layers and "
+            )
             words += f"{self.buffers} buffers"
         return words

@@ -1,13 +1,11 @@
-"""Cold experts: run on the host by another backend, where that is quicker than to copy them.
+"""Cold experts: run on the host by another backend where that is faster than copying them to the device.
 
-What lies on the host are the bytes that a device wants. The first time that an expert is run here, they are laid out
-anew as this backend wants them, and kept: an expert that is run on the host once will be again, and takes its memory
-there twice.
+The host holds each expert in the device's layout. When an expert is first run here, it is converted to the layout of
+the backend and kept: an expert that was run on the host once is likely to be run there again. It then takes its memory
+twice.
 
-How long everything takes is measured before the first token: a copy, an expert on the device, an expert on the host,
-for one token and for many. The engine's cost model (`lowbit_cuda.engine.cost`) chooses by these.
-
-Source: lowbit's own.
+Before the first token, copying an expert and running it on the device and on the host are measured, for one token and
+for many. The engine's cost model (`lowbit_cuda.engine.cost`) chooses by these times.
 """
 
 from collections.abc import Callable
@@ -15,89 +13,89 @@ from functools import partial
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, U8
 from lowbit.backend import Backend
 from lowbit.backend.linears import backend_linear
 from lowbit.model.block import FORMULAS, Gated
 from lowbit_cuda.engine.cost import Rates, measured
-from lowbit_cuda.model.lane import Lane
-from lowbit_cuda.model.matrices import Blob, ExpertLayout
+from lowbit_cuda.model.arena import Arena
+from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.model.workspace import Workspace
 from lowbit_cuda.port import Span
 
 REPEATS = 3
-"""Measurements, of which the shortest counts."""
+"""The number of measurements; the shortest counts."""
 LEAST_SECONDS = 1e-9
-"""A clock may be too coarse to see an expert."""
+"""The least time reported: a clock may be too coarse for one expert."""
 
 
 class ColdExperts:
-    """Experts on the host.
+    """Experts that another backend runs on the host.
 
     Attributes:
-        layout: of their bytes.
+        layout: the layout of their bytes.
     """
 
     def __init__(self, backend: Backend, layout: ExpertLayout) -> None:
         self.layout, self._linear = layout, backend_linear(backend)
-        self._ready: dict[tuple[int, int], Gated] = {}
+        self._prepared: dict[tuple[int, int], Gated] = {}
 
-    def answer(self, expert: tuple[int, int], blob: Blob, x: F32) -> F32:
-        """What an expert, by layer and number, answers to tokens (float32, T × hidden)."""
-        if expert not in self._ready:
-            self._ready[expert] = self.made(blob)
-        return self.once(self._ready[expert], x)
+    def answer(self, expert: tuple[int, int], packed: U8, x: F32) -> F32:
+        """The output of an expert, by layer and number, for tokens (float32, T × hidden)."""
+        if expert not in self._prepared:
+            self._prepared[expert] = self.prepare(packed)
+        return self.run(self._prepared[expert], x)
 
-    def made(self, blob: Blob) -> Gated:
-        """An expert made ready."""
-        return Gated("silu", self.layout.restore(blob.copy()), self._linear, FORMULAS)
+    def prepare(self, packed: U8) -> Gated:
+        """Prepare an expert for this backend."""
+        return Gated("silu", self.layout.restore(packed.copy()), self._linear, FORMULAS)
 
     @staticmethod
-    def once(expert: Gated, x: F32) -> F32:
-        """Run one that is ready."""
+    def run(expert: Gated, x: F32) -> F32:
+        """Run a prepared expert."""
         return expert(x.astype(np.float64)).astype(np.float32)
 
 
-def measure(lane: Lane, work: Workspace, cold: ColdExperts, blob: Blob) -> Rates:
-    """What this machine can do, with one expert's bytes; takes room for one expert, and gives it back."""
-    port, counts = lane.port, sorted({1, work.sizes.chunk})
+def measure(arena: Arena, work: Workspace, cold: ColdExperts, packed: U8) -> Rates:
+    """Measure the speed of this machine with one expert's bytes, in memory that is freed again."""
+    port, counts = arena.port, sorted({1, work.sizes.chunk})
     zeros = np.zeros((work.sizes.chunk, work.sizes.config.hidden), np.float32)
-    lane.upload(work["normed"], zeros)
-    lane.load(*cold.layout.kernels())
-    ready = cold.made(blob)
-    passage = port.pin(blob.size, "an expert to measure with")
+    arena.upload(work["normed"], zeros)
+    arena.load(*cold.layout.kernels())
+    prepared = cold.prepare(packed)
+    staging = port.pin(packed.size, "measuring an expert")
     try:
-        there = port.allocate(blob.size, "an expert to measure with")
+        there = port.allocate(packed.size, "measuring an expert")
         try:
-            port.write(passage.span(), blob)
-            copying = _on_device(lane, partial(lane.copy, there.span(), passage.span()))
-            run = partial(cold.layout.run, lane, there.span(), work["out"], work["normed"], work["inner"])
-            device = {n: _on_device(lane, partial(run, work.device.get("spare"), n)) for n in counts}
-            host = {n: _on_host(lane, passage.span(), partial(cold.once, ready, zeros[:n])) for n in counts}
+            port.write(staging.span(), packed)
+            copying = _on_device(arena, partial(arena.copy, there.span(), staging.span()))
+            run = partial(cold.layout.run, arena, there.span(), work["out"], work["normed"], work["inner"])
+            device = {n: _on_device(arena, partial(run, work.device.get("spare"), n)) for n in counts}
+            host = {n: _on_host(arena, staging.span(), partial(cold.run, prepared, zeros[:n])) for n in counts}
         finally:
             port.free(there)
     finally:
-        port.free(passage)
-    return Rates(blob.size / copying, measured(device), measured(host))
+        port.free(staging)
+    return Rates(packed.size / copying, measured(device), measured(host))
 
 
-def _on_device(lane: Lane, work: Callable[[], object]) -> float:
-    """Seconds on the device's clock."""
+def _on_device(arena: Arena, work: Callable[[], object]) -> float:
+    """The shortest time on the device's clock, in seconds."""
     times = []
     for _ in range(REPEATS):
-        begin = lane.port.record(lane.stream)
+        begin = arena.port.record(arena.stream)
         work()
-        end = lane.port.record(lane.stream)
-        lane.port.synchronize(end)
-        times.append(lane.port.seconds(begin, end))
+        end = arena.port.record(arena.stream)
+        arena.port.synchronize(end)
+        times.append(arena.port.seconds(begin, end))
     return max(min(times), LEAST_SECONDS)
 
 
-def _on_host(lane: Lane, reads: Span, work: Callable[[], object]) -> float:
-    """Seconds on the host's clock, for something that reads an expert."""
+def _on_host(arena: Arena, reads: Span, work: Callable[[], object]) -> float:
+    """The shortest time on the host's clock, in seconds, of work that reads an expert."""
     times = []
     for _ in range(REPEATS):
-        begin = lane.port.now()
-        lane.port.on_host("measuring an expert", [reads], lambda data: work())
-        times.append(lane.port.now() - begin)
+        begin = arena.port.now()
+        arena.port.on_host("measuring an expert", [reads], lambda data: work())
+        times.append(arena.port.now() - begin)
     return max(min(times), LEAST_SECONDS)

@@ -1,10 +1,8 @@
-"""Loading: a model's weights to where they are used, a layer at a time.
+"""Loading: copying a model's weights to where they are used, one layer at a time.
 
-What stays goes to the device, experts go to the engine, and of the rest only the embedding stays on the host, in
-float32: a token looks up one row of it. How many slots there are is settled with the first layer (`budget`), because
-under swap the host has no place for the experts that begin on the device.
-
-Source: lowbit's own.
+Resident weights go to the device and experts to the engine. Only the embedding stays on the host, in float32: a token
+reads one row of it. The number of slots is computed from the first layer (`budget`), because in swap mode the host has
+no place for the experts that start on the device.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -19,20 +17,20 @@ from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeigh
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
-from lowbit_cuda.kernels.heads import MOST_HEAD_DIM
+from lowbit_cuda.kernels.attention import MOST_HEAD_DIM
 from lowbit_cuda.kernels.layouts import DenseLayout
 from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
-from lowbit_cuda.model.block import Block, Gate
+from lowbit_cuda.model.arena import Arena, charged
+from lowbit_cuda.model.block import DeviceBlock, Gate
 from lowbit_cuda.model.budget import Need
 from lowbit_cuda.model.cold import ColdExperts, measure
-from lowbit_cuda.model.lane import Lane, charged
 from lowbit_cuda.model.matrices import ExpertLayout, Layout, Resident, layout_of
 from lowbit_cuda.model.sparse import Sparse
-from lowbit_cuda.model.workspace import FLOAT, Sizes, Workspace, take
+from lowbit_cuda.model.workspace import FLOAT, Sizes, Workspace, allocate
 from lowbit_cuda.port import Span
 
 BACKEND = "cuda"
-"""What messages call this backend."""
+"""The name of this backend in messages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,19 +38,19 @@ class Loaded:
     """A model on a device.
 
     Attributes:
-        config: its shape; the context is the one that was asked for.
+        config: its configuration, with the requested context.
         embedding: float32, vocabulary × hidden.
-        blocks: in order.
-        norm: gain of the last norm.
-        head: what makes logits.
+        blocks: its blocks, in order.
+        norm: the gain of the last norm.
+        head: the matrix that computes logits.
         work: the workspace.
-        engine: what brings experts; None for a dense model.
-        sparse: the sparse part of blocks; None for a dense model.
+        engine: the offload engine; None for a dense model.
+        sparse: the sparse part of all blocks; None for a dense model.
     """
 
     config: LlamaConfig
     embedding: F32
-    blocks: tuple[Block, ...]
+    blocks: tuple[DeviceBlock, ...]
     norm: Span
     head: Resident
     work: Workspace
@@ -61,39 +59,41 @@ class Loaded:
 
 
 def check_model(config: LlamaConfig, keys: Keys) -> None:
-    """Refuse a model that the kernels do not do, or not with keys in these numbers.
+    """Refuse a model that the kernels do not support with keys of this type.
 
     Raises:
-        NotDeclaredError: what of it is not done.
+        NotDeclaredError: the model is not supported; the message says why.
     """
     if config.activation != "silu":
         raise NotDeclaredError(BACKEND, "whole models", f"gates that go through {config.activation}")
     for name in ("hidden", "feed_forward"):
         if getattr(config, name) % 8:
-            raise NotDeclaredError(BACKEND, "whole models", f"{name} {getattr(config, name)}, no multiple of 8")
+            raise NotDeclaredError(
+                BACKEND, "whole models", f"{name} {getattr(config, name)}, which is not a multiple of 8"
+            )
     unit = BFP_BLOCK if keys == "bfp12" else 4
     if config.head_dim % unit or config.head_dim > MOST_HEAD_DIM:
-        detail = f"head_dim {config.head_dim} and keys in {keys}, no multiple of {unit} up to {MOST_HEAD_DIM}"
+        detail = f"head_dim {config.head_dim} with keys in {keys}: not a multiple of {unit} up to {MOST_HEAD_DIM}"
         raise NotDeclaredError(BACKEND, "whole models", detail)
 
 
 def check_layer(config: LlamaConfig, layer: LayerWeights) -> None:
-    """Refuse a layer that is not done, or is not of its model."""
-    done = {*NORMS, "query", "key", "value", "output", "feed_forward"}
+    """Refuse a layer that is not supported, or that does not match the configuration."""
+    supported = {*NORMS, "query", "key", "value", "output", "feed_forward"}
     for field in fields(layer):
-        if field.name not in done and getattr(layer, field.name) is not None:
+        if field.name not in supported and getattr(layer, field.name) is not None:
             raise NotDeclaredError(BACKEND, "whole models", f"layers with a {field.name}")
     sparse = isinstance(layer.feed_forward, SparseWeights)
     if sparse != (config.routing is not None):
-        raise ArgumentError("feed_forward", "sparse" if sparse else "dense", "of the kind that the configuration says")
+        raise ArgumentError("feed_forward", "sparse" if sparse else "dense", "the kind that the configuration says")
 
 
 class Loader:
-    """Puts one model on one device."""
+    """Loads one model onto one device."""
 
-    def __init__(self, lane: Lane, weights: LayeredWeights, settings: DeviceSettings, record: bool = False) -> None:
+    def __init__(self, arena: Arena, weights: LayeredWeights, settings: DeviceSettings, record: bool = False) -> None:
         check_model(weights.config, settings.keys)
-        self._lane, self._weights, self._settings, self._record = lane, weights, settings, record
+        self._arena, self._weights, self._settings, self._record = arena, weights, settings, record
         own = weights.config.context
         self._config = replace(weights.config, context=min(own, settings.context or own))
         self._first: LayerWeights | None = weights.layer(0)
@@ -104,19 +104,19 @@ class Loader:
         self.engine: Engine | None = None
 
     def load(self, progress: Progress | None = None) -> Loaded:
-        """Load it; `engine` is to be closed by whoever called, also where this fails.
+        """Load the model; the caller must close `engine`, also after a failure.
 
         Args:
             progress: called after each layer.
 
         Raises:
-            ArgumentError: the budget is too small, or layers differ in how they are stored.
+            ArgumentError: the budget is too small, or layers are stored differently.
             DeviceError: the device failed.
         """
-        lane, config, head = self._lane, self._config, self._weights.head
-        slots = self._need(layout_of(head)).slots(lane.port.budget - lane.port.used)
-        work = take(lane, self._sizes)
-        last, norm = Resident(lane, head, "head"), lane.store(self._weights.norm, "last norm")
+        arena, config, head = self._arena, self._config, self._weights.head
+        slots = self._need(layout_of(head)).slots(arena.port.budget - arena.port.used)
+        work = allocate(arena, self._sizes)
+        last, norm = Resident(arena, head, "head"), arena.store(self._weights.norm, "last norm")
         sparse = None
         if config.routing:
             cold, rates = self._cold(work)
@@ -124,57 +124,57 @@ class Loader:
                 config.layers, config.routing.experts, slots, self._settings.buffers, self._settings.mode
             )
             self.engine = Engine(
-                lane.port,
+                arena.port,
                 arrangement,
                 self._expert.nbytes,
-                lane.stream,
+                arena.stream,
                 prefetch=self._settings.prefetch,
                 rates=rates,
                 record=self._record,
             )
-            sparse = Sparse(lane, config, self._expert, self.engine, cold)
+            sparse = Sparse(arena, config, self._expert, self.engine, cold)
         blocks = self._blocks(progress)
-        lane.drop_upload()
+        arena.drop_upload()
         if self.engine is not None:
             self.engine.reset()
         return Loaded(config, self._weights.embedding, blocks, norm, last, work, self.engine, sparse)
 
     def _need(self, head: Layout) -> Need:
-        """What the model takes, if all layers are like the first."""
+        """What the model needs if all layers equal the first."""
         config, first = self._config, self._first
         assert first is not None
         gain = FLOAT * config.hidden
         attention = [layout_of(matrix).nbytes for matrix in (first.query, first.key, first.value, first.output)]
         dense = [self._expert.nbytes] if config.routing is None else []
         layer = charged([gain, gain, *attention, *dense])
-        stays = self._sizes.total + config.layers * layer + charged([head.nbytes, gain, *self._router_bytes()])
+        resident = self._sizes.total + config.layers * layer + charged([head.nbytes, gain, *self._router_bytes()])
         if config.routing is None:
-            return Need(stays, 0, 0, 0, 0)
-        return Need(stays, config.layers, config.routing.experts, self._expert.nbytes, self._settings.buffers)
+            return Need(resident, 0, 0, 0, 0)
+        return Need(resident, config.layers, config.routing.experts, self._expert.nbytes, self._settings.buffers)
 
     def _router_bytes(self) -> list[int]:
-        """Bytes of all routers, which are one matrix."""
+        """Bytes of all routers, which are stored as one matrix."""
         if self._config.routing is None:
             return []
         return [self._config.layers * DenseLayout(self._config.hidden, self._config.routing.experts).nbytes]
 
     def _cold(self, work: Workspace) -> tuple[ColdExperts | None, Rates | None]:
-        """Who runs experts on the host, and how fast; measured before slots take what memory there is."""
+        """The backend that runs experts on the host, and its speed, measured before slots take all memory."""
         if self._settings.cold_experts is None:
             return None, None
         assert self._first is not None
         cold = ColdExperts(load_backend(self._settings.cold_experts), self._expert)
-        return cold, measure(self._lane, work, cold, self._expert.apply(experts_of(self._first)[0]))
+        return cold, measure(self._arena, work, cold, self._expert.apply(experts_of(self._first)[0]))
 
-    def _blocks(self, progress: Progress | None) -> tuple[Block, ...]:
-        config, lane = self._config, self._lane
-        routers = [lane.allocate(nbytes, "routers") for nbytes in self._router_bytes()]
+    def _blocks(self, progress: Progress | None) -> tuple[DeviceBlock, ...]:
+        config, arena = self._config, self._arena
+        routers = [arena.allocate(nbytes, "routers") for nbytes in self._router_bytes()]
         blocks = []
         for number in range(config.layers):
             layer = self._first or self._weights.layer(number)
-            self._first = None  # so that one layer at a time is in memory
+            self._first = None  # keeps one layer at a time in memory
             check_layer(config, layer)
-            block = Block(lane, config, number, layer, self._settings.keys)
+            block = DeviceBlock(arena, config, number, layer, self._settings.keys)
             if isinstance(layer.feed_forward, SparseWeights):
                 block.gate = self._gate(number, layer.feed_forward.router, routers[0])
                 self._fill(number, layer.feed_forward)
@@ -184,11 +184,11 @@ class Loader:
         return tuple(blocks)
 
     def _gate(self, number: int, router: F32, routers: Span) -> Gate:
-        """Bring a router to the device; the next one will lie behind it."""
+        """Copy a router to the device; the next layer's router follows it in memory."""
         layout = DenseLayout(*router.shape)
         guessing = self._settings.prefetch != "off" and number + 1 < self._config.layers
         first = number * layout.nbytes
-        self._lane.upload(routers.part(first, layout.nbytes), layout.apply(router))
+        self._arena.upload(routers.part(first, layout.nbytes), layout.apply(router))
         count = 2 if guessing else 1
         own = routers.part(first, count * layout.nbytes)
         return Gate(own, count * layout.columns, inputs=self._settings.cold_experts is not None)
@@ -200,7 +200,7 @@ class Loader:
 
 
 def experts_of(layer: LayerWeights) -> tuple[GatedWeights, ...]:
-    """The experts of a layer; of a dense one its feed-forward part."""
+    """The experts of a layer; for a dense layer, its feed-forward part."""
     part = layer.feed_forward
     return part.experts if isinstance(part, SparseWeights) else (part,)
 

@@ -1,12 +1,11 @@
-"""Matrices on a device: which layout a matrix has there, and which kernel multiplies by it.
+"""Matrices on a device: the layout of each, and the kernel that multiplies by it.
 
-A quantised matrix stays as it is, with other places for its words (`lowbit_cuda.kernels.layouts`). Plain weights are
-stored in float16 where that loses nothing, and else in float32.
+A quantised matrix keeps its words in another order (`lowbit_cuda.kernels.layouts`). Plain weights are stored in float16
+where that is exact, otherwise in float32.
 
-Which kernel runs is decided by the layout and the number of tokens, and the number of tokens changes no bit of a
-token's result.
+The layout and the number of tokens select the kernel; the number of tokens changes no bit of a token's result.
 
-An *expert*, or the feed-forward part of a dense block, is three matrices in one run of bytes.
+An *expert*, or the feed-forward part of a dense block, is three matrices in one contiguous buffer.
 """
 
 from dataclasses import dataclass
@@ -18,21 +17,21 @@ from lowbit.errors import ArgumentError
 from lowbit.model.weights import GatedWeights, Matrix
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
-from lowbit_cuda.model.lane import Lane
+from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.port import Kernel, Span
 
 Layout = MatrixLayout | DenseLayout
-Blob = U8
+U8 = U8
 
 MANY = 8
-"""Tokens for which the kernels of many tokens are made."""
+"""The number of tokens that the kernels for several tokens process at once."""
 
 
 def layout_of(matrix: Matrix) -> Layout:
-    """How a matrix is stored.
+    """The layout of a matrix.
 
     Raises:
-        ArgumentError: groups that end inside a unit, or a size that kernels do not count.
+        ArgumentError: a group ends inside a unit, or the matrix is too large for the kernels.
     """
     if not isinstance(matrix, np.ndarray):
         return MatrixLayout.of(matrix)
@@ -50,16 +49,16 @@ def fits_float16(weights: F32) -> bool:
         return bool((weights.astype(np.float16) == weights).all())
 
 
-def blob_of(layout: Layout, matrix: Matrix) -> Blob:
-    """The bytes of a matrix in a layout that can hold it, its own or, for plain weights, float32."""
+def packed_bytes(layout: Layout, matrix: Matrix) -> U8:
+    """The bytes of a matrix in its own layout or, for plain weights, in float32."""
     if isinstance(layout, DenseLayout):
         if not isinstance(matrix, np.ndarray):
-            raise ArgumentError("matrix", "quantised", "plain weights, as in the layers before")
+            raise ArgumentError("matrix", "quantised", "plain weights, as in earlier layers")
         if layout.dtype == "float16" and not fits_float16(matrix):
-            raise ArgumentError("matrix", "not held by float16", "weights that are, as in the layers before")
+            raise ArgumentError("matrix", "not exact in float16", "weights that are, as in earlier layers")
         return layout.apply(matrix)
     if isinstance(matrix, np.ndarray):
-        raise ArgumentError("matrix", "plain weights", f"{layout.bits} bits, as in the layers before")
+        raise ArgumentError("matrix", "plain weights", f"{layout.bits} bits, as in earlier layers")
     return layout.apply(matrix)
 
 
@@ -71,30 +70,30 @@ def product(layout: Layout, tokens: int) -> Kernel:
 
 
 def products(layout: Layout) -> tuple[Kernel, ...]:
-    """The kernels that multiply by it, whatever the number of tokens."""
+    """The kernels that multiply by a matrix of this layout, for any number of tokens."""
     return tuple(dict.fromkeys((product(layout, 1), product(layout, MANY))))
 
 
-def multiply(lane: Lane, layout: Layout, blob: Span, y: Span, x: Span, tokens: int) -> None:
+def multiply(arena: Arena, layout: Layout, packed: Span, y: Span, x: Span, tokens: int) -> None:
     """Y (T × N) = X (T × K) W."""
     made = product(layout, tokens)
     if isinstance(layout, DenseLayout):
-        lane.launch(made, y=y, x=x, weights=blob, tokens=tokens, rows=layout.rows, columns=layout.columns)
+        arena.launch(made, y=y, x=x, weights=packed, tokens=tokens, rows=layout.rows, columns=layout.columns)
         return
-    lane.launch(made, y=y, x=x, **layout.spans(blob), tokens=tokens, **layout.numbers)
+    arena.launch(made, y=y, x=x, **layout.spans(packed), tokens=tokens, **layout.numbers)
 
 
 class Resident:
     """A matrix that stays on the device."""
 
-    def __init__(self, lane: Lane, matrix: Matrix, what: str) -> None:
-        self._lane, self.layout = lane, layout_of(matrix)
-        lane.load(*products(self.layout))
-        self._blob = lane.store(blob_of(self.layout, matrix), what)
+    def __init__(self, arena: Arena, matrix: Matrix, what: str) -> None:
+        self._arena, self.layout = arena, layout_of(matrix)
+        arena.load(*products(self.layout))
+        self._packed = arena.store(packed_bytes(self.layout, matrix), what)
 
     def __call__(self, y: Span, x: Span, tokens: int) -> None:
         """Y = X W."""
-        multiply(self._lane, self.layout, self._blob, y, x, tokens)
+        multiply(self._arena, self.layout, self._packed, y, x, tokens)
 
 
 # **Experts.**
@@ -102,7 +101,7 @@ class Resident:
 
 @dataclass(frozen=True)
 class ExpertLayout:
-    """How the three matrices of a gated linear unit lie one after the other."""
+    """The layout of an expert: its three matrices, one after another."""
 
     gate: Layout
     up: Layout
@@ -110,7 +109,7 @@ class ExpertLayout:
 
     @classmethod
     def of(cls, expert: GatedWeights) -> "ExpertLayout":
-        """The layout that holds this expert."""
+        """The layout of this expert."""
         return cls(layout_of(expert.gate), layout_of(expert.up), layout_of(expert.down))
 
     @property
@@ -120,72 +119,72 @@ class ExpertLayout:
 
     @property
     def inner(self) -> int:
-        """Numbers between the halves, for a token."""
+        """Elements between the two halves, per token."""
         return self.gate.columns
 
     @property
     def fused(self) -> bool:
-        """Whether one kernel computes the first half: both matrices are quantised alike."""
+        """Whether one kernel computes the first half: both matrices have the same quantised layout."""
         return isinstance(self.gate, MatrixLayout) and self.gate == self.up
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """What `run` launches, whatever the number of tokens."""
+        """The kernels that `run` launches, for any number of tokens."""
         if self.fused:
             return (*(self._half(tokens) for tokens in (1, MANY)), *products(self.down))
         return (*products(self.gate), *products(self.up), kernel("swiglu"), *products(self.down))
 
     def _half(self, tokens: int) -> Kernel:
-        """The kernel of the first half, of a fused layout."""
+        """The kernel of the first half of a fused layout."""
         assert isinstance(self.gate, MatrixLayout)
         bits, scales = self.gate.bits, self.gate.scale_dtype
         return kernel("expert_in", bits=bits, scales=scales, tokens=1 if tokens == 1 else MANY)
 
-    def apply(self, expert: GatedWeights) -> Blob:
+    def apply(self, expert: GatedWeights) -> U8:
         """The bytes of an expert.
 
         Raises:
-            ArgumentError: its matrices are stored otherwise.
+            ArgumentError: its matrices have other layouts.
         """
         parts = zip((self.gate, self.up, self.down), expert.linears().values(), strict=True)
-        return np.concatenate([blob_of(layout, matrix) for layout, matrix in parts])
+        return np.concatenate([packed_bytes(layout, matrix) for layout, matrix in parts])
 
     def wider(self, others: "ExpertLayout") -> "ExpertLayout":
-        """The layout that holds this expert and another: float32 where one of the two needs it.
+        """The layout that can hold both experts: float32 where one of them needs it.
 
         Raises:
-            ArgumentError: they are not quantised alike.
+            ArgumentError: they are quantised differently.
         """
         pairs = zip((self.gate, self.up, self.down), (others.gate, others.up, others.down), strict=True)
         return ExpertLayout(*(_wider(one, other) for one, other in pairs))
 
-    def restore(self, blob: Blob) -> GatedWeights:
-        """The expert of a blob, the inverse of `apply`."""
+    def restore(self, packed: U8) -> GatedWeights:
+        """The expert that was packed, the inverse of `apply`."""
         ends = np.cumsum([self.gate.nbytes, self.up.nbytes, self.down.nbytes])
-        parts = np.split(blob, ends[:-1])
+        parts = np.split(packed, ends[:-1])
         layouts = self.gate, self.up, self.down
         return GatedWeights(*(layout.restore(part) for layout, part in zip(layouts, parts, strict=True)))
 
-    def run(self, lane: Lane, blob: Span, y: Span, x: Span, inner: Span, spare: Span | None, tokens: int) -> None:
+    def run(self, arena: Arena, packed: Span, y: Span, x: Span, inner: Span, spare: Span | None, tokens: int) -> None:
         """Y (T × hidden) = (silu(X gate) ⊗ X up) down.
 
-        To work with, `inner` has T × `inner` numbers and `spare` twice as many; a fused layout needs no `spare`.
+        Scratch memory: `inner` has T × `inner` elements and `spare` twice as many; a fused layout needs no `spare`.
         """
-        gate, up, down = self._spans(blob)
+        gate, up, down = self._spans(packed)
         if isinstance(self.gate, MatrixLayout) and self.fused:
             matrices = self.gate.spans(gate, "gate_") | self.gate.spans(up, "up_")
-            lane.launch(self._half(tokens), y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
+            arena.launch(self._half(tokens), y=inner, x=x, **matrices, tokens=tokens, **self.gate.numbers)
         else:
             assert spare is not None
             count = tokens * self.inner
             left, right = spare.part(0, 4 * count), spare.part(4 * count, 4 * count)
-            multiply(lane, self.gate, gate, left, x, tokens)
-            multiply(lane, self.up, up, right, x, tokens)
-            lane.launch(kernel("swiglu"), y=inner, gate=left, up=right, count=count)
-        multiply(lane, self.down, down, y, inner, tokens)
+            multiply(arena, self.gate, gate, left, x, tokens)
+            multiply(arena, self.up, up, right, x, tokens)
+            arena.launch(kernel("swiglu"), y=inner, gate=left, up=right, count=count)
+        multiply(arena, self.down, down, y, inner, tokens)
 
-    def _spans(self, blob: Span) -> tuple[Span, Span, Span]:
+    def _spans(self, packed: Span) -> tuple[Span, Span, Span]:
         first, second = self.gate.nbytes, self.gate.nbytes + self.up.nbytes
-        return blob.part(0, first), blob.part(first, self.up.nbytes), blob.part(second, self.down.nbytes)
+        return packed.part(0, first), packed.part(first, self.up.nbytes), packed.part(second, self.down.nbytes)
 
 
 def _wider(one: Layout, other: Layout) -> Layout:
@@ -193,4 +192,4 @@ def _wider(one: Layout, other: Layout) -> Layout:
         return one
     if isinstance(one, DenseLayout) and isinstance(other, DenseLayout):
         return DenseLayout(one.rows, one.columns, "float32")
-    raise ArgumentError("an expert", other, f"{one}, as the others: all fit in the same slots")
+    raise ArgumentError("an expert", other, f"{one}, as the others: all use the same slots")

@@ -1,11 +1,11 @@
-"""The sparse part of a block: the host chooses, the engine brings, the device computes.
+"""The sparse part of a block: the host chooses experts, the engine copies them, the device computes them.
 
-A gate's scores come to the host, because which experts are needed decides which copies are asked for. The choice is
-that of the chapter `lowbit.moe.routing`, made by its own functions, so it has its ties and its order.
+The host needs the gate's scores to decide which copies to issue. It chooses with the functions of the chapter
+`lowbit.moe.routing`, so ties and order are the same.
 
-Each expert runs once for all the tokens of a chunk that chose it: their rows are gathered, and its answers are put at
-the places that these tokens have for it. A token's places are in the order of its experts' numbers, and they are added
-up only when all are there. So nothing that the engine decides can be seen in an answer.
+Each expert runs once for all tokens of a chunk that chose it: their rows are gathered, and its answers are written to
+the rows that these tokens have for it. A token's rows are ordered by expert number, and they are added only when all
+are complete. So an answer does not depend on the engine's decisions.
 
 Source: MoE offloading §2.1, §3; the chapters `lowbit.moe.routing` and `lowbit.model.block`.
 """
@@ -16,21 +16,21 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, I32
+from lowbit.arrays import F32, I32, U8
 from lowbit.model.block import routes
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.moe.offload import Trace
 from lowbit.moe.routing import Ids, top_k
 from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.kernels.table import kernel
+from lowbit_cuda.model.arena import Arena, check_stream
 from lowbit_cuda.model.cold import ColdExperts
-from lowbit_cuda.model.lane import Lane, through
-from lowbit_cuda.model.matrices import Blob, ExpertLayout
+from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.model.workspace import FLOAT, INDEX, Workspace
 from lowbit_cuda.port import Span, Stream
 
 GUESSES = 2
-"""Experts that are guessed for each token; the paper takes one or two."""
+"""Experts guessed for each token; the paper uses one or two."""
 
 Indices = I32
 
@@ -40,20 +40,20 @@ class Routes:
     """The experts of T tokens, each token's by ascending number.
 
     Attributes:
-        chosen: T × k.
-        shares: float32, T × k, of the same experts.
+        chosen: expert numbers, T × k.
+        probabilities: float32, T × k, of these experts.
     """
 
     chosen: Ids
-    shares: F32
+    probabilities: F32
 
     @property
     def needed(self) -> tuple[int, ...]:
-        """All of them, ascending."""
+        """All chosen experts, ascending."""
         return tuple(int(expert) for expert in np.unique(self.chosen))
 
     def of(self, expert: int) -> tuple[Indices, Indices]:
-        """The tokens that chose an expert, and where its answers belong among all T · k."""
+        """The tokens that chose an expert, and the rows of its answers among all T · k."""
         tokens, place = np.nonzero(self.chosen == expert)
         return tokens.astype(np.int32), (tokens * self.chosen.shape[1] + place).astype(np.int32)
 
@@ -62,24 +62,24 @@ def choose(scores: F32, routing: Routing) -> Routes:
     """The routes of tokens with these scores (float32, T × E).
 
     Raises:
-        ArgumentError: a score that is not finite.
+        ArgumentError: a score is not finite.
     """
-    chosen, shares = routes(scores, routing)
+    chosen, probabilities = routes(scores, routing)
     order = np.argsort(chosen, axis=1)
-    ascending, sorted_shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(shares, order, axis=1)
-    return Routes(ascending, sorted_shares.astype(np.float32))
+    ascending = np.take_along_axis(chosen, order, axis=1)
+    return Routes(ascending, np.take_along_axis(probabilities, order, axis=1).astype(np.float32))
 
 
 def guesses(scores: F32, count: int = GUESSES) -> tuple[int, ...]:
-    """The experts that most of the tokens will probably need, likeliest first; of equals the lowest number.
+    """The experts that most tokens will probably need, likeliest first; ties go to the lowest number.
 
-    One token's guesses are in the order of their scores:
+    The guesses of one token are ordered by score:
 
     >>> guesses(np.array([[0.0, 3.0, 1.0, 2.0]], np.float32))
     (1, 3)
     """
     if not np.isfinite(scores).all():
-        return ()  # the next layer's own gate will have to say what is wrong
+        return ()  # the next layer's gate will report the error
     likely = top_k(scores, min(count, scores.shape[1]))
     if len(likely) == 1:
         return tuple(int(expert) for expert in likely[0])
@@ -92,26 +92,26 @@ class Sparse:
     """The sparse parts of all blocks."""
 
     def __init__(
-        self, lane: Lane, config: LlamaConfig, layout: ExpertLayout, engine: Engine, cold: ColdExperts | None
+        self, arena: Arena, config: LlamaConfig, layout: ExpertLayout, engine: Engine, cold: ColdExperts | None
     ) -> None:
         assert config.routing is not None
-        self._lane, self._config, self._routing = lane, config, config.routing
+        self._arena, self._config, self._routing = arena, config, config.routing
         self._layout, self._engine, self._cold = layout, engine, cold
-        lane.load(*layout.kernels(), kernel("combine"), kernel("gather", table="float32"), kernel("scatter"))
+        arena.load(*layout.kernels(), kernel("combine"), kernel("gather", table="float32"), kernel("scatter"))
 
     def run(self, layer: int, work: Workspace, tokens: int, columns: int) -> Trace:
-        """Choose by the scores that have come to the host, and let the experts run; `combine` adds their answers.
+        """Choose experts by the scores on the host, and run them; `combine` adds their answers.
 
         Returns:
-            What the engine decided.
+            The engine's events.
         """
         experts = self._routing.experts
-        scores = self._lane.port.read(work.host["scores"], np.float32, (tokens, columns))
+        scores = self._arena.port.read(work.host["scores"], np.float32, (tokens, columns))
         found = choose(np.ascontiguousarray(scores[:, :experts]), self._routing)
         likely = guesses(np.ascontiguousarray(scores[:, experts:])) if columns > experts else ()
-        self._lane.port.write(work.host["shares"], found.shares)
+        self._arena.port.write(work.host["probabilities"], found.probabilities)
         if tokens > 1:
-            self._lane.copy(work.rows("shares", tokens, self._routing.top_k), work.host["shares"])
+            self._arena.copy(work.rows("probabilities", tokens, self._routing.top_k), work.host["probabilities"])
         places = self._send_indices(work, found) if tokens > 1 else {}
         offered = partial(self._compute_on_host, layer, work, found, places) if self._cold else None
         return self._engine.run(
@@ -124,16 +124,16 @@ class Sparse:
         )
 
     def combine(self, work: Workspace, tokens: int) -> None:
-        """Add the weighted answers to the stream, in the order of their experts' numbers.
+        """Add the weighted answers to the residual stream, by ascending expert.
 
-        One token's weights are read where the host wrote them: they would come too late as a copy, behind the experts
-        that are on their way, and the layer's kernels with them. Those of a chunk are many, and read often.
+        One token's weights are read from host memory, because a copy of them would wait behind experts that are being
+        copied. A chunk has more weights, which are read several times, so they are copied.
         """
-        self._lane.launch(
+        self._arena.launch(
             kernel("combine"),
             y=work["x"],
             answers=work["answers"],
-            weights=work.host["shares"] if tokens == 1 else work["shares"],
+            weights=work.host["probabilities"] if tokens == 1 else work["probabilities"],
             tokens=tokens,
             experts=self._routing.top_k,
             columns=self._config.hidden,
@@ -147,13 +147,13 @@ class Sparse:
         found: Routes,
         places: dict[int, tuple[Span, Span]],
         expert: int,
-        blob: Span,
+        packed: Span,
         stream: Stream,
     ) -> None:
-        through(self._lane, stream)
+        check_stream(self._arena, stream)
         hidden, k = self._config.hidden, self._routing.top_k
         spare = work.device.get("spare")
-        run = partial(self._layout.run, self._lane, blob, inner=work["inner"], spare=spare)
+        run = partial(self._layout.run, self._arena, packed, inner=work["inner"], spare=spare)
         if len(found.chosen) == 1:
             place = found.needed.index(expert)
             run(y=work.rows("answers", 1, hidden, first=place), x=work["normed"], tokens=1)
@@ -161,21 +161,21 @@ class Sparse:
         rows, targets = places[expert]
         count, tokens = rows.nbytes // INDEX, len(found.chosen)
         sized = {"count": count, "columns": hidden}
-        self._lane.launch(
+        self._arena.launch(
             kernel("gather", table="float32"), y=work["picked"], x=work["normed"], index=rows, rows=tokens, **sized
         )
         run(y=work["out"], x=work["picked"], tokens=count)
-        self._lane.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=targets, rows=tokens * k, **sized)
+        self._arena.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=targets, rows=tokens * k, **sized)
 
     def _compute_on_host(
-        self, layer: int, work: Workspace, found: Routes, places: dict[int, tuple[Span, Span]], expert: int, blob: Blob
+        self, layer: int, work: Workspace, found: Routes, places: dict[int, tuple[Span, Span]], expert: int, packed: U8
     ) -> None:
-        """Run an expert on the host, and bring its answers to their places."""
+        """Run an expert on the host, and copy its answers to their rows."""
         assert self._cold is not None
         hidden, k, tokens = self._config.hidden, self._routing.top_k, len(found.chosen)
         own, targets = found.of(expert)
-        inputs = self._lane.port.read(work.host["normed"], np.float32, (tokens, hidden))
-        answers = self._cold.answer((layer, expert), blob, np.ascontiguousarray(inputs[own]))
+        inputs = self._arena.port.read(work.host["normed"], np.float32, (tokens, hidden))
+        answers = self._cold.answer((layer, expert), packed, np.ascontiguousarray(inputs[own]))
         first = sum(found.of(before)[0].size for before in found.needed if before < expert)
         pinned = work.host["answers"].part(FLOAT * hidden * first)
         if tokens == 1:
@@ -184,17 +184,17 @@ class Sparse:
         self._send(pinned, work["out"], answers)
         sized = {"count": own.size, "columns": hidden}
         index = places[expert][1]
-        self._lane.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=index, rows=tokens * k, **sized)
+        self._arena.launch(kernel("scatter"), y=work["answers"], x=work["out"], index=index, rows=tokens * k, **sized)
 
-    # What goes to the device.
+    # Copies to the device.
 
     def _send(self, pinned: Span, there: Span, data: npt.NDArray[np.generic]) -> None:
         data = np.ascontiguousarray(data)
-        self._lane.port.write(pinned, data)
-        self._lane.copy(there.part(0, data.nbytes), pinned)
+        self._arena.port.write(pinned, data)
+        self._arena.copy(there.part(0, data.nbytes), pinned)
 
     def _send_indices(self, work: Workspace, found: Routes) -> dict[int, tuple[Span, Span]]:
-        """For each expert the rows of its tokens and the places of its answers, all in one copy."""
+        """For each expert the rows of its tokens and of its answers, all in one copy."""
         parts: list[Indices] = []
         spans: dict[int, tuple[Span, Span]] = {}
         start = 0

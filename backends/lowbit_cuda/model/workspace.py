@@ -1,17 +1,15 @@
-r"""The workspace: what tokens need on a device while they go through a model, taken once and used by every layer.
+r"""The workspace: device memory for tokens on their way through a model, allocated once and used by every layer.
 
-Tokens go through in *chunks* of at most `CHUNK`, so the workspace has room for one chunk. A prompt's experts are loaded
-once for each chunk, which is why a chunk is large; and how large it is does not depend on the memory there is, although
-that would change no bit.
+Tokens pass through in *chunks* of at most `CHUNK`, so the workspace holds one chunk. A prompt's experts are loaded once
+for each chunk, so a chunk is large. Its size does not depend on the memory available, although that would change no
+bit.
 
 The *cache* has a place for every token of the context from the start: a key and a value of :math:`d_h` channels for
-each of G heads and each layer. In float16 that is :math:`4 G d_h` bytes a token and layer; with keys in BFP12 the four
-becomes :math:`2 + 17/32`.
+each of G heads and each layer. In float16 that is :math:`4 G d_h` bytes per token and layer; with keys in BFP12 the
+factor 4 becomes :math:`2 + 17/32`.
 
-On the host, in pinned memory, are the numbers that go back and forth with every token: rows of the embedding, scores of
-the gates, weights of the experts, the last hidden state, logits.
-
-Source: lowbit's own.
+Pinned host memory holds what is exchanged for every token: rows of the embedding, scores of the gates, weights of the
+experts, the last hidden state, logits.
 """
 
 from collections.abc import Mapping
@@ -22,27 +20,27 @@ import numpy as np
 from lowbit.backend.whole_model import Keys
 from lowbit.model.config import LlamaConfig
 from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
-from lowbit_cuda.model.lane import Lane, charged
+from lowbit_cuda.model.arena import Arena, charged
 from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.port import Span
 
 CHUNK = 256
-"""Tokens that go through the layers at once."""
+"""Tokens that pass through the layers at once."""
 LOGIT_ROWS = 8
-"""Rows of logits that are made at once."""
+"""Rows of logits that are computed at once."""
 FLOAT, INDEX = 4, 4
 """Bytes."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many bytes everything takes that is not weights.
+    """The bytes of everything but weights.
 
     Attributes:
-        config: of the model.
-        context: tokens that the cache has a place for.
-        keys: the numbers in which keys and values are kept.
-        expert: layout of experts, or of the feed-forward part of a dense block.
+        config: the model's configuration.
+        context: the number of tokens that the cache can hold.
+        keys: the type in which keys are stored.
+        expert: the layout of an expert, or of the feed-forward part of a dense block.
     """
 
     config: LlamaConfig
@@ -52,7 +50,7 @@ class Sizes:
 
     @property
     def chunk(self) -> int:
-        """Tokens that go through at once."""
+        """Tokens that pass through the layers at once."""
         return min(CHUNK, self.context)
 
     @property
@@ -64,7 +62,7 @@ class Sizes:
         rows |= {"queries": queries, "mixed": queries, "keys": keys, "values": keys}
         rows |= {} if self.expert.fused else {"spare": 2 * self.expert.inner}
         if routing := config.routing:
-            rows |= {"shares": routing.top_k, "index": 2 * routing.top_k}
+            rows |= {"probabilities": routing.top_k, "index": 2 * routing.top_k}
             rows |= {"picked": config.hidden, "answers": routing.top_k * config.hidden}
         head = {"head_in": config.hidden, "logits": config.vocabulary}
         sizes = {name: FLOAT * tokens * count for name, count in rows.items()}
@@ -72,12 +70,12 @@ class Sizes:
 
     @property
     def host(self) -> dict[str, int]:
-        """Bytes of the pinned parts, by name; each is the other end of a copy to or from the part of this name.
+        """Bytes of the pinned parts, by name; each is copied to or from the device part of the same name.
 
-        Only ``scores`` has no other end: kernels write it where it is.
+        The exception is ``scores``, which kernels write directly.
         """
         there = self.device
-        names = ("x", "normed", "shares", "index", "answers", "head_in", "logits", "position")
+        names = ("x", "normed", "probabilities", "index", "answers", "head_in", "logits", "position")
         own = {"scores": 2 * FLOAT * self.chunk * self.config.routing.experts} if self.config.routing else {}
         return {name: there[name] for name in names if name in there} | own
 
@@ -97,7 +95,7 @@ class Sizes:
 
     @property
     def total(self) -> int:
-        """What all of it counts as on the device."""
+        """The bytes that all of it counts as on the device."""
         caches = self.config.layers * charged(self.cache.values())
         return charged(self.device.values()) + charged(self.tables.values()) + caches
 
@@ -107,11 +105,11 @@ class Workspace:
     """The parts themselves.
 
     Attributes:
-        sizes: of everything.
-        device: on the device, by name.
-        host: pinned, by name.
-        tables: rotary tables by base, context × d_h float32: cosines of the pairs, then their sines.
-        caches: for each layer its parts by name.
+        sizes: the sizes of the parts.
+        device: parts on the device, by name.
+        host: pinned parts, by name.
+        tables: rotary tables by base, context × d_h float32: the cosines of all pairs, then their sines.
+        caches: the parts of each layer's cache, by name.
     """
 
     sizes: Sizes
@@ -124,17 +122,17 @@ class Workspace:
         return self.device[name]
 
     def rows(self, name: str, count: int, columns: int, first: int = 0) -> Span:
-        """So many rows of 4-byte numbers of a part on the device."""
+        """Rows of 4-byte elements of a part on the device."""
         return self.device[name].part(FLOAT * first * columns, FLOAT * count * columns)
 
 
-def take(lane: Lane, sizes: Sizes) -> Workspace:
-    """Take all of it; the tables are filled in."""
-    device = {name: lane.allocate(size, f"workspace: {name}") for name, size in sizes.device.items()}
-    host = {name: lane.pin(size, f"workspace: {name}") for name, size in sizes.host.items()}
-    tables = {base: lane.store(rotary_table(sizes, base), "rotary table") for base in sizes.tables}
+def allocate(arena: Arena, sizes: Sizes) -> Workspace:
+    """Allocate the workspace, and fill in its tables."""
+    device = {name: arena.allocate(size, f"workspace: {name}") for name, size in sizes.device.items()}
+    host = {name: arena.pin(size, f"workspace: {name}") for name, size in sizes.host.items()}
+    tables = {base: arena.store(rotary_table(sizes, base), "rotary table") for base in sizes.tables}
     caches = tuple(
-        {part: lane.allocate(size, f"{part} of layer {layer}") for part, size in sizes.cache.items()}
+        {part: arena.allocate(size, f"{part} of layer {layer}") for part, size in sizes.cache.items()}
         for layer in range(sizes.config.layers)
     )
     return Workspace(sizes, device, host, tables, caches)

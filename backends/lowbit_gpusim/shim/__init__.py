@@ -1,37 +1,36 @@
-"""The kernels' own C++ on a processor: compiled by g++, run thread by thread, and watched at every access.
+"""The kernels' own C++ on a processor: compiled by g++, run thread by thread, with every memory access checked.
 
-Why: a kernel that has only run where it happens to work proves little. What goes wrong in kernels, a barrier that is
-missing, a lane that is not there, a word that nobody wrote, shows on a device now and then or never, and a machine
-without one shows nothing at all. Here the same sources are compiled with `cuda.h` in place of CUDA's own names, and
-what is wrong is found on every run, whether or not it does harm on this one.
+A test on one GPU shows little about a kernel: a missing barrier, an absent lane or an unwritten word causes errors
+there rarely or never, and without a GPU there is no test at all. Here the same sources are compiled with `cuda.h` in
+place of CUDA's own names, and such errors are found on every run, whether or not they change the result.
 
-**Threads are fibers.** One runs until it meets others, in a barrier, a shuffle or a vote; which one goes on then is
-decided by a seed, and so is the order of blocks. `threads.cpp` decides who may meet whom. A thread that waits for one
-that has left, or waits elsewhere, or is not named in the mask, is an error that says who waits for whom and where, and
-where nobody can go on, that is an error too: nothing hangs. Lanes are as strict as the programming guide allows: all
-that a mask names must come, and a shuffle reads only from lanes that take part.
+**Threads are fibers.** A thread runs until a barrier, a shuffle or a vote. A seed then decides which thread continues,
+and in which order blocks run. `threads.cpp` decides which threads may meet. If a thread waits for one that has left,
+waits elsewhere, or is not in the mask, an error names both threads and places; if no thread can continue, that is an
+error too, so nothing hangs. Lanes follow the programming guide strictly: all lanes in a mask must arrive, and a shuffle
+reads only from participating lanes.
 
-**Accesses are watched.** g++ can put a call before every load and store, for its own race detector. Here these calls go
-to `watch.cpp`, so that kernels are written as they are, with plain pointers. Each word that may be written remembers
-who touched it since when, at which line; threads count the barriers that they have passed. Found are
+**Accesses are checked.** g++ can insert a call before every load and store, for its own race detector. Here these calls
+go to `watch.cpp`, so kernels use plain pointers. Each writable word records which threads have accessed it, at which
+line; threads count the barriers that they have passed. The following are errors:
 
-- a *race*: two threads touch a word, one of them writes, and neither a barrier of the block nor one of their warp is
-  between; in shared memory and in the device's, within a block and between blocks, which nothing orders;
-- a read of a word that *nobody has written*, in shared memory or in what the kernel's table says it only writes;
-- a byte *outside* what the launch was given, or on another thread's stack; one that is not *aligned*; a *write* to what
-  the table says is only read; and what the table says is written and was not.
+- a *race*: two threads access a word, one of them writes, and neither a barrier of the block nor one of their warp is
+  between; in shared memory and in device memory, within a block and between blocks, which nothing orders;
+- a read of an *unwritten* word, in shared memory or in a span that the table declares as only written;
+- an access *outside* the launch's spans, or to another thread's stack; a *misaligned* access; a *write* to a span that
+  the table declares as read-only; and a span that is declared as written and was not.
 
-Spans are placed so that they have the alignment that the table asks for and no more, with gaps between them.
+Spans are placed with exactly the alignment that the table declares, with gaps between them.
 
-**Shuffles order nothing**, as the guide has it, although on today's devices they often seem to.
+**Shuffles order nothing**, by the guide, although on current devices they often appear to.
 
-**Sanitizers.** The same sources in programs of their own, under AddressSanitizer and UndefinedBehaviorSanitizer with
-fibers, and under ThreadSanitizer with a thread of the system for each thread of a block (`build`).
+**Sanitizers.** The same sources run as separate programs under AddressSanitizer and UndefinedBehaviorSanitizer with
+fibers, and under ThreadSanitizer with an operating-system thread for each thread of a block (`build`).
 
-**Planted bugs.** The runtime can skip a barrier, or take a shuffle from another lane, at a given line. The tests do so
-for each one in the kernels and show that it is found.
+**Planted bugs.** The runtime can skip a barrier, or read a shuffle from another lane, at a given line. The tests do
+this for each one in the kernels and show that it is detected.
 
-What this does not see: bugs of the compiler for the device, memory order weaker than barriers make it, and time.
+Not covered: errors of the device's compiler, memory orders weaker than barriers, and time.
 
-Source: lowbit's own; rules for barriers, masks and shuffles are those of the CUDA C++ programming guide.
+The rules for barriers, masks and shuffles are those of the CUDA C++ programming guide.
 """

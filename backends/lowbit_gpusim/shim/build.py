@@ -1,12 +1,13 @@
-"""Kernels compiled by g++: each source an object, the objects with the runtime a program, kept by digest.
+"""Compiling kernels with g++: one object per source, linked with the runtime and cached by digest.
 
-There are three flavors. *Watched* is a shared library in which every access of a kernel is reported to the runtime
-(`watch.cpp`). *Address* is a program of its own under AddressSanitizer and UndefinedBehaviorSanitizer, with fibers too.
-*Thread* is one under ThreadSanitizer, with a thread of the system for each thread of the block.
+There are three flavors. *Watched* is a shared library in which every memory access of a kernel is reported to the
+runtime (`watch.cpp`). *Address* is a separate program under AddressSanitizer and UndefinedBehaviorSanitizer, also with
+fibers. *Thread* is a separate program under ThreadSanitizer, with an operating-system thread for each thread of a
+block.
 
-All are compiled with one rounding for each operation (``-ffp-contract=off``) and with warnings as errors. An object's
-name in the cache is the digest of its preprocessed text, its options and the compiler, so a change of any file that it
-includes makes another; `lowbit.system.storage.kept_code` keeps them, and makes a damaged one again.
+All are compiled with one rounding per operation (``-ffp-contract=off``) and with warnings as errors. An object's name
+in the cache is the digest of its preprocessed text, its options and the compiler, so a change of any included file
+makes a new object. `lowbit.system.storage.kept_code` keeps them and replaces damaged ones.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ TIMEOUT = 300  # seconds for one call of the compiler
 
 @dataclass(frozen=True)
 class Flavor:
-    """How kernels and runtime are compiled.
+    """Options with which kernels and runtime are compiled.
 
     Attributes:
         name: of the flavor.
@@ -54,7 +55,7 @@ class Flavor:
 
     @property
     def is_library(self) -> bool:
-        """Whether it is loaded into the process, and not a program."""
+        """Whether the result is a library for this process, and not a program."""
         return "-shared" in self.link
 
 
@@ -69,7 +70,7 @@ WATCHED = Flavor(
     "watched",
     ("-O2", *REPORTED),
     ("-O2", "-DLOWBIT_SHIM_WATCH"),
-    ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs"),  # what the watch does not know, atomics for example, is refused
+    ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs"),  # refuse calls that the watch does not define, for example atomics
     (*CORE, "fibers.cpp", "watch.cpp"),
 )
 ADDRESS = Flavor(
@@ -101,7 +102,7 @@ def compiler() -> str:
 
 
 def build(sources: Sequence[Path], flavor: Flavor) -> Path:
-    """A program with the kernels of these sources, from the cache or compiled now.
+    """A program with the kernels of these sources, from the cache or newly compiled.
 
     Returns:
         The path of a shared library or of a program.
@@ -118,7 +119,7 @@ def build(sources: Sequence[Path], flavor: Flavor) -> Path:
 
 
 def _kernel_object(source: Path, flavor: Flavor) -> Path:
-    """The object of a source of kernels, with a line for each that makes it known to the runtime."""
+    """The object of a source, with a line for each kernel that registers it with the runtime."""
     options = (*COMMON, *flavor.kernels)
     names = kernel_names(source)
     lines = (f'static const lowbit_shim::Known known_{n}(lowbit_shim::kernel<{n}>("{n}"));' for n in names)
@@ -131,7 +132,7 @@ def _object(source: Path, options: tuple[str, ...]) -> Path:
 
 
 def _including(source: Path) -> str:
-    """An absolute name: messages are those of the file, and no file of the current folder is taken for it."""
+    """Include by absolute path: messages name the file, and no file in the current folder can take its place."""
     return f'#include "{source.absolute()}"\n'
 
 
@@ -155,7 +156,7 @@ def _digest(*parts: str) -> str:
 
 
 def _made(name: str, make: Callable[[Path], object]) -> Path:
-    """A file of the cache, made if it is not there."""
+    """A file of the cache, made if it does not exist."""
     folder = code_folder("shim")
     try:
         return kept_code(folder, name, make)
@@ -193,5 +194,5 @@ def _run(command: Sequence[str], text: str = "", folder: Path | None = None) -> 
 
 
 def kernel_names(source: Path) -> list[str]:
-    """The kernels of a file; none, where it is only included by others."""
+    """The kernels of a file; empty for files that are only included by others."""
     return KERNEL_NAME.findall(_preprocessed(_including(source), COMMON))

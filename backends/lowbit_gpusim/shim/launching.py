@@ -1,4 +1,4 @@
-"""One launch as the runtime takes it: numbers in slots, arrays with what may be done to them."""
+"""One launch in the runtime's form: numbers in slots, and arrays with their access."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter
 
 MOST_THREADS, MOST_SHARED, MOST_BLOCKS = 1024, 1 << 20, 1 << 24
 READ, WRITE, UPDATE, PART = 1, 2, 3, 4  # as in launch.h
-POISON = 0xFF  # bytes that nobody has written: NaN as a number of any size
+POISON = 0xFF  # unwritten bytes: NaN in every float type
 
 
 class KernelError(DeviceError):
-    """What is wrong with a kernel, as the runtime found it.
+    """An error in a kernel, as the runtime found it.
 
     Attributes:
         kernel: its name.
@@ -32,7 +32,7 @@ class KernelError(DeviceError):
 
 @dataclass(frozen=True)
 class Mutation:
-    """A planted bug: the barrier or vote at a line is skipped, or a shuffle there takes from another lane."""
+    """A planted bug: the barrier or vote at a line is skipped, or a shuffle there reads from another lane."""
 
     file: str
     line: int
@@ -40,7 +40,7 @@ class Mutation:
 
 @dataclass(frozen=True)
 class Options:
-    """How a launch is run.
+    """Options of a launch.
 
     Attributes:
         seed: of the order of blocks and threads.
@@ -55,7 +55,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Launch:
-    """A kernel with what it is given.
+    """A kernel with its arguments.
 
     Attributes:
         kernel: which.
@@ -69,7 +69,7 @@ class Launch:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
-        """Check all of it.
+        """Check the launch.
 
         Raises:
             ArgumentError: a missing or unknown argument, an array of another kind or size, a number that does not fit,
@@ -118,19 +118,19 @@ def slot(parameter: Parameter, value: Number) -> bytes:
 
 
 def access_code(parameter: Parameter) -> int:
-    """What the runtime calls the access of a span."""
+    """The runtime's code for the access of a span."""
     if parameter.access == "write":
         return WRITE if parameter.exact else PART
     return READ if parameter.access == "read" else UPDATE
 
 
 def alignment_of(parameter: Parameter) -> int:
-    """Bytes of which a span's place is a multiple; it is put at a multiple of no more, to see that this is enough."""
+    """The alignment of a span in bytes; it is placed with exactly this alignment, to test that it suffices."""
     return max(parameter.alignment, np.dtype(parameter.kind).itemsize)
 
 
 def check_description(kernel: Kernel, description: str) -> None:
-    """The arguments in the source are those of the table.
+    """Check that the source's arguments match the table.
 
     Args:
         kernel: from the table.
@@ -159,7 +159,7 @@ def check_description(kernel: Kernel, description: str) -> None:
 
 
 def _holds(element: str, kind: np.dtype[Any]) -> bool:
-    """Whether a pointer to such elements fits a span: the kind itself, its bits, or several at once."""
+    """Whether a pointer type matches a span: the type itself, its bits, or a vector of it."""
     size, letter = int(element[:-1]), element[-1]
     same = size == kind.itemsize and letter == kind.kind
     return same or (size % kind.itemsize == 0 and letter in "su")

@@ -1,7 +1,7 @@
-"""Running kernels: in this process, watched, or in one of their own under a sanitizer.
+"""Running kernels: in this process with checked accesses, or in a separate process under a sanitizer.
 
-`ShimKernels` is what a `lowbit_gpusim.sim.SimDevice` takes in place of the kernels' meanings in numpy. Whatever a
-kernel does wrong is a `KernelError`, the process goes on, and the arrays are as they were.
+A `lowbit_gpusim.sim.device.SimDevice` can use `ShimKernels` in place of numpy. Any error in a kernel raises a
+`KernelError`; the process continues, and the arrays are unchanged.
 """
 
 import ctypes
@@ -47,14 +47,14 @@ __all__ = [
     "watched_kernels",
 ]
 
-GAP = 1 << 20  # bytes between arrays, so that what is read beyond one is not another
-ALIGNMENT = 512  # bytes, twice the most that a span may ask for
+GAP = 1 << 20  # bytes between arrays, so that reading beyond one does not reach another
+ALIGNMENT = 512  # bytes, twice the largest alignment of a span
 MESSAGE = 4096
 TIMEOUT = 60  # seconds for launches under a sanitizer
-# Without addresses and numbers of processes, so that what is said is the same every time.
+# Without addresses and process numbers, so that messages are reproducible.
 _COMPLAINT = re.compile(r"((?:Address|Thread)Sanitizer: [\w -]+?(?= on | \(pid|:|$)|runtime error: .*)", re.M)
 _PLACE = re.compile(r"(\w+\.cuh):(\d+)")
-_ALONE = threading.Lock()  # a library is loaded once, and knows one launch at a time
+_ALONE = threading.Lock()  # the library is loaded once, and runs one launch at a time
 _LINE = re.compile(r"\{line ([0-9a-f]+)\}")
 
 
@@ -88,7 +88,7 @@ class _Launch(ctypes.Structure):
 
 
 class Watched:
-    """Kernels in this process, every access of them watched.
+    """Kernels in this process, with every memory access checked.
 
     Args:
         sources: files of kernels; by default all of `lowbit_cuda.kernels`.
@@ -107,7 +107,7 @@ class Watched:
         self._checked: set[Kernel] = set()
 
     def run(self, launch: Launch) -> None:
-        """Run a kernel; what it writes is in the arrays of the launch then.
+        """Run a kernel, which writes to the arrays of the launch.
 
         Raises:
             KernelError: what it does wrong; no array has changed.
@@ -123,7 +123,7 @@ class Watched:
                     _bytes_of(launch.arrays[parameter.name])[:] = copies[parameter.name]
 
     def meetings(self) -> list[tuple[str, str, int]]:
-        """What threads have met in since the last call: name, file and line of each barrier, shuffle and vote."""
+        """The barriers, shuffles and votes that threads executed since the last call: name, file and line of each."""
         with _ALONE:
             lines = self._library.lowbit_shim_meetings().decode().splitlines()
         return [(name, file, int(line)) for name, file, line in (re.split("[ :]", line) for line in lines)]
@@ -166,7 +166,7 @@ class Watched:
         )
 
     def _with_lines(self, message: str) -> str:
-        """Addresses of code as lines of it: that in the kernel, and those in what it calls."""
+        """The source lines of code addresses: the line in the kernel, and those in functions that it calls."""
         return _LINE.sub(lambda found: self._line(int(found[1], 16)), message)
 
     def _line(self, address: int) -> str:
@@ -180,13 +180,13 @@ class Watched:
 
 
 class _Room:
-    """Memory of our own for the arrays of a launch, with gaps, kept from launch to launch."""
+    """Memory for the arrays of a launch, with gaps, reused by later launches."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 1)
 
     def copies(self, launch: Launch) -> dict[str, Array]:
-        """Each array's bytes, at a multiple of its alignment and no more; what is to be written is poison."""
+        """Each array's bytes, with exactly its alignment; outputs are poisoned."""
         spans = [parameter for parameter in launch.kernel.parameters if parameter.access]
         size = sum(launch.arrays[parameter.name].nbytes + GAP + ALIGNMENT for parameter in spans) + GAP
         if size > len(self._memory):
@@ -208,7 +208,7 @@ def _bytes_of(array: Array) -> Array:
 
 @cache
 def watched_kernels() -> Watched:
-    """All kernels of `lowbit_cuda.kernels`, compiled once in a process."""
+    """All kernels of `lowbit_cuda.kernels`, compiled once per process."""
     return Watched()
 
 
@@ -219,7 +219,7 @@ def kernel_sources() -> list[Path]:
 
 @dataclass
 class ShimKernels:
-    """Kernels for a simulated device: called with a kernel, its arrays and numbers, it runs their own C++.
+    """Runs kernels of a simulated device: called with a kernel, its arrays and numbers, it runs the kernel's own C++.
 
     Attributes:
         seed: of the next launch; every launch has another.
@@ -232,7 +232,7 @@ class ShimKernels:
     watched: Watched = field(default_factory=watched_kernels)
 
     def __call__(self, kernel: Kernel, arrays: Mapping[str, Array], numbers: Mapping[str, Number]) -> None:
-        """Run it.
+        """Run a kernel.
 
         Raises:
             KernelError: what it does wrong.
@@ -242,7 +242,7 @@ class ShimKernels:
 
 
 class Sanitized:
-    """Kernels in a process of their own under a sanitizer, for each call of `run`.
+    """Kernels under a sanitizer, in a separate process for each call of `run`.
 
     Args:
         flavor: `build.ADDRESS` or `build.THREAD`.
@@ -256,7 +256,7 @@ class Sanitized:
         self._program = build.build(kernel_sources() if sources is None else sources, flavor)
 
     def run(self, *launches: Launch) -> None:
-        """Run launches one after another; what they write is in their arrays then.
+        """Run launches one after another, which write to their arrays.
 
         Raises:
             KernelError: of the kind ``sanitizer`` what the sanitizer says, or what the runtime does; no array has
@@ -293,13 +293,13 @@ class Sanitized:
 
     @cached_property
     def _prefix(self) -> list[str]:
-        # ThreadSanitizer needs an address space that is not randomised too far.
+        # ThreadSanitizer needs limited randomisation of the address space.
         setarch = shutil.which("setarch")
         return [setarch, "-R"] if setarch else []
 
 
 def _serialized(launch: Launch) -> bytes:
-    """A launch as driver.cpp reads it."""
+    """A launch in the format that driver.cpp reads."""
     kernel, options = launch.kernel, launch.options
     mutation = options.mutation or Mutation("", 0)
     sizes = (*kernel.grid(launch.numbers), kernel.block, kernel.shared(launch.numbers))
@@ -322,7 +322,7 @@ def _text(content: bytes) -> bytes:
 
 
 def _answers(output: bytes) -> Any:
-    """The parts of an answer, as far as it is whole."""
+    """The complete parts of an answer."""
     while len(output) >= 8:
         size = int.from_bytes(output[:8], "little")
         if len(output) < 8 + size:
@@ -332,12 +332,12 @@ def _answers(output: bytes) -> Any:
 
 
 def _complaint(said: str) -> tuple[str, str]:
-    """What a process that did not come to its end has said: kind and message."""
+    """The kind and message of the error of a process that did not finish."""
     found = _COMPLAINT.search(said)
     if found:
         places = dict.fromkeys(f"{name}:{line}" for name, line in _PLACE.findall(said))
         return "sanitizer", f"{re.sub('0x[0-9a-f]+ ', '', found[1])}; at {', '.join(list(places)[:4])}"
     lines = said.strip().splitlines()
     if len(lines) == 2:
-        return lines[0], lines[1]  # of the runtime, with threads of the system
+        return lines[0], lines[1]  # an error of the runtime, with operating-system threads
     return "sanitizer", " ".join(lines) or "the process died without a word"

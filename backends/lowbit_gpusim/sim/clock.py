@@ -1,21 +1,21 @@
-"""Virtual time: when each operation would begin and end on a machine of the model.
+"""Virtual time: when each operation begins and ends on a modelled machine.
 
-**Engines.** The device has one engine that copies from the host, one that copies to it, and one for kernels and copies
-on the device; an engine does one operation at a time. Kernels of different streams therefore never overlap: true of
-kernels that fill a device, and a limit of the model for others.
+**Engines.** The device has one engine for copies from the host, one for copies to the host, and one for kernels and for
+copies within the device. An engine does one operation at a time. Kernels of different streams therefore never overlap,
+which is true of kernels that fill a device, and a limit of the model for others.
 
-**When an operation begins.** It is *ready* when the host has given it to the device, the operation before it in its
-stream has ended, and the events have been reached that its stream waits for. An engine that is free takes the
-operation that was ready first, and of two the one that was given first; what it has begun it ends. Events and waits
-take no time and no engine.
+**When an operation begins.** It is *ready* when the host has issued it, the operation before it in its stream has
+ended, and the events that its stream waits for have been reached. A free engine takes the operation that was ready
+first; ties go to the one that was issued first. It completes what it has begun. Events and waits take no time and no
+engine.
 
-**The host's clock** moves by what the host does itself, and when it waits: to the end of what it waits for.
+**The host's clock** advances by the host's own work and by waiting, to the end of what it waits for.
 
-Begin and end follow from the order of calls alone. In which order the simulation really runs things
-(`lowbit_gpusim.sim.schedule`) changes nothing. How long a thing takes is settled by `lowbit_gpusim.sim.machines`.
+Begin and end depend only on the order of calls. The order in which the simulation actually runs the operations
+(`lowbit_gpusim.sim.schedule`) changes nothing. Durations come from `lowbit_gpusim.sim.machines`.
 
-Everything that begins by the host's time is settled, since whatever the host asks for later is ready later; what would
-begin afterwards is left open, because something else may come first.
+Every operation that begins by the host's time is settled, because later requests are ready later. Operations that would
+begin afterwards stay open, because something else may come first.
 """
 
 import heapq
@@ -29,22 +29,22 @@ ENGINES: tuple[Engine, ...] = ("to device", "to host", "compute")
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """One operation, as order, time and schedule see it.
+    """One operation: its order, its time and its state.
 
     Attributes:
-        number: from 1, in the order in which the host gave or did them.
-        stream: its name; ``host`` for what the host does.
+        number: from 1, in the order in which the host issued or did them.
+        stream: the name of its stream; ``host`` for operations of the host.
         kind: ``copy``, ``launch``, ``record``, ``wait``, ``write``, ``read``, ``on_host``, ``free`` or ``synchronize``.
-        what: of which memory, or the kernel's name.
-        engine: which does it, or None.
+        what: the memory, or the kernel's name.
+        engine: the engine that does it, or None.
         duration: seconds.
-        run: what it really does; None when it has been done, or where there is nothing to do.
-        after: what must be done before it and has not been.
-        given: when the host gave or began it.
-        ready: not before this second.
+        run: the action; None after it was done, or where there is none.
+        after: tasks that must be done first and have not been.
+        given: the time at which the host issued or began it.
+        ready: the earliest time at which it can begin.
         begin, end: seconds, None until settled.
-        done: whether it has really been run.
-        unsettled, dependents: for the clock.
+        done: whether the action was run.
+        unsettled, dependents: private to the clock.
     """
 
     number: int
@@ -81,12 +81,12 @@ class VirtualClock:
         self._ready: dict[Engine, list[tuple[float, int, Task]]] = {engine: [] for engine in ENGINES}
 
     def spend(self, seconds: float) -> None:
-        """The host does something itself."""
+        """Advance the host's time by work of its own."""
         self.now += seconds
         self._settle_until(self.now)
 
     def add(self, task: Task) -> None:
-        """The host gives a task to the device, now."""
+        """Issue a task to the device at the host's time."""
         task.given = task.ready = self.now
         for before in task.after:
             if before.end is None:
@@ -98,7 +98,7 @@ class VirtualClock:
             self._make_ready(task)
 
     def wait(self, task: Task) -> None:
-        """The host waits until a task has ended."""
+        """Advance the host's time to the end of a task."""
         while task.end is None:
             self._settle_next()
         self.now = max(self.now, task.end)
@@ -139,7 +139,7 @@ class VirtualClock:
             self._settle_next()
 
     def _settle(self, task: Task, begin: float) -> None:
-        """Settle a task, and those that need no engine and were waiting for it, and so on."""
+        """Settle a task and, transitively, the dependents that need no engine."""
         open_tasks = [(task, begin)]
         while open_tasks:
             task, begin = open_tasks.pop()

@@ -1,14 +1,15 @@
-"""`SimDevice`: a device that is simulated, for tests without one and for time that is not measured but reckoned.
+"""`SimDevice`: a simulated device, for tests without a GPU and for computed instead of measured time.
 
-It keeps `lowbit_cuda.port.DevicePort`, with numpy for kernels. Beyond what a device does it
+It implements `lowbit_cuda.port.DevicePort`, with numpy for kernels. Beyond what a device does, it
 
-- proves the order: `RaceError` for any two operations that the program leaves unordered (`lowbit_gpusim.sim.order`);
-- has its own time, in which nothing depends on this computer (`lowbit_gpusim.sim.clock`, `lowbit_gpusim.sim.machines`);
-- runs things at once, as late as possible, or in any order (`lowbit_gpusim.sim.schedule`);
-- counts memory, notices what is read unwritten, used after it was freed or never freed (`lowbit_gpusim.sim.memory`);
-- fails where it is told to (`lowbit_gpusim.sim.faults`).
+- checks the order: a `RaceError` for any two conflicting operations that the program leaves unordered
+  (`lowbit_gpusim.sim.order`);
+- has a virtual clock that does not depend on this computer (`lowbit_gpusim.sim.clock`, `lowbit_gpusim.sim.machines`);
+- runs operations at once, as late as possible, or in random order (`lowbit_gpusim.sim.schedule`);
+- counts memory, and detects reads of unwritten bytes, use after free, and leaks (`lowbit_gpusim.sim.memory`);
+- makes chosen calls fail (`lowbit_gpusim.sim.faults`).
 
-A copy, and a host that overwrites what is being copied:
+A host that overwrites memory while it is being copied:
 
 >>> import numpy as np
 >>> device = SimDevice("t4", budget=4096)
@@ -28,13 +29,13 @@ in copies after #2 (it waits for nothing of copies)
 >>> device.leaks()
 ('expert', 'slot 0')
 
-Not for several threads at once.
+It must not be used from several threads at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ from lowbit_cuda.port import DeviceError, Kernel, Memory, Number, Span
 from lowbit_gpusim.sim.clock import Task
 from lowbit_gpusim.sim.faults import Failure, Faults
 from lowbit_gpusim.sim.machines import Link, Machine, machine_of
-from lowbit_gpusim.sim.memory import SMALL, UNWRITTEN, Block, Pool, block_of, check_owner, fits, pinned, view
+from lowbit_gpusim.sim.memory import SMALL, UNWRITTEN, Allocation, Pool, allocation_of, check_owner, fits, pinned, view
 from lowbit_gpusim.sim.operations import Compute, Operation, Touch, copy_operation, in_numpy, launch_operation, lost
 from lowbit_gpusim.sim.order import FUNCTION, HOST, Access, Clock, join
 from lowbit_gpusim.sim.report import Reported
@@ -55,7 +56,7 @@ from lowbit_gpusim.sim.schedule import schedule as schedule_named
 from lowbit_gpusim.sim.streams import OnRace, OnUnwritten, SimEvent, SimGraph, SimStream, Streams
 
 HOST_MEMORY = 1 << 40
-"""Bytes that may be pinned where nothing else is said."""
+"""The default limit of pinned bytes."""
 
 
 class SimDevice(Reported):
@@ -63,23 +64,23 @@ class SimDevice(Reported):
 
     Args:
         machine: a name in `lowbit_gpusim.sim.machines.MACHINES`, or a `Machine`.
-        budget: bytes of device memory; by default all that the machine has.
-        link: another link than the machine's: a name in `LINKS`, or a `Link`.
-        host_memory: bytes that may be pinned.
+        budget: bytes of device memory; by default all of the machine's.
+        link: a link other than the machine's: a name in `LINKS`, or a `Link`.
+        host_memory: the limit of pinned bytes.
         schedule: ``eager``, ``late`` or ``random``.
-        seed: for ``random``.
-        backed: False gives memory of more than `small` bytes a size only (`lowbit_gpusim.sim.memory`).
+        seed: the seed of ``random``.
+        backed: False gives memory of more than `small` bytes only a size (`lowbit_gpusim.sim.memory`).
         small: see `backed`.
-        on_race: ``raise`` a `RaceError`, or ``list`` it in `races` and go on.
-        on_unwritten: ``raise`` a `DeviceError` where bytes are read that nobody wrote, or ``count`` it in `unwritten`.
-        free_waits: False makes a `free` that has to wait for a stream a `RaceError`: for programs that claim to free
-            nothing that is in use.
-        fail: what shall fail, if anything.
-        kernels: what runs kernels: their meanings in numpy, or their own C++ (`lowbit_gpusim.shim`).
-        log_limit: how many operations the log keeps, the latest.
+        on_race: ``raise`` a `RaceError`, or ``list`` it in `races` and continue.
+        on_unwritten: ``raise`` a `DeviceError` where unwritten bytes are read, or ``count`` it in `unwritten`.
+        free_waits: False makes a `free` that must wait for a stream a `RaceError`, for programs that claim never to
+            free memory in use.
+        fail: the call that fails, if any.
+        kernels: runs the kernels: in numpy, or their own C++ (`lowbit_gpusim.shim`).
+        log_limit: the number of latest operations that the log keeps.
 
     Raises:
-        ArgumentError: a preset that there is not, or a number out of range.
+        ArgumentError: a preset does not exist, or a number is out of range.
     """
 
     def __init__(
@@ -124,24 +125,24 @@ class SimDevice(Reported):
         return self._allocate("pin", self._host, nbytes, what)
 
     def free(self, memory: Memory) -> None:
-        """See `DevicePort.free`. That it waits orders nothing else: a program must not use it as a wait."""
+        """See `DevicePort.free`. A program must not use it to wait: it orders nothing else."""
         check_owner(self, memory)
-        block: Block = memory.handle
+        allocation: Allocation = memory.handle
         pool = self._device if memory.place == "device" else self._host
-        if not pool.holds(block):
+        if not pool.holds(allocation):
             return
         if self._streams.captures(memory):
-            raise ArgumentError(f"memory for {memory.what}", "part of a graph in the making", "memory that is not")
-        pending = self._streams.pending(block)
+            raise ArgumentError(f"memory for {memory.what}", "in use by a graph being captured", "unused memory")
+        pending = self._streams.pending(allocation)
         if any(access.stream == FUNCTION for access in pending):
-            raise ArgumentError(f"memory for {memory.what}", "read by a function that runs", "memory that is not")
+            raise ArgumentError(f"memory for {memory.what}", "being read by a function", "unused memory")
         if not self._free_waits:
             task = Task(0, "host", "free", memory.what)
-            self._streams.check(Access(0, memory.nbytes, True, HOST, task), block)
-        try:  # also where a kernel's meaning fails that is run only now
+            self._streams.check(Access(0, memory.nbytes, True, HOST, task), allocation)
+        try:  # a kernel that is run only now may raise
             self._streams.host_waits("free", memory.what, [access.task for access in pending], {})
         finally:
-            pool.free(block)
+            pool.free(allocation)
 
     def write(self, span: Span, data: Array) -> None:
         """See `DevicePort.write`."""
@@ -167,7 +168,7 @@ class SimDevice(Reported):
             answer.reshape(-1).view(np.uint8)[:] = here
         return answer
 
-    # What streams do.
+    # Work in streams.
 
     def stream(self, name: str) -> SimStream:
         """See `DevicePort.stream`."""
@@ -175,7 +176,7 @@ class SimDevice(Reported):
         return self._streams.add(name, self)
 
     def load(self, kernels: Iterable[Kernel]) -> None:
-        """See `DevicePort.load`; here there is nothing to bring, and what was asked for is remembered."""
+        """See `DevicePort.load`; the simulation only records which kernels were loaded."""
         names = [kernel.name for kernel in kernels]
         self._call("load", ", ".join(names), host=True)
         self._loaded.update(names)
@@ -183,7 +184,7 @@ class SimDevice(Reported):
     def copy(self, target: Span, source: Span, stream: port.Stream) -> None:
         """See `DevicePort.copy`."""
         for span in (target, source):
-            block_of(self, span, self._device, self._host)
+            allocation_of(self, span, self._device, self._host)
         operation = copy_operation(self.machine, target, source)
         own, failed = self._own(stream), self._call("copy", operation.what)
         self._give(own, [operation], failed)
@@ -192,7 +193,7 @@ class SimDevice(Reported):
         """See `DevicePort.launch`."""
         operation = launch_operation(self.machine, kernel, arguments, self._kernels)
         for touch in operation.touches:
-            block_of(self, touch.span, self._device, self._host)
+            allocation_of(self, touch.span, self._device, self._host)
         own, failed = self._own(stream), self._call("launch", kernel.name)
         if kernel.name not in self._loaded:
             self._loaded.add(kernel.name)
@@ -210,7 +211,7 @@ class SimDevice(Reported):
         own, mark = self._own(stream, "wait"), self._event(event)
         self._call("wait", own.name)
         if mark.never and self._faults.happened:
-            self._faults.tell()
+            self._faults.report()
         self._streams.wait(own, mark)
 
     @contextmanager
@@ -231,7 +232,7 @@ class SimDevice(Reported):
             own.captured = None
         self._call("end capture", own.name)
         if any(operation.failed for operation in kept):
-            self._tell()
+            self._report()
         graphs.append(SimGraph(tuple(kept), self))
 
     def replay(self, graph: port.Graph, stream: port.Stream) -> None:
@@ -241,21 +242,21 @@ class SimDevice(Reported):
             raise ArgumentError("graph", f"a {type(graph).__name__}", "one of this device")
         for operation in graph.operations:
             for touch in operation.touches:
-                block_of(self, touch.span, self._device, self._host)
+                allocation_of(self, touch.span, self._device, self._host)
         self._give(own, graph.operations, self._call("replay", own.name))
 
     def batch(self) -> AbstractContextManager[None]:
-        """See `DevicePort.batch`; here a call costs what it costs."""
+        """See `DevicePort.batch`; here it has no effect."""
         return nullcontext()
 
-    # What the host waits for, and when it is.
+    # Waiting and time.
 
     def synchronize(self, event: port.Event) -> None:
         """See `DevicePort.synchronize`."""
         mark = self._event(event)
         self._call("synchronize", mark.stream.name)
         if mark.never:
-            self._tell()
+            self._report()
         self._streams.host_waits("synchronize", f"#{mark.task.number}", [mark.task], mark.clock)
 
     def finish(self) -> None:
@@ -264,7 +265,7 @@ class SimDevice(Reported):
             self._own(stream, "finish")
         self._call("finish", "all streams")
         if self._streams.broken:
-            self._tell()
+            self._report()
         self._finish()
 
     def reached(self, event: port.Event) -> bool:
@@ -274,10 +275,10 @@ class SimDevice(Reported):
         return self._streams.reached(mark)
 
     def seconds(self, first: port.Event, second: port.Event) -> float:
-        """See `DevicePort.seconds`; virtual.
+        """See `DevicePort.seconds`; virtual time.
 
         Raises:
-            ArgumentError: the host does not know them as reached.
+            ArgumentError: the host has not waited for them.
         """
         ends = []
         for mark in (self._event(first), self._event(second)):
@@ -288,15 +289,15 @@ class SimDevice(Reported):
         return ends[1] - ends[0]
 
     def now(self) -> float:
-        """See `DevicePort.now`; virtual."""
+        """See `DevicePort.now`; virtual time."""
         return self._streams.clock.now
 
     def on_host(self, what: str, reads: Sequence[Span], function: Callable[..., Any]) -> Any:
-        """See `DevicePort.on_host`; memory without bytes is shown as zeros, and what the function keeps of the arrays
-        shows `UNWRITTEN` later."""
+        """See `DevicePort.on_host`; memory without bytes reads as zeros, and the arrays contain `UNWRITTEN` after the
+        function has returned."""
         touches = [Touch("reads", pinned(span), True, False) for span in reads]
         for touch in touches:
-            block_of(self, touch.span, self._host)
+            allocation_of(self, touch.span, self._host)
         self._call("on_host", what, host=True)
         seconds = self.machine.host_seconds(sum(span.nbytes for span in reads))
         shown = [np.zeros(span.nbytes, np.uint8) if (data := view(span)) is None else data.copy() for span in reads]
@@ -311,7 +312,7 @@ class SimDevice(Reported):
                 array.fill(UNWRITTEN)
 
     def close(self) -> None:
-        """See `DevicePort.close`; what was not freed stays listed in `leaks`."""
+        """See `DevicePort.close`; `leaks` still lists memory that was not freed."""
         if self._closed:
             return
         self._leaks = self._in_use()
@@ -319,8 +320,8 @@ class SimDevice(Reported):
             self._finish()
         finally:
             for pool in (self._device, self._host):
-                for block in list(pool.blocks.values()):
-                    pool.free(block)
+                for allocation in list(pool.allocations.values()):
+                    pool.free(allocation)
             self._closed = True
 
     def __enter__(self) -> Self:
@@ -329,10 +330,10 @@ class SimDevice(Reported):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # What they are made of.
+    # Shared by these methods.
 
     def _call(self, kind: str, what: str, *, host: bool = False, memory: tuple[int, int, int] = (0, 0, 0)) -> bool:
-        """A call that may fail; those that the device takes part in cost the host its time."""
+        """Count a call that may fail; calls to the device take the host's time."""
         if self._closed:
             raise DeviceError(f"{kind} of {what}: the device is closed")
         if not host:
@@ -340,13 +341,13 @@ class SimDevice(Reported):
         try:
             return self._faults.call(kind, what, memory)
         except DeviceError:
-            self._streams.mend()
+            self._streams.repair()
             raise
 
-    def _tell(self) -> NoReturn:
-        """The program waits for what was not done, so it must be told now."""
-        self._streams.mend()
-        self._faults.tell()
+    def _report(self) -> NoReturn:
+        """Report a failure now, because the program waits for work that was not done."""
+        self._streams.repair()
+        self._faults.report()
 
     def _allocate(self, kind: str, pool: Pool, nbytes: int, what: str) -> Memory:
         check_integer("nbytes", nbytes, 1)
@@ -354,7 +355,8 @@ class SimDevice(Reported):
         return pool.allocate(nbytes, what)
 
     def _give(self, stream: SimStream, operations: Sequence[Operation], failed: bool) -> None:
-        """Give a stream operations, or keep them in a graph; if they fail late, the stream does nothing after them."""
+        """Issue operations to a stream or record them in a graph; if they fail late, the stream does nothing after
+        them."""
         if failed:
             operations = [lost(operation) for operation in operations]
         if stream.captured is not None:
@@ -365,7 +367,7 @@ class SimDevice(Reported):
         stream.broken = stream.broken or failed
 
     def _on_host(self, kind: str, touch: Touch) -> None:
-        block_of(self, touch.span, self._host)
+        allocation_of(self, touch.span, self._host)
         seconds = self.machine.host_seconds(touch.span.nbytes)
         self._streams.host(kind, touch.span.memory.what, seconds, (touch,))
 
@@ -377,11 +379,11 @@ class SimDevice(Reported):
         self._streams.host_waits("finish", "all streams", last, known)
 
     def _own(self, stream: port.Stream, call: str = "") -> SimStream:
-        """The stream, if it is this device's; `call` is what a capture does not keep."""
+        """The stream, checked to be of this device; `call` names a call that is not allowed during a capture."""
         if not isinstance(stream, SimStream) or stream.owner is not self:
             raise ArgumentError("stream", f"a {type(stream).__name__}", "one of this device")
         if call and stream.captured is not None:
-            raise ArgumentError(f"stream {stream.name}", "making a graph", "given only copies and launches meanwhile")
+            raise ArgumentError(f"stream {stream.name}", "capturing a graph", "only copies and launches until then")
         return stream
 
     def _event(self, event: port.Event) -> SimEvent:
@@ -390,5 +392,4 @@ class SimDevice(Reported):
         return event
 
 
-if TYPE_CHECKING:
-    KEEPS_TO_THE_PORT: type[port.DevicePort] = SimDevice
+_implements: type[port.DevicePort] = SimDevice  # checked by mypy

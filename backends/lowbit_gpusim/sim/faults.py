@@ -1,8 +1,8 @@
-"""Faults: the n-th call fails, so that a test can let each of them fail in turn.
+"""Faults: the n-th call fails, so that a test can make each call fail in turn.
 
-Every call of `SimDevice` that a real device can fail, or during which a person can press Ctrl-C, is counted. A test
-runs its program once and reads the count (`SimDevice.calls`), then runs it again for each number up to that with a
-`Failure` there, and looks at what remains.
+Every call of `SimDevice` that a real device can fail, or that Ctrl-C can interrupt, is counted. A test runs its program
+once and reads the count (`SimDevice.calls`). Then it runs the program again for each number up to that count with a
+`Failure` there, and examines the state afterwards.
 
 The kinds of failure:
 
@@ -11,15 +11,16 @@ The kinds of failure:
 ``interrupt``
     a `KeyboardInterrupt` in place of the call, which has changed nothing.
 ``late``
-    the call returns as if all were well, but a copy, a launch or a graph is never done, and what it should have
-    written is undefined; `lowbit_cuda.port` says what follows from that. The device tells by a `DeviceError` of the
-    call so many calls later, if there is one, or of an earlier one that waits for what was not done or would make a
-    graph of it. The call that tells changes nothing itself, and what is given from then on is done again.
+    the call returns normally, but a copy, a launch or a graph is never done, and the contents of its outputs are
+    undefined; `lowbit_cuda.port` says what follows. The device reports it by a `DeviceError` from the call that comes
+    the given number of calls later, or from an earlier call that waits for the missing work or would make a graph of
+    it. The call that reports it changes nothing itself, and operations that are issued afterwards are done again. A GPU
+    is lost in this case; continuing is a harder test for a program.
 ``lost``
-    as ``late``, but the device is lost then, as a GPU is: the error is a `DeviceLostError`, and every later call that
+    as ``late``, but the device is then lost, as a GPU is: the error is a `DeviceLostError`, and every later call that
     is counted raises it again.
 
-Each of the others happens once. `free` and `close` do not fail: they are how a program gets out.
+Each of the other kinds happens once. `free` and `close` do not fail, so that a program can always clean up.
 """
 
 from collections import Counter
@@ -35,18 +36,19 @@ CALLS = (
     *MEMORY_CALLS, "stream", "load", "copy", "launch", "record", "wait", "capture", "end capture", "replay",
     "synchronize", "finish", "reached", "write", "read", "on_host",
 )  # fmt: skip
-"""The calls that are counted. ``end capture`` is the end of the block of `capture`, where a graph is made."""
+"""The calls that are counted. ``end capture`` is the end of the block of `capture`, where the graph is created."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What fails, when and how.
+    """Which call fails, and how.
 
     Attributes:
         at: the number of the call, from 1.
-        kind: ``error``, ``interrupt`` or ``late``.
+        kind: ``error``, ``interrupt``, ``late`` or ``lost``.
         of: count only these calls, one of `CALLS`; None for all.
-        later: for ``late`` and ``lost``, by how many calls later (of any kind) the device tells at the latest.
+        later: for ``late`` and ``lost``, the number of calls (of any kind) after which the device reports it at the
+            latest.
     """
 
     at: int
@@ -62,24 +64,24 @@ class Failure:
 
 
 class Faults:
-    """Counts calls and lets one fail.
+    """Counts calls, and makes one fail.
 
     Attributes:
-        calls: how many there were, of each kind.
-        happened: whether the failure has happened; a late one, whether it has been told.
+        calls: the number of calls of each kind.
+        happened: whether the failure has happened; for a late one, whether it was reported.
         lost: why the device is lost; empty while it is not.
     """
 
     def __init__(self, failure: Failure | None) -> None:
         self.calls: Counter[str] = Counter()
         self.happened = False
-        self._failure, self._told_at, self._undone, self.lost = failure, 0, "", ""
+        self._failure, self._reported_at, self._undone, self.lost = failure, 0, "", ""
 
     def call(self, kind: str, what: str, memory: tuple[int, int, int] = (0, 0, 0)) -> bool:
-        """Count a call; `memory` is bytes asked, in use and in all. Returns whether it shall not be done.
+        """Count a call; `memory` is bytes requested, used and in all. Returns whether the call must not be carried out.
 
         Raises:
-            DeviceError: the call fails, or tells of an earlier one.
+            DeviceError: the call fails, or reports an earlier failure.
             KeyboardInterrupt: it is interrupted.
         """
         self.calls[kind] += 1
@@ -88,14 +90,14 @@ class Faults:
         failure = self._failure
         if failure is None or self.happened:
             return False
-        if self._told_at:
-            if self.calls.total() >= self._told_at:
-                self.tell()
+        if self._reported_at:
+            if self.calls.total() >= self._reported_at:
+                self.report()
             return False
         if self._count() != failure.at:
             return False
         if failure.kind in ("late", "lost"):
-            self._told_at, self._undone = self.calls.total() + failure.later, f"{kind} of {what}"
+            self._reported_at, self._undone = self.calls.total() + failure.later, f"{kind} of {what}"
             return True
         self.happened = True
         if failure.kind == "interrupt":
@@ -108,15 +110,15 @@ class Faults:
         assert self._failure is not None
         return self.calls.total() if self._failure.of is None else self.calls[self._failure.of]
 
-    def tell(self) -> NoReturn:
-        """Say that an earlier call has failed.
+    def report(self) -> NoReturn:
+        """Report that an earlier call has failed.
 
         Raises:
-            DeviceError: always; a `DeviceLostError` where the device is lost with it.
+            DeviceError: always; a `DeviceLostError` if the device is lost.
         """
         self.happened = True
-        told = f"an earlier {self._undone} has failed: found late, as asked for"
+        message = f"an earlier {self._undone} has failed: found late, as asked for"
         if self._failure is not None and self._failure.kind == "lost":
-            self.lost = told
-            raise DeviceLostError(f"{told}; the device is lost to this process")
-        raise DeviceError(told)
+            self.lost = message
+            raise DeviceLostError(f"{message}; the device is lost to this process")
+        raise DeviceError(message)

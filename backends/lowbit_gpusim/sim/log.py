@@ -1,4 +1,4 @@
-"""The log: what was done, on what, and from when to when in virtual seconds; for traces and for pictures."""
+"""The log: each operation with its begin and end in virtual seconds, for traces and figures."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ class Record:
     """One line of the log.
 
     Attributes:
-        number: of the operation, from 1, in the order in which the host gave or did them.
+        number: of the operation, from 1, in the order in which the host issued or did them.
         stream: its name, or ``host``.
         kind: ``copy``, ``launch``, ``record``, ``wait``; by the host ``write``, ``read``, ``on_host``, ``free``,
             ``synchronize`` and ``finish``.
         what: for a copy from which memory to which, for a launch the kernel.
         engine: ``to device``, ``to host`` or ``compute``; for events and the host an empty text.
-        given: virtual seconds when the host gave it to the stream, or began it.
+        given: virtual seconds when the host issued or began it.
         begin, end: virtual seconds.
     """
 
@@ -32,7 +32,7 @@ class Record:
 
 
 def records(tasks: Iterable[Task]) -> tuple[Record, ...]:
-    """Those whose times are settled, by number."""
+    """The records of tasks whose times are settled, by number."""
     return tuple(
         Record(task.number, task.stream, task.kind, task.what, task.engine or "", task.given, task.begin, task.end)
         for task in tasks
@@ -41,7 +41,7 @@ def records(tasks: Iterable[Task]) -> tuple[Record, ...]:
 
 
 def timeline(log: Iterable[Record]) -> dict[str, list[tuple[float, float, str]]]:
-    """For the host and each engine when it was busy, and with what; sorted by time."""
+    """The busy intervals of the host and of each engine, with their operations, sorted by time."""
     rows: dict[str, list[tuple[float, float, str]]] = {"host": [], **{engine: [] for engine in ENGINES}}
     for record in log:
         row = record.engine or ("host" if record.stream == "host" else "")

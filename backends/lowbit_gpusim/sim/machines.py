@@ -8,19 +8,18 @@ seconds for *n* bytes, each way by itself. A kernel takes
 
 .. math:: t_{kernel} = l_{kernel} + \\max\\left(\\frac{n}{B_{memory}}, \\frac{f}{R}\\right)
 
-for the *n* bytes that it declares to read and write (what it updates counts twice) and the *f* floating-point
-operations that it declares; for what of it lies in pinned memory :math:`t_{copy}` more, without keeping copies waiting.
-A copy on the device moves its bytes twice, :math:`l_{kernel} + 2n / B_{memory}`. Every
-call costs the host :math:`l_{call}`, and what the host does with *n* bytes :math:`n / B_{host}` more.
+for the *n* bytes that it declares to read and write (updated bytes count twice) and the *f* floating-point operations
+that it declares. Bytes in pinned memory add :math:`t_{copy}`, without delaying copies. A copy within the device moves
+its bytes twice, :math:`l_{kernel} + 2n / B_{memory}`. Every call takes :math:`l_{call}` of the host's time, and work of
+the host on *n* bytes :math:`n / B_{host}` more.
 
-**What the numbers are.** Bandwidths and rates are the makers' own, so they are limits and not measurements: a PCIe
-link's is its line rate less the line code, with no packet headers taken off; real copies and kernels reach a part of
-each. Nothing is fitted to anyone's results. The three latencies and the host's bandwidth are in no data sheet; they are
-round numbers of the size that such machines have, the same for all, and a study that depends on them should vary them
-(`dataclasses.replace`).
+**Parameters.** Bandwidths and rates are the makers', so they are limits and not measurements: that of a PCIe link is
+its line rate less the line code, including packet headers. Real copies and kernels reach a fraction of each. Nothing is
+fitted to published results. The three latencies and the host's bandwidth are in no data sheet; they are typical round
+numbers, the same for all machines, and a study that depends on them should vary them (`dataclasses.replace`).
 
-**What the model leaves out.** Caches, clocks that change, the host's memory as a limit of copies, kernels of several
-streams at once, and the cost of launches in a graph being lower.
+**Omitted from the model.** Caches, changing clocks, the host's memory bandwidth as a limit of copies, concurrent
+kernels of several streams, and the lower cost of launches in a graph.
 
 Source: MoE offloading §4.3 for the four machines and their links (it names none for the A100, which has PCIe 4); the
 makers' documents named beside each number.
@@ -33,12 +32,12 @@ from lowbit.contract.checks import check_choice
 
 @dataclass(frozen=True)
 class Link:
-    """Between host and device, as fast one way as the other, both at once.
+    """The link between host and device, with the same speed in both directions at once.
 
     Attributes:
         name: of the preset.
         bandwidth: bytes per second, each way.
-        latency: seconds from the beginning of a copy to its first byte.
+        latency: seconds from the start of a copy to its first byte.
     """
 
     name: str
@@ -56,9 +55,9 @@ class Machine:
         memory: bytes of device memory.
         memory_bandwidth: of the device, bytes per second.
         float32_rate: of the device, floating-point operations per second.
-        shared: bytes of shared memory that one block may have.
+        shared: bytes of shared memory that one block may use.
         host_bandwidth: bytes per second at which the host reads or writes its memory.
-        kernel_latency: seconds from the beginning of a kernel to its first useful instruction and after its last.
+        kernel_latency: seconds of a kernel before its first and after its last useful instruction.
         call: seconds that a call to the port takes on the host.
     """
 
@@ -73,15 +72,15 @@ class Machine:
     call: float = 2e-6
 
     def link_seconds(self, nbytes: int) -> float:
-        """How long a copy between host and device takes."""
+        """Seconds of a copy between host and device."""
         return self.link.latency + nbytes / self.link.bandwidth
 
     def kernel_seconds(self, nbytes: int, operations: float = 0.0) -> float:
-        """How long a kernel takes that reads and writes so many bytes in all."""
+        """Seconds of a kernel, given the bytes that it reads and writes."""
         return self.kernel_latency + max(nbytes / self.memory_bandwidth, operations / self.float32_rate)
 
     def host_seconds(self, nbytes: int) -> float:
-        """How long the host takes to read or to write so many bytes."""
+        """Seconds that the host takes to read or write this many bytes."""
         return nbytes / self.host_bandwidth
 
 
@@ -127,10 +126,10 @@ MACHINES = {
 
 
 def machine_of(machine: str | Machine, link: str | Link | None) -> Machine:
-    """The machine that is meant, with another link if one is given.
+    """The machine, with another link if one is given.
 
     Raises:
-        ArgumentError: no such preset.
+        ArgumentError: there is no such preset.
     """
     if isinstance(machine, str):
         check_choice("machine", machine, tuple(MACHINES))

@@ -1,16 +1,16 @@
-"""Memory of the simulated device: numpy bytes, what was ever written of them, and a budget.
+"""Memory of the simulated device: numpy bytes, a record of which were written, and a budget.
 
-**Bytes that nobody wrote** are 0xFF: as float16 and as float32 that is NaN, as a signed integer −1, so that a kernel
-that computes with them shows it. What was written is also remembered (`Ranges`), so that reading the rest is noticed
-even where the result hides it.
+**Unwritten bytes** are 0xFF, which is NaN in float16 and float32 and −1 as a signed integer, so a kernel that computes
+with them produces visible errors. The simulation also records which bytes were written (`Ranges`), so reading others is
+detected even where the result hides it.
 
-**Sizes without bytes.** A model of a size that this host does not have can still be run for its virtual time: with
-``backed=False``, memory of more than `SMALL` bytes has a size and no bytes. Nothing is moved to or from it, and what is
-read of it is zero, which is a valid number, index and code. A kernel that is given such a span is not run; what it
-writes elsewhere becomes zero too. Memory of at most `SMALL` bytes, where control data is, keeps its bytes.
+**Sizes without bytes.** A model that is too large for this host can still be run for its virtual time: with
+``backed=False``, memory of more than `SMALL` bytes has a size and no bytes. Nothing is copied to or from it, and
+reading it gives zeros, which are valid numbers, indices and codes. A kernel that is given such a span is not run; its
+outputs elsewhere become zeros too. Memory of at most `SMALL` bytes, which holds control data, keeps its bytes.
 
-**Budget.** An allocation counts as on every port (`lowbit_cuda.port.charge`) in the device's budget. Pinned memory
-counts as its size rounded up to `ALIGNMENT` in the host's.
+**Budget.** An allocation counts in the device's budget as on every port (`lowbit_cuda.port.charge`). Pinned memory
+counts in the host's as its size rounded up to `ALIGNMENT`.
 """
 
 from bisect import bisect_left
@@ -25,7 +25,7 @@ from lowbit_cuda.port import ALIGNMENT, DeviceError, DeviceMemoryError, Memory, 
 from lowbit_gpusim.sim.order import Access
 
 UNWRITTEN = 0xFF
-"""What every byte is until it is written."""
+"""The value of every byte until it is written."""
 
 SMALL = 1 << 16
 """Bytes: memory of at most this size keeps its bytes even where ``backed`` is False."""
@@ -60,15 +60,15 @@ class Ranges:
 
 
 @dataclass(eq=False)
-class Block:
-    """What `SimDevice` keeps of one `Memory`, as its handle.
+class Allocation:
+    """The simulation's record of one `Memory`, stored as its handle.
 
     Attributes:
-        owner: the device that gave it out.
-        memory: the `Memory` it belongs to.
+        owner: the device that allocated it.
+        memory: the `Memory` that it belongs to.
         data: its bytes, or None where it has only a size.
-        written: which of them were written.
-        accesses: those that a later operation may still conflict with (`lowbit_gpusim.sim.order`).
+        written: the bytes that were written.
+        accesses: accesses that may conflict with later operations (`lowbit_gpusim.sim.order`).
     """
 
     owner: object
@@ -82,46 +82,46 @@ class Pool:
     """Memory of one place, within a budget.
 
     Attributes:
-        budget: bytes in all.
+        budget: the budget in bytes.
         used: bytes in use.
-        peak: the most that were ever in use.
-        blocks: what is in use, in the order in which it was given out.
+        peak: the largest value of `used` so far.
+        allocations: the allocations in use, in order of allocation.
     """
 
     def __init__(self, owner: object, place: Any, budget: int, backed_up_to: int | None) -> None:
         self.budget, self.used, self.peak = budget, 0, 0
-        self.blocks: dict[int, Block] = {}
+        self.allocations: dict[int, Allocation] = {}
         self._owner, self._place, self._backed_up_to, self._count = owner, place, backed_up_to, 0
 
     def allocate(self, nbytes: int, what: str) -> Memory:
-        """Memory whose bytes are all `UNWRITTEN`; see `lowbit_cuda.port.DevicePort.allocate` for what is refused."""
+        """Memory whose bytes are all `UNWRITTEN`; raises as `lowbit_cuda.port.DevicePort.allocate` does."""
         charged = self._charge(nbytes)
         if self.used + charged > self.budget:
             raise DeviceMemoryError(what, nbytes, self.used, self.budget)
         backed = self._backed_up_to is None or nbytes <= self._backed_up_to
         memory = Memory(what, nbytes, self._place)
-        memory.handle = Block(self._owner, memory, aligned(nbytes) if backed else None)
+        memory.handle = Allocation(self._owner, memory, aligned(nbytes) if backed else None)
         self.used += charged
         self.peak = max(self.peak, self.used)
-        self.blocks[id(memory.handle)] = memory.handle
+        self.allocations[id(memory.handle)] = memory.handle
         return memory
 
-    def free(self, block: Block) -> None:
-        """Take it back; its bytes are gone."""
-        del self.blocks[id(block)]
-        self.used -= self._charge(block.memory.nbytes)
-        block.data, block.accesses = None, []
+    def free(self, allocation: Allocation) -> None:
+        """Free an allocation; its bytes are gone."""
+        del self.allocations[id(allocation)]
+        self.used -= self._charge(allocation.memory.nbytes)
+        allocation.data, allocation.accesses = None, []
 
     def _charge(self, nbytes: int) -> int:
         return charge(nbytes) if self._place == "device" else -(-nbytes // ALIGNMENT) * ALIGNMENT
 
-    def holds(self, block: Block) -> bool:
-        """Whether it was given out here and is still in use."""
-        return id(block) in self.blocks
+    def holds(self, allocation: Allocation) -> bool:
+        """Whether the allocation is of this pool and still in use."""
+        return id(allocation) in self.allocations
 
 
 def aligned(nbytes: int) -> U8:
-    """Bytes that begin at a multiple of `ALIGNMENT`, all `UNWRITTEN`.
+    """Bytes that start at a multiple of `ALIGNMENT`, all `UNWRITTEN`.
 
     >>> aligned(2)
     array([255, 255], dtype=uint8)
@@ -131,41 +131,41 @@ def aligned(nbytes: int) -> U8:
     return room[begin : begin + nbytes]
 
 
-def block_of(owner: object, span: Span, *pools: Pool) -> Block:
-    """The block that a span lies in, if this device gave it out and it is in use.
+def allocation_of(owner: object, span: Span, *pools: Pool) -> Allocation:
+    """The allocation of a span, checked to be of this device and in use.
 
     Raises:
-        DeviceError: memory of another device, or memory that was freed.
-        ArgumentError: not a span.
+        DeviceError: the memory is another device's, or was freed.
+        ArgumentError: the argument is not a span.
     """
     if not isinstance(span, Span):
         raise ArgumentError("span", f"a {type(span).__name__}", "a Span of memory of this device")
     check_owner(owner, span.memory)
-    block: Block = span.memory.handle
-    if not any(pool.holds(block) for pool in pools):
+    allocation: Allocation = span.memory.handle
+    if not any(pool.holds(allocation) for pool in pools):
         raise DeviceError(f"use after free: {span.memory.what}")
-    return block
+    return allocation
 
 
 def check_owner(owner: object, memory: Memory) -> None:
-    """Refuse a `Memory` that `owner` did not make, a copy of one among them.
+    """Refuse a `Memory` that `owner` did not allocate, including a copy of one that it did.
 
     Raises:
-        DeviceError: of another device, or of none.
+        DeviceError: the memory is another device's, or no device's.
     """
-    block = memory.handle
-    if not isinstance(block, Block) or block.owner is not owner or block.memory is not memory:
+    allocation = memory.handle
+    if not isinstance(allocation, Allocation) or allocation.owner is not owner or allocation.memory is not memory:
         raise DeviceError(f"memory of another device: {memory.what}")
 
 
 def view(span: Span) -> U8 | None:
-    """The bytes of a span themselves, or None where there are none."""
+    """The bytes of a span, not copied, or None where there are none."""
     data = span.memory.handle.data
     return None if data is None else data[span.offset : span.offset + span.nbytes]
 
 
 def pinned(span: Span) -> Span:
-    """The span, if it is of pinned memory."""
+    """The span, checked to be in pinned memory."""
     if not isinstance(span, Span):
         raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
     if span.memory.place != "host":
@@ -174,7 +174,7 @@ def pinned(span: Span) -> Span:
 
 
 def fits(argument: str, nbytes: int, span: Span) -> int:
-    """The number of bytes, if a span has as many."""
+    """The number of bytes, checked to fit into a span."""
     if nbytes > span.nbytes:
         raise ArgumentError(argument, f"{nbytes} bytes", f"at most the span's {span.nbytes}")
     return nbytes

@@ -1,10 +1,10 @@
-"""Operations: what a copy or a launch touches, how long it takes, and what it does to the bytes.
+"""Operations: the spans that a copy or a launch uses, its duration, and its effect on the bytes.
 
-A stream is given the same `Operation` whether it runs at once, later, or again and again from a graph.
+A stream gets the same `Operation` whether it runs at once, later, or repeatedly from a graph.
 
-The simulation is stricter than a device would be: bytes that a launch reads by one argument and writes by another are
-refused, since the blocks of a kernel have no order. What a kernel declares to write without reading is filled with
-0xFF before it runs, and what it only reads is read only, so that a kernel that does not keep to its declaration shows.
+The simulation is stricter than a device: a launch that reads bytes through one argument and writes them through another
+is refused, because the blocks of a kernel have no order. Spans that a kernel declares to write without reading are
+filled with 0xFF before it runs, and spans that it only reads are read-only, so a wrong declaration is detected.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,22 +21,23 @@ from lowbit_gpusim.sim.machines import Machine
 from lowbit_gpusim.sim.memory import UNWRITTEN, view
 
 Compute = Callable[[Kernel, Mapping[str, Array], Mapping[str, Number]], None]
-"""What runs a kernel: it is given an array for each span and each number, by name, and fills what is written."""
+"""Runs a kernel: it gets an array for each span and each number, by name, and fills the arrays that are written."""
 
 GRID = (2**31 - 1, 65535, 65535)
 BLOCK = 1024
-"""The most blocks in x, y and z, and threads of a block: CUDA C++ programming guide, technical specifications."""
+"""The largest number of blocks in x, y and z, and of threads per block: CUDA C++ programming guide, technical
+specifications."""
 
 
 @dataclass(frozen=True, eq=False)
 class Touch:
-    """A span that an operation works on.
+    """A span that an operation uses.
 
     Attributes:
-        name: what the operation calls it.
-        span: which bytes.
-        reads, writes: what it does to them.
-        exact: whether it does so to all of them.
+        name: the name of the argument.
+        span: its bytes.
+        reads, writes: how they are used.
+        exact: whether all of them are used.
     """
 
     name: str
@@ -48,14 +49,14 @@ class Touch:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """What a stream can be given to run.
+    """A copy or a launch in a stream.
 
     Attributes:
         kind: ``copy`` or ``launch``.
-        what: as logs and errors call it.
-        engine: that does it.
-        seconds: that it takes.
-        touches: what it works on.
+        what: its name in logs and errors.
+        engine: the engine that does it.
+        seconds: its duration.
+        touches: the spans that it uses.
         run: does it.
         failed: whether the device fails to do it.
     """
@@ -73,7 +74,7 @@ def copy_operation(machine: Machine, target: Span, source: Span) -> Operation:
     """A copy.
 
     Raises:
-        ArgumentError: the lengths differ, both lie on the host, or they overlap.
+        ArgumentError: the lengths differ, both spans are on the host, or they overlap.
     """
     if target.nbytes != source.nbytes:
         raise ArgumentError("target", f"{target.nbytes} bytes", f"the source's {source.nbytes}")
@@ -96,7 +97,7 @@ def copy_operation(machine: Machine, target: Span, source: Span) -> Operation:
 
 
 def in_numpy(kernel: Kernel, arrays: Mapping[str, Array], numbers: Mapping[str, Number]) -> None:
-    """Do what a kernel means."""
+    """Run a kernel in numpy."""
     kernel.meaning(**arrays, **numbers)
 
 
@@ -106,14 +107,14 @@ def launch_operation(
     """A launch.
 
     Args:
-        machine: which takes its time.
-        kernel: what is launched.
-        arguments: spans and numbers.
-        compute: does what the kernel means.
+        machine: determines its duration.
+        kernel: the kernel.
+        arguments: its spans and numbers.
+        compute: runs it.
 
     Raises:
-        ArgumentError: see `Kernel.checked`; or the same bytes in two arguments, one of them written.
-        DeviceError: a grid, a block or shared memory beyond the device's limits.
+        ArgumentError: see `Kernel.checked`; or two arguments overlap and one of them is written.
+        DeviceError: the grid, the block or the shared memory exceeds the device's limits.
     """
     spans, numbers = kernel.checked(arguments)
     _check_limits(machine, kernel, numbers)
@@ -124,7 +125,7 @@ def launch_operation(
     for touch in touches:
         moved[touch.span.memory.place] += touch.span.nbytes * (touch.reads + touch.writes)
     seconds = machine.kernel_seconds(moved["device"], kernel.flops(numbers))
-    if moved["host"]:  # over the link, but not by the engines that copy
+    if moved["host"]:  # over the link, but not by the copy engines
         seconds += machine.link_seconds(moved["host"])
     given = {name: _passed(parameters[name], number) for name, number in numbers.items()}
 
@@ -135,7 +136,7 @@ def launch_operation(
 
 
 def lost(operation: Operation) -> Operation:
-    """The same, except that the device fails to do it: what it should have written is undefined."""
+    """The operation with a failure: the contents of its outputs are undefined."""
 
     def run() -> None:
         for touch in operation.touches:
@@ -158,9 +159,7 @@ def _check_apart(name: str, touches: Sequence[Touch]) -> None:
         a, b = one.span, other.span
         begin, end = max(a.offset, b.offset), min(a.offset + a.nbytes, b.offset + b.nbytes)
         if a.memory is b.memory and begin < end and (one.writes or other.writes):
-            raise ArgumentError(
-                f"{one.name} and {other.name} of {name}", f"the same bytes of {a.memory.what}", "bytes of their own"
-            )
+            raise ArgumentError(f"{one.name} and {other.name} of {name}", f"overlapping in {a.memory.what}", "disjoint")
 
 
 def _check_limits(machine: Machine, kernel: Kernel, numbers: Mapping[str, Number]) -> None:
@@ -175,7 +174,7 @@ def _check_limits(machine: Machine, kernel: Kernel, numbers: Mapping[str, Number
         )
 
 
-# **What is done to bytes.**
+# **Effects on bytes.**
 
 
 def _assign(target: Span, source: Span) -> None:
@@ -209,7 +208,7 @@ def _compute(kernel: Kernel, touches: Sequence[Touch], numbers: Mapping[str, Num
 
 
 def _passed(parameter: Parameter, number: Number) -> Number:
-    """A number as the kernel gets it."""
+    """A number in the precision in which the kernel receives it."""
     kind = np.dtype(parameter.kind)
     if kind.kind != "f":
         return int(number)

@@ -1,28 +1,28 @@
-"""Order: proof that what was asked for is enough, whatever the device makes of it.
+"""Order: a check that the requested waits are sufficient, whatever the timing of the device.
 
-A program that forgets to wait may be right a thousand times, because a copy happened to be fast. So the simulation does
-not look at when things run. It asks of any two operations that touch the same bytes, one of them writing, whether one
-is *ordered before* the other by what the host asked for; if not, that is a *race*, and an error as soon as the second
-is given to the device. It is found in every schedule, and where every result is right.
+A program with a missing wait may give right results a thousand times, because a copy happened to be fast. So this check
+does not look at when operations run. For any two operations that touch the same bytes, one of them writing, it asks
+whether the host's requests *order* one before the other. If not, that is a *race*, and an error as soon as the second
+operation is issued. It is found in every schedule, even where every result is right.
 
-**What orders.** Operations of one stream, by their turn. What a stream was given before `record`, before everything
-that any stream is given after a `wait` for the event, and before everything that the host does after it knows the event
-as reached. What the host did, before everything that it gives to a stream later; a function that it runs, when that has
-returned. All this follows on, and there is nothing else.
+**What creates order.** Operations of one stream are ordered as issued. Everything that a stream was given before
+`record` is before everything that any stream is given after a `wait` for that event, and before everything that the
+host does after it knows that the event is reached. The host's own work is before everything that it issues later; a
+function that it runs, once that has returned. Order is transitive, and nothing else creates it.
 
-**Vector clocks.** Operations are numbered. For each stream *s*, and for the host *h*, there is a clock :math:`C_s`: for
-each stream *u* the number :math:`C_s[u]` of the last operation of *u* that everything to come in *s* is ordered after.
-Operation *n* given to *s* sets :math:`C_s \\leftarrow \\max(C_s, C_h)`, since the host has just spoken, and
-:math:`C_s[s] \\leftarrow n`. An event keeps the clock of its stream as it is recorded, :math:`C_e`; waiting for it sets
+**Vector clocks.** Operations are numbered. Each stream *s*, and the host *h*, has a clock :math:`C_s`: for each stream
+*u* the number :math:`C_s[u]` of the last operation of *u* before all future operations of *s*. Issuing operation *n* to
+*s* sets :math:`C_s \\leftarrow \\max(C_s, C_h)`, since the host issues it, and :math:`C_s[s] \\leftarrow n`. An event
+stores the clock of its stream when it is recorded, :math:`C_e`; waiting for it sets
 :math:`C_s \\leftarrow \\max(C_s, C_e)`, and on the host :math:`C_h \\leftarrow \\max(C_h, C_e)`. An access by operation
 *m* of stream *u* is ordered before an operation of *s* if and only if :math:`m \\le C_s[u]`.
 
-**Forgetting.** Everything to come is ordered after what the host knows. So an access with :math:`m \\le C_h[u]`
-conflicts with nothing any more and is forgotten. Nor is an access needed for bytes that a later one, ordered after it,
-touches as strongly (a write is as strong as both): what is not ordered after the first is not ordered after the second
-either. A run of any length needs memory only for what the host has not waited for.
+**Forgetting.** All future operations are ordered after everything that the host has waited for. So an access with
+:math:`m \\le C_h[u]` cannot conflict any more and is dropped. An access is also dropped for bytes that a later access,
+ordered after it, uses at least as strongly (a write is stronger than a read): whatever is unordered with the first is
+unordered with the second. A run of any length needs memory only for accesses that the host has not waited for.
 
-Source: lowbit's own; vector clocks are those of the literature on race detection.
+Vector clocks are those of the literature on race detection.
 """
 
 from collections.abc import Sequence
@@ -38,15 +38,15 @@ HOST = 0
 """The number of the host among streams."""
 
 FUNCTION = -1
-"""The number under which a function that the host runs reads: nothing that is given meanwhile is ordered after it."""
+"""The stream number for reads of a function on the host: nothing issued while it runs is ordered after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Bytes that an operation touches.
+    """Bytes that an operation uses.
 
     Attributes:
-        begin, end: from which byte of the memory to before which.
+        begin, end: the range of bytes in the memory, without `end`.
         writes: whether it may change them.
         stream: the number of its stream.
         task: the operation.
@@ -60,12 +60,12 @@ class Access:
 
 
 class RaceError(DeviceError):
-    """Two operations on the same bytes, one of them writing, with nothing that orders them.
+    """Two unordered operations on the same bytes, one of them writing.
 
     Attributes:
-        first, second: as they were given to the device.
-        what: which memory.
-        begin, end: which bytes of it.
+        first, second: the operations, in the order in which they were issued.
+        what: the memory.
+        begin, end: the range of bytes.
     """
 
     def __init__(self, first: Access, second: Access, what: str, waited: int) -> None:
@@ -82,7 +82,7 @@ def _verb(access: Access) -> str:
 
 
 def _missing(first: Access, second: Access, waited: int) -> str:
-    """Which wait would have ordered them, and how far those go that there are."""
+    """The wait that would order them, and how far existing waits go."""
     if first.stream == FUNCTION:
         return "missing: the function must have returned"
     name = first.task.stream
@@ -102,7 +102,7 @@ class Order:
         self.clocks[stream] = {}
 
     def give(self, stream: int, number: int) -> Clock:
-        """The clock of operation `number` as the host gives it to a stream, or does it itself."""
+        """The clock of operation `number` when the host issues it to a stream, or does it itself."""
         clock = self.clocks[stream]
         if stream != HOST:
             join(clock, self.clocks[HOST])
@@ -110,11 +110,11 @@ class Order:
         return clock
 
     def wait(self, stream: int, reached: Clock) -> None:
-        """What a stream is given from now on, or what the host does, is ordered after `reached`."""
+        """Order all later work of a stream, or of the host, after `reached`."""
         join(self.clocks[stream], reached)
 
     def check(self, earlier: Sequence[Access], access: Access) -> Access | None:
-        """One of the earlier accesses to the same memory with which this one races, if there is any."""
+        """An earlier access to the same memory with which this one races, or None."""
         clock = self.clocks[access.stream]
         for old in earlier:
             if (
@@ -126,11 +126,11 @@ class Order:
         return None
 
     def waited(self, stream: int, other: int) -> int:
-        """The last operation of another stream that a stream waits for, 0 if for none."""
+        """The last operation of another stream that a stream waits for, or 0."""
         return self.clocks[stream].get(other, 0)
 
     def remember(self, earlier: Sequence[Access], access: Access) -> list[Access]:
-        """The accesses that may still conflict with something, this one among them."""
+        """The accesses that may still conflict with later ones, including this one."""
         clock, host = self.clocks[access.stream], self.clocks[HOST]
         kept: list[Access] = []
         for old in earlier:
@@ -139,11 +139,11 @@ class Order:
             covered = (access.writes or not old.writes) and clock.get(old.stream, 0) >= old.task.number
             kept.extend(_outside(old, access) if covered else (old,))
         if access.stream != HOST and access.begin < access.end:
-            kept.append(access)  # what the host does is done when it gives the next operation: nothing can race with it
+            kept.append(access)  # the host's own work is complete before it issues more
         return kept
 
     def pending(self, earlier: Sequence[Access]) -> list[Access]:
-        """The accesses that the host does not know as done."""
+        """The accesses that the host has not waited for."""
         host = self.clocks[HOST]
         return [old for old in earlier if host.get(old.stream, 0) < old.task.number]
 
@@ -156,7 +156,7 @@ def join(clock: Clock, other: Clock) -> None:
 
 
 def _outside(old: Access, new: Access) -> list[Access]:
-    """What of an access lies outside another."""
+    """The parts of an access outside another."""
     if old.end <= new.begin or new.end <= old.begin:
         return [old]
     before = (old.begin, min(old.end, new.begin))

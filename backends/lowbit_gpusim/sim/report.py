@@ -1,4 +1,4 @@
-"""What a report or a test may ask of a simulated device, beside what the port promises."""
+"""Properties of a simulated device for reports and tests, beyond those of the port."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ class Reported:
 
     @property
     def peak(self) -> int:
-        """The most that were ever in use."""
+        """The largest value of `used` so far."""
         return self._device.peak
 
     @property
@@ -48,7 +48,7 @@ class Reported:
 
     @property
     def calls(self) -> int:
-        """How many calls were counted that a `Failure` could let fail."""
+        """The number of calls that a `Failure` could make fail."""
         return self._faults.calls.total()
 
     @property
@@ -58,7 +58,7 @@ class Reported:
 
     @property
     def failed(self) -> bool:
-        """Whether the failure that was asked for has happened, and a late one has been told."""
+        """Whether the requested failure has happened; for a late one, whether it was reported."""
         return self._faults.happened
 
     @property
@@ -68,21 +68,21 @@ class Reported:
 
     @property
     def races(self) -> tuple[RaceError, ...]:
-        """Those found, where ``on_race="list"``."""
+        """The races found with ``on_race="list"``."""
         return tuple(self._streams.races)
 
     @property
     def loaded_late(self) -> tuple[str, ...]:
-        """Kernels whose first launch had to load them, because `load` was not asked to."""
+        """Kernels that were loaded by their first launch, because `load` was not called for them."""
         return tuple(self._loaded_late)
 
     @property
     def unwritten(self) -> Mapping[str, int]:
-        """Reads of bytes that nobody wrote, in words, with how often."""
+        """Descriptions of reads of unwritten bytes, with their counts."""
         return dict(self._streams.unwritten)
 
     def leaks(self) -> tuple[str, ...]:
-        """What memory is for that nobody freed: until now or, once closed, until then."""
+        """The purposes of memory that was not freed by now or, on a closed device, by the time it was closed."""
         return self._leaks if self._closed else self._in_use()
 
     def describe(self) -> Mapping[str, str]:
@@ -91,4 +91,5 @@ class Reported:
         return {"device": f"simulated {machine.name}", "link": machine.link.name, **self._how}
 
     def _in_use(self) -> tuple[str, ...]:
-        return tuple(block.memory.what for pool in (self._host, self._device) for block in pool.blocks.values())
+        pools = self._host, self._device
+        return tuple(allocation.memory.what for pool in pools for allocation in pool.allocations.values())

@@ -1,14 +1,13 @@
-"""Schedules: in which order the simulation really runs what streams were given.
+"""Schedules: the order in which the simulation actually runs operations.
 
-A right program gives the same results in every order that its streams and events allow, so a test runs it in several:
+A correct program gives the same results in every order that its streams and events allow, so tests use several:
 
 ``eager``
-    each operation at once, as it is given: the device is infinitely fast.
+    each operation at once, when it is issued: an infinitely fast device.
 ``late``
-    nothing until the host waits, and then only what it must: the device is infinitely slow, and what was not waited
-    for has not happened.
+    nothing until the host waits, and then only what it waits for: an infinitely slow device.
 ``random``
-    after each call some of what may run, in any order: the same order for the same seed.
+    after each call some of the operations that may run, in random order, the same for the same seed.
 
 Operations are run whole, one after another. Two that could run at the same moment and must not are found by
 `lowbit_gpusim.sim.order`, not by interleaving their bytes.
@@ -24,7 +23,7 @@ SCHEDULES = ("eager", "late", "random")
 
 
 def run(task: Task) -> None:
-    """Do what a task does; it counts as done even where that fails, so that nothing is done twice."""
+    """Run a task; it counts as done even if it raises, so that nothing runs twice."""
     action: Callable[[], None] | None = task.run
     task.run, task.after, task.done = None, (), True
     if action is not None:
@@ -35,11 +34,11 @@ class Schedule:
     """``eager``."""
 
     def add(self, task: Task) -> None:
-        """A task was given to a stream."""
+        """A task was issued."""
         run(task)
 
     def need(self, task: Task) -> None:
-        """The host relies on a task from now on: it must be done."""
+        """Make sure that a task is done, because the host relies on it."""
 
 
 class Late(Schedule):
@@ -70,7 +69,7 @@ class Random(Schedule):
 
     def add(self, task: Task) -> None:
         self._pending.append(task)
-        while self._pending and self._random.random() < 0.6:  # a little faster than it is given more
+        while self._pending and self._random.random() < 0.6:  # on average a little faster than tasks are added
             self._run_one()
 
     def need(self, task: Task) -> None:
@@ -86,7 +85,7 @@ def schedule(name: str, seed: int) -> Schedule:
     """The schedule of that name.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is no such schedule.
     """
     check_choice("schedule", name, SCHEDULES)
     return Schedule() if name == "eager" else Late() if name == "late" else Random(seed)

@@ -1,13 +1,13 @@
-"""What streams were given: each operation is checked, timed, run by the schedule, and logged, in that order.
+"""Streams: each operation is checked, timed, run by the schedule and logged, in that order.
 
-Checks look only at what was asked for, so they find the same under every schedule.
+Checks depend only on what was requested, so they find the same errors under every schedule.
 
-**What fails late** breaks its stream: from then on the stream is still given operations, and they are checked and timed
-like others, but none is done and no event behind them is reached. A stream that waits for such an event breaks too. All
-are whole again when the program has been told; the events stay as they are.
+**A late failure** breaks its stream: the stream still accepts operations, which are checked and timed as usual, but
+none is done and no event behind them is reached. A stream that waits for such an event breaks too. All streams work
+again after the failure was reported; those events are still never reached.
 
-**Bytes that nobody wrote.** A copy or a kernel that reads some is noticed (`Streams.unwritten`), by what was written by
-the operations before it. An extent that is declared as the most that may be read is not held to this.
+**Unwritten bytes.** A copy or a kernel that reads some is detected (`Streams.unwritten`), considering all operations
+issued before it. Extents that are declared as upper limits are exempt.
 """
 
 from collections import Counter, deque
@@ -18,7 +18,7 @@ from typing import Literal
 
 from lowbit_cuda.port import DeviceError, Memory
 from lowbit_gpusim.sim.clock import Task, VirtualClock
-from lowbit_gpusim.sim.memory import Block
+from lowbit_gpusim.sim.memory import Allocation
 from lowbit_gpusim.sim.operations import Operation, Touch
 from lowbit_gpusim.sim.order import FUNCTION, HOST, Access, Clock, Order, RaceError
 from lowbit_gpusim.sim.schedule import Schedule
@@ -32,12 +32,12 @@ class SimStream:
     """A stream.
 
     Attributes:
-        name: as it was given.
-        number: its own, from 1; 0 is the host.
+        name: its name.
+        number: its number, from 1; 0 is the host.
         owner: the device.
-        last: the last that it was given.
-        captured: where operations are kept during a capture, else None.
-        broken: whether it does nothing, since something failed of which the program has not been told.
+        last: its last task.
+        captured: the operations of a capture in progress, or None.
+        broken: whether it does nothing, because of a failure that was not reported yet.
     """
 
     name: str
@@ -50,7 +50,7 @@ class SimStream:
 
 @dataclass(frozen=True, eq=False)
 class SimEvent:
-    """A place in a stream, all that is ordered before it, and whether the stream will never come to it."""
+    """A mark in a stream, the clock of everything ordered before it, and whether it will never be reached."""
 
     task: Task
     clock: Clock
@@ -60,7 +60,7 @@ class SimEvent:
 
 @dataclass(frozen=True, eq=False)
 class SimGraph:
-    """Operations that were captured."""
+    """Captured operations."""
 
     operations: tuple[Operation, ...]
     owner: object
@@ -71,12 +71,12 @@ class Streams:
     """All streams of a device and the host.
 
     Attributes:
-        schedule: in which order things are run.
-        on_race: ``raise`` a `RaceError`, or ``list`` it and go on.
-        on_unwritten: ``raise`` a `DeviceError` for a read of bytes that nobody wrote, or ``count`` it.
-        log_limit: how many of the latest tasks the log keeps.
-        races: that were found, where they are listed.
-        unwritten: reads of bytes that nobody wrote, with how often.
+        schedule: the order in which tasks are run.
+        on_race: ``raise`` a `RaceError`, or ``list`` it and continue.
+        on_unwritten: ``raise`` a `DeviceError` for a read of unwritten bytes, or ``count`` it.
+        log_limit: the number of latest tasks that the log keeps.
+        races: the races found, where they are listed.
+        unwritten: reads of unwritten bytes, with their counts.
     """
 
     schedule: Schedule
@@ -101,10 +101,10 @@ class Streams:
         return stream
 
     def give(self, stream: SimStream, operation: Operation) -> None:
-        """A stream is given an operation.
+        """Issue an operation to a stream.
 
         Raises:
-            RaceError: it is not ordered after one that it conflicts with; it is not run then.
+            RaceError: it conflicts with an operation that it is not ordered after; it is not run.
         """
         task = self._task(stream.name, operation.kind, operation.what)
         task.engine, task.duration = operation.engine, operation.seconds
@@ -114,14 +114,14 @@ class Streams:
         self._enqueue(stream, task, ())
 
     def mark(self, stream: SimStream) -> SimEvent:
-        """An event that is reached when a stream has done what it was given so far."""
+        """An event that is reached when a stream has finished its work so far."""
         task = self._task(stream.name, "record", "event")
         clock = dict(self.order.give(stream.number, task.number))
         self._enqueue(stream, task, ())
         return SimEvent(task, clock, stream, stream.broken)
 
     def wait(self, stream: SimStream, event: SimEvent) -> None:
-        """A stream waits for an event."""
+        """Make a stream wait for an event."""
         task = self._task(stream.name, "wait", f"for #{event.task.number} of {event.stream.name}")
         self.order.wait(stream.number, event.clock)
         self.order.give(stream.number, task.number)
@@ -130,21 +130,21 @@ class Streams:
 
     @property
     def broken(self) -> bool:
-        """Whether any stream is."""
+        """Whether any stream is broken."""
         return any(stream.broken for stream in self.all)
 
-    def mend(self) -> None:
-        """The program has been told what failed."""
+    def repair(self) -> None:
+        """Let all streams work again, after the failure was reported."""
         for stream in self.all:
             stream.broken = False
 
     # The host.
 
     def host(self, kind: str, what: str, seconds: float, touches: Iterable[Touch]) -> Task:
-        """The host does something itself, now.
+        """Do work of the host, now.
 
         Raises:
-            RaceError: a stream may not have done what conflicts with it.
+            RaceError: it conflicts with work of a stream that may not be done.
         """
         task = self._task("host", kind, what)
         self._check(HOST, task, touches)
@@ -153,23 +153,23 @@ class Streams:
 
     @contextmanager
     def function(self, what: str, seconds: float, touches: Sequence[Touch]) -> Iterator[None]:
-        """The host runs a function in this block; what it touches may not be overwritten before it ends.
+        """Run a function of the host in this block; nothing may overwrite what it reads before the block ends.
 
         Raises:
-            RaceError: a stream may not have done what conflicts with it.
+            RaceError: it conflicts with work of a stream that may not be done.
         """
         task = self.host("on_host", what, seconds, touches)
         reading = [(touch.span.memory.handle, self._access(FUNCTION, task, touch)) for touch in touches]
-        for block, access in reading:
-            block.accesses.append(access)
+        for allocation, access in reading:
+            allocation.accesses.append(access)
         try:
             yield
         finally:
-            for block, access in reading:
-                block.accesses = [other for other in block.accesses if other is not access]
+            for allocation, access in reading:
+                allocation.accesses = [other for other in allocation.accesses if other is not access]
 
     def host_waits(self, kind: str, what: str, last: Iterable[Task], clock: Clock) -> None:
-        """The host waits for tasks, and knows afterwards as done what `clock` says."""
+        """Make the host wait for tasks; afterwards everything in `clock` is ordered before its work."""
         task = self._task("host", kind, what)
         task.given = task.begin = self.clock.now
         for other in last:
@@ -180,7 +180,7 @@ class Streams:
         self.order.wait(HOST, clock)
 
     def reached(self, event: SimEvent) -> bool:
-        """Whether an event is reached by the host's time; the host may rely on it if so."""
+        """Whether an event is reached by the host's time; the host may rely on True."""
         if event.never or not self.clock.reached(event.task):
             return False
         self.schedule.need(event.task)
@@ -188,19 +188,19 @@ class Streams:
         return True
 
     def known(self, event: SimEvent) -> bool:
-        """Whether the host knows an event as reached."""
+        """Whether the host knows that an event is reached."""
         return not event.never and self.order.waited(HOST, event.stream.number) >= event.task.number
 
-    def pending(self, block: Block) -> list[Access]:
-        """What was given to streams with a block and is not known as done."""
-        return self.order.pending(block.accesses)
+    def pending(self, allocation: Allocation) -> list[Access]:
+        """The accesses to an allocation that the host has not waited for."""
+        return self.order.pending(allocation.accesses)
 
     def captures(self, memory: Memory) -> bool:
-        """Whether a graph in the making uses a memory."""
+        """Whether a graph that is being captured uses a memory."""
         kept = (operation for stream in self.all for operation in stream.captured or ())
         return any(touch.span.memory is memory for operation in kept for touch in operation.touches)
 
-    # What they are made of.
+    # Shared by these methods.
 
     def _task(self, stream: str, kind: str, what: str) -> Task:
         self._number += 1
@@ -220,35 +220,35 @@ class Streams:
         self.tasks.append(task)
 
     def _check(self, stream: int, task: Task, touches: Iterable[Touch]) -> None:
-        """Order first, for all that is touched; then whether it was written; and it is remembered."""
+        """Check the order of all accesses, then reads of unwritten bytes; then record the accesses."""
         accesses = [(self._access(stream, task, touch), touch) for touch in touches]
         for access, touch in accesses:
             self.check(access, touch.span.memory.handle)
         for access, touch in accesses:
-            block: Block = touch.span.memory.handle
-            missing = block.written.missing(access.begin, access.end) if touch.reads and touch.exact else None
+            allocation: Allocation = touch.span.memory.handle
+            missing = allocation.written.missing(access.begin, access.end) if touch.reads and touch.exact else None
             if missing is not None:
-                self._notice(task, block, missing)
+                self._notice(task, allocation, missing)
         for access, touch in accesses:
-            block = touch.span.memory.handle
-            block.accesses = self.order.remember(block.accesses, access)
+            allocation = touch.span.memory.handle
+            allocation.accesses = self.order.remember(allocation.accesses, access)
             if touch.writes:
-                block.written.add(access.begin, access.end)
+                allocation.written.add(access.begin, access.end)
 
-    def check(self, access: Access, block: Block) -> None:
-        """Refuse, or list, an access that races with an earlier one."""
-        old = self.order.check(block.accesses, access)
+    def check(self, access: Access, allocation: Allocation) -> None:
+        """Raise or list a race with an earlier access."""
+        old = self.order.check(allocation.accesses, access)
         if old is None:
             return
-        race = RaceError(old, access, block.memory.what, self.order.waited(access.stream, old.stream))
+        race = RaceError(old, access, allocation.memory.what, self.order.waited(access.stream, old.stream))
         if self.on_race == "raise":
             raise race
         self.races.append(race)
 
-    def _notice(self, task: Task, block: Block, at: int) -> None:
+    def _notice(self, task: Task, allocation: Allocation, at: int) -> None:
         if self.on_unwritten == "raise":
-            raise DeviceError(f"{task} reads byte {at} of {block.memory.what}, which nobody wrote")
-        self.unwritten[f"{task.kind} {task.what} reads what nobody wrote of {block.memory.what}"] += 1
+            raise DeviceError(f"{task} reads byte {at} of {allocation.memory.what}, which nobody wrote")
+        self.unwritten[f"{task.kind} {task.what} reads what nobody wrote of {allocation.memory.what}"] += 1
 
     @staticmethod
     def _access(stream: int, task: Task, touch: Touch) -> Access:

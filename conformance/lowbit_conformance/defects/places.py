@@ -30,7 +30,7 @@ def _across(at: Array, count: int, width: int) -> Array:
     """Indices with neighbouring runs exchanged; where a run has no neighbour it stays, and a short one is read on."""
     if count <= width:
         return at
-    return np.minimum(at ^ width, count - 1)
+    return np.asarray(np.minimum(at ^ width, count - 1))
 
 
 ORDERS: tuple[tuple[str, str, Order], ...] = (
@@ -89,7 +89,7 @@ def _along(axis: int, order: Order) -> Change:
         if array.ndim <= axis:
             return array
         size = array.shape[axis]
-        return np.take(array, order(np.arange(size), size) % size, axis=axis)
+        return np.asarray(np.take(array, order(np.arange(size), size) % size, axis=axis))
 
     return change
 
@@ -100,7 +100,7 @@ def _only(axis: int, kept: Kept) -> Change:
             return array
         there = kept(np.arange(array.shape[axis]), array.shape[axis])
         shape = [-1 if each == axis else 1 for each in range(array.ndim)]
-        return np.where(there.reshape(shape), array, np.zeros_like(array))
+        return np.asarray(np.where(there.reshape(shape), array, np.zeros_like(array)))
 
     return change
 
@@ -108,7 +108,7 @@ def _only(axis: int, kept: Kept) -> Change:
 def _numeric(kinds: str, change: Change) -> Change:
     def changed(array: Array) -> Array:
         with np.errstate(all="ignore"):
-            return change(array).astype(array.dtype) if array.dtype.kind in kinds else array
+            return np.asarray(change(array).astype(array.dtype)) if array.dtype.kind in kinds else array
 
     return changed
 
@@ -206,9 +206,9 @@ def _exchanged(operation: str) -> Iterator[Defect]:
 def _unchanged(operation: str) -> Iterator[Defect]:
     def keep(number: int) -> Function:
         def run(*given: Any, **choices: Any) -> Any:
-            right = OPERATIONS[operation].reference(*given, **choices)
-            same = isinstance(right, np.ndarray) and np.size(right) == np.size(given[number])
-            return np.reshape(given[number], right.shape) if same else given[number]
+            right, kept = OPERATIONS[operation].reference(*given, **choices), given[number]
+            arrays = isinstance(right, np.ndarray) and isinstance(kept, np.ndarray)
+            return kept.reshape(right.shape) if arrays and kept.size == right.size else kept
 
         return run
 

@@ -168,7 +168,7 @@ def norm_variants() -> Iterator[Variant]:
 ACTIVATIONS: Mapping[str, tuple[str, Step]] = {
     "tanh": ("a tanh", np.tanh),
     "hard-swish": ("the hard swish", lambda a: a * np.clip(a / 6 + 0.5, 0, 1)),
-    "quick-gelu": ("a sigmoid of 1.702 times the gate", lambda a: a * sigmoid(1.702 * a)),
+    "gelu": ("a sigmoid of 1.702 times the gate, a gelu", lambda a: a * sigmoid(1.702 * a)),
     "softplus": ("a softplus", lambda a: np.logaddexp(0, a)),
     "mish": ("the mish", lambda a: a * np.tanh(np.logaddexp(0, a))),
     "relu-squared": ("a squared relu", lambda a: np.maximum(a, 0) ** 2),

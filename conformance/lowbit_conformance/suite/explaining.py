@@ -143,7 +143,8 @@ class Explainer:
         if text := _stale(plain):
             return Explanation({}, text)
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
-        found = common_defects(operation, wrong, passes)
+        # Where x is infinite, NaN or infinity depends on the order of a sum, and so says nothing of a defect.
+        found = common_defects(operation, wrong, [each for each in passes if each.finite])
         return Explanation({}, sentence(found), tuple(each.name for each in found)) if found else Explanation()
 
 

@@ -14,7 +14,7 @@ from gpu.parts import Setting
 from paths import ROOT
 
 from lowbit_cuda.kernels.layouts import MatrixLayout
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 ROOT = ROOT
 
@@ -114,8 +114,8 @@ def test_a_wrong_product_is_seen(bits: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(found["rounds"]) == {"products", "copies", "copies in a graph"}
     random = np.random.default_rng(5)
     parts, x = gemv.random_parts(layout, random), random.standard_normal(256).astype(np.float32)
-    blob = np.concatenate([part.view(np.uint8) for part in parts])
-    y = (x @ gemv.dense(layout, blob)).astype(np.float32)
+    packed = np.concatenate([part.view(np.uint8) for part in parts])
+    y = (x @ gemv.dense(layout, packed)).astype(np.float32)
     assert gemv.worst_error(layout, parts, x, y) <= gemv.TOLERANCE
     for column in (5, 70):
         wrong = y.copy()

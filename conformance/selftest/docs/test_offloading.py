@@ -15,7 +15,7 @@ from paths import ROOT
 
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.kernels.layouts import MatrixLayout
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 DOCS = ROOT / "docs"
 MACHINE = {

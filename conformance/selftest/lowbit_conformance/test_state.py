@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lowbit.attention.rope import half_split, interleaved, rotation
 from lowbit.quantization.affine import quantize
 from lowbit_conformance.defects import matrix
 from lowbit_conformance.defects.trial import try_out
 from lowbit_conformance.isolation.arena import PAGE, Arena, Placement
 from lowbit_conformance.isolation.remote import Call, Remote, Variant
-from lowbit_conformance.suite.clauses.test_state import others
+from lowbit_conformance.suite.clauses.test_state import others, rewritten
 from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 
@@ -130,3 +131,18 @@ def test_there_are_no_other_contents_of_nothing() -> None:
     """An empty array and one of equal integers have none."""
     assert not list(others(np.zeros((0, 3), np.float32)))
     assert not list(others(np.full((2, 3), 7, np.uint8)))
+
+
+def test_a_rewritten_rotation_is_a_rotation() -> None:
+    """Both channels of a pair turn by one angle, so a kernel that multiplies complex numbers is right; and others are
+    given other angles."""
+    x = np.ones((2, 1, 6), np.float32)
+    for layout in (interleaved(6), half_split(6)):
+        first, second = np.flatnonzero(layout.sign < 0), layout.partner[layout.sign < 0]
+        call = Call("run", "rope.rotate", (x, rotation(layout, 100.0, 1, 2)))
+        turns = [each.arguments[1] for each in rewritten(call)]
+        for turn in turns:
+            assert np.array_equal(turn.cos[:, first], turn.cos[:, second])
+            assert np.array_equal(turn.sin[:, first], -turn.sin[:, second])
+            assert np.array_equal(turn.layout.sign[first], -turn.layout.sign[second])
+        assert len({(turn.cos.tobytes(), turn.sin.tobytes()) for turn in turns}) >= 4

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import stand_in
+from absence import ABSENCE
 from cuda_tools import needs_stand_in
-from test_without_extras import ABSENCE
 
-from lowbit_cuda.cuda import availability
+from lowbit_cuda.cuda.availability import availability
 
 ASK = """
 import os
-from lowbit_cuda.cuda import availability
+from lowbit_cuda.cuda.availability import availability
 
 def ask(ordinal=0, **variables):
     os.environ.update(variables)
@@ -89,7 +89,7 @@ for module in pkgutil.walk_packages(lowbit_cuda.__path__, "lowbit_cuda."):
     if not module.name.endswith("__main__"):
         importlib.import_module(module.name)
 print(sorted(name for name in sys.modules if name.startswith("cuda.")))
-from lowbit_cuda.cuda import CudaDevice
+from lowbit_cuda.cuda.device import CudaDevice
 try:
     CudaDevice().close()
     print("a GPU")

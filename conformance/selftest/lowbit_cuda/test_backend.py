@@ -24,7 +24,7 @@ from lowbit.quantization.affine import dequantize, quantize
 from lowbit_cuda.backend import DECLARED, CudaBackend
 from lowbit_cuda.cuda.availability import availability
 from lowbit_gpusim.backend import NumpyOnSim, ShimOnSim
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 NUMPY, SHIM = ("lowbit_gpusim.backend:NumpyOnSim", "lowbit_gpusim.backend:ShimOnSim")
 TRAINED = ROOT / "bench/mixtral/model"

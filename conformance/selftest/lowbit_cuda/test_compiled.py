@@ -9,20 +9,19 @@ from dataclasses import replace
 
 import pytest
 from cubins import arguments, described
-from cuda_cases import variants
+from cuda_cases import every_kernel
 from cuda_tools import needs_nvrtc
 from paths import ROOT
 from port_contract import KERNELS, add, fill, turn
 
 from lowbit_cuda.cuda import compiler
 from lowbit_cuda.cuda.reserve import CODE
-from lowbit_cuda.kernels.table import MAKERS
 from lowbit_cuda.port import PIECE
 
 pytestmark = needs_nvrtc
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-TABLE = [one for name in MAKERS for one in variants(name)]
+TABLE = every_kernel()
 RECORD = ROOT / "docs/data/cuda-kernels.json"
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import stand_in
 from cuda_tools import needs_stand_in
-from test_cuda_stand_in import said
+from stand_in import said
 
-from lowbit_cuda.cuda.driver import LOST, OF_THE_CALL, RELAUNCH
+from lowbit_cuda.cuda.driver import ERRORS_OF_THE_CALL, LOST, RELAUNCH
 from lowbit_cuda.cuda.host import available
 from lowbit_cuda.cuda.reserve import CODE, GRAPHS, REST, Reserve
 
@@ -44,7 +44,7 @@ def test_errors_that_ask_for_a_new_process_are_those_of_the_reference() -> None:
         broken = {name for name, text in texts.items() if words in text}
         assert broken and broken <= LOST, words
     assert set(texts) >= LOST
-    assert not LOST & OF_THE_CALL
+    assert not LOST & ERRORS_OF_THE_CALL
 
 
 def test_every_such_error_loses_the_device(folder: Path) -> None:
@@ -375,7 +375,7 @@ device = open_device()
 calls = Calls(device)
 for n in (10, 1000, 100, 50000):
     x, y = np.arange(n, dtype=np.float32), np.zeros(n, np.float32)
-    calls.give_back(device.allocate(n, "a matrix"))
+    calls.release(device.allocate(n, "a matrix"))
     calls(contract.add, {"x": x, "y": y}, n=n, by=2.0)
     assert np.array_equal(y, 2 * x)
 print(control.waits())

@@ -22,17 +22,17 @@ def drawn(bits: int, rows: int, columns: int, group: int, convention: Convention
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 96])
 def test_a_blob_has_the_matrix(bits: int, dtype: ScaleDtype, convention: Convention, columns: int) -> None:
     """Applied and restored, words, scales and zeros are what they were, also where the last group and panel are short;
-    the blob has W (bK/8 + 2cG) bytes, W being whole panels, and each part begins at a multiple of 64."""
+    the packed has W (bK/8 + 2cG) bytes, W being whole panels, and each part begins at a multiple of 64."""
     unit = CODES_PER_UNIT[bits]
     matrix = drawn(bits, 5 * unit, columns, 2 * unit, convention, dtype)
     layout = MatrixLayout.of(matrix)
-    blob = layout.apply(matrix)
-    back = layout.restore(blob)
+    packed = layout.apply(matrix)
+    back = layout.restore(packed)
     for name in ("words", "scales", "zeros"):
         assert (getattr(back, name) == getattr(matrix, name)).all()
         assert getattr(back, name).dtype == getattr(matrix, name).dtype
     width, scale = -(-columns // 32) * 32, 2 if dtype == "float16" else 4
-    assert blob.nbytes == layout.nbytes == width * (bits * 5 * unit // 8 + 2 * scale * 3)
+    assert packed.nbytes == layout.nbytes == width * (bits * 5 * unit // 8 + 2 * scale * 3)
     assert all(offset % 64 == 0 for offset in layout.offsets)
 
 
@@ -63,7 +63,7 @@ def test_codes_are_those_of_the_specification(bits: int) -> None:
 
 
 def test_spans_of_a_blob() -> None:
-    """What a launch is given are the parts of the blob, and together they are all of it."""
+    """What a launch is given are the parts of the packed, and together they are all of it."""
     matrix = drawn(3, 96, 33, 32, "zero_point", "float32")
     layout = MatrixLayout.of(matrix)
     spans = layout.spans(Memory("experts", 4096 + layout.nbytes, "device").span(4096, layout.nbytes), "gate_")
@@ -82,10 +82,10 @@ def test_groups_that_end_inside_a_unit_are_refused(bits: int, group: int) -> Non
 
 
 def test_other_blobs_and_matrices_are_refused() -> None:
-    """A blob of another length, a matrix of another shape, and a blob whose numbers are no matrix."""
+    """A packed of another length, a matrix of another shape, and a packed whose numbers are no matrix."""
     matrix = drawn(4, 64, 8, 32, "minimum", "float32")
     layout = MatrixLayout.of(matrix)
-    with pytest.raises(ArgumentError, match="blob"):
+    with pytest.raises(ArgumentError, match="packed"):
         layout.restore(np.zeros(layout.nbytes - 1, np.uint8))
     with pytest.raises(ArgumentError, match="scales"):
         layout.restore(np.zeros(layout.nbytes, np.uint8))
@@ -100,10 +100,10 @@ def test_a_dense_matrix_by_columns(dtype: ScaleDtype) -> None:
     """A column is one run of memory; what comes back is the weight, rounded once if it is float16."""
     weights = np.random.default_rng(0).standard_normal((16, 5)).astype(np.float32)
     layout = DenseLayout(16, 5, dtype)
-    blob = layout.apply(weights)
-    assert blob.nbytes == layout.nbytes
-    assert (blob.view(dtype)[16:32] == weights[:, 1].astype(dtype)).all()
-    assert (layout.restore(blob) == weights.astype(dtype)).all()
+    packed = layout.apply(weights)
+    assert packed.nbytes == layout.nbytes
+    assert (packed.view(dtype)[16:32] == weights[:, 1].astype(dtype)).all()
+    assert (layout.restore(packed) == weights.astype(dtype)).all()
 
 
 def test_dense_matrices_that_are_refused() -> None:

@@ -3,8 +3,9 @@
 import pytest
 from port_contract import BUDGET, KERNELS, PROGRAMS
 
-from lowbit_cuda.cuda import CudaDevice, availability
-from lowbit_gpusim.sim import SimDevice
+from lowbit_cuda.cuda.availability import availability
+from lowbit_cuda.cuda.device import CudaDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 GPU = availability()
 

@@ -10,26 +10,11 @@ import pytest
 import stand_in
 from cuda_tools import needs_stand_in
 from port_contract import PROGRAMS
+from stand_in import said
 
 from lowbit_cuda.cuda.availability import bindings_major
 
 pytestmark = needs_stand_in
-
-BEGIN = """
-import json, gc, os, sys
-import numpy as np
-import port_contract as contract
-from lowbit.errors import ArgumentError, LowbitError, UnavailableError
-from lowbit_cuda.cuda import CudaDevice, availability
-from lowbit_cuda.port import DeviceError, DeviceMemoryError
-from port_contract import BUDGET, COUNT, KERNELS, fetched, ramp, sent
-from stand_in import Control
-
-control = Control()
-control.teach([contract.fill, contract.add, contract.turn])
-gc.freeze()  # so that collecting what is left of a device takes no time
-open_device = lambda budget=BUDGET: CudaDevice(budget, kernels=KERNELS)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stand-in")
     stand_in.build(folder)
     return folder
-
-
-def said(folder: Path, script: str, **variables: str) -> list[str]:
-    """What a script printed that ended well."""
-    done = stand_in.run(folder, BEGIN + script, **variables)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")

@@ -6,15 +6,14 @@ empty ones with the signatures of the table: no kernel's code is tested here.
 """
 
 import json
-from itertools import product
 from typing import Any
 
 import pytest
 import stand_in
+from cuda_cases import every_kernel
 from cuda_tools import needs_stand_in
 from paths import ROOT
 
-from lowbit_cuda.kernels.table import MAKERS, kernel
 from lowbit_cuda.port import Kernel
 
 pytestmark = needs_stand_in
@@ -28,13 +27,13 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[2]]
 import numpy as np
 from gpu import traces
-from lowbit_cuda.cuda import CudaDevice
-from lowbit_gpusim.sim import SimDevice
+from lowbit_cuda.cuda.device import CudaDevice
+from lowbit_gpusim.sim.device import SimDevice
 from stand_in import Control
-from test_cuda_stand_in_model import listed
+from cuda_cases import every_kernel
 
 control, results = Control(), {}
-control.teach(listed())
+control.teach(every_kernel())
 traces.TOKENS, traces.PROMPT = 3, b"Expert"
 weights = traces.model()
 budget = traces.budget_for(weights, "mirror")
@@ -48,15 +47,6 @@ for mode in ("mirror", "swap"):
 results["launched"] = sorted({name for name, numbers, sizes in control.launched})
 print(json.dumps(results))
 """
-
-
-def listed() -> list[Kernel]:
-    """Every kernel of the table."""
-    return [
-        kernel(name, **dict(zip(allowed, choices, strict=True)))
-        for name, (_, allowed) in MAKERS.items()
-        for choices in product(*allowed.values())
-    ]
 
 
 def declaration(described: Kernel) -> str:
@@ -75,7 +65,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     stand_in.build(folder)
     sources = folder / "kernels"
     sources.mkdir()
-    for described in listed():
+    for described in every_kernel():
         with (sources / described.source).open("a") as file:
             file.write(declaration(described))
     done = stand_in.run(folder, SCRIPT, str(sources), str(BENCH))

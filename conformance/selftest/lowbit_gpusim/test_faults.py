@@ -9,8 +9,8 @@ from sim_programs import scale
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, DeviceLostError, DeviceMemoryError, Memory, Span
-from lowbit_gpusim.sim import Failure, SimDevice
-from lowbit_gpusim.sim.faults import CALLS, KINDS, Faults
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.faults import CALLS, KINDS, Failure, Faults
 from lowbit_gpusim.sim.schedule import SCHEDULES
 
 N = 8

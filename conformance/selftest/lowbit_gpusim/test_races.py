@@ -12,7 +12,9 @@ from sim_programs import DRAWN, Program, Step, complete, races, run, scale, step
 from lowbit.arrays import U8
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import Span, Stream
-from lowbit_gpusim.sim import Failure, RaceError, SimDevice
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.faults import Failure
+from lowbit_gpusim.sim.order import RaceError
 from lowbit_gpusim.sim.schedule import SCHEDULES
 
 N = 8
@@ -288,7 +290,7 @@ def test_what_a_function_does_besides() -> None:
         assert np.array_equal(device.read(scene.expert, np.float32, (N,)), NUMBERS)
         device.write(scene.result, NUMBERS)
         device.copy(scene.slot, scene.expert, scene.copies)
-        with pytest.raises(ArgumentError, match="memory for expert is read by a function that runs"):
+        with pytest.raises(ArgumentError, match="memory for expert is being read by a function"):
             device.free(scene.expert.memory)
         kept.append(data)
         return float(data.view(np.float32).sum())

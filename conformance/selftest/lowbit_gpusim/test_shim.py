@@ -18,7 +18,7 @@ from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.port import DeviceError, Parameter
 from lowbit_gpusim.shim import build
 from lowbit_gpusim.shim.runner import KernelError, Launch, Mutation, Options, ShimKernels, Watched
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 pytestmark = needs_compiler
 

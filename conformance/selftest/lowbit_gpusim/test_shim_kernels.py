@@ -14,7 +14,7 @@ from shim_cases import RIGHT, checked
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_gpusim.shim import build
 from lowbit_gpusim.shim.runner import Options, Sanitized, ShimKernels, Watched, kernel_sources, watched_kernels
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 pytestmark = needs_compiler
 

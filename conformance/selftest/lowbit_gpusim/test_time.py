@@ -10,7 +10,9 @@ from sim_programs import DRAWN, Step, complete, run, scale, steps
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import Kernel, Parameter, Stream
-from lowbit_gpusim.sim import LINKS, MACHINES, Link, Machine, Record, SimDevice, timeline
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.log import Record, timeline
+from lowbit_gpusim.sim.machines import LINKS, MACHINES, Link, Machine
 
 MEGA = 10**6
 ROUND = Machine(

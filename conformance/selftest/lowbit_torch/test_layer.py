@@ -209,7 +209,7 @@ def test_gradients_that_do_not_exist_are_refused_in_words() -> None:
     with torch.no_grad():
         layer(x_of(3))
     y = layer_of(contract="integer")(x_of(3).requires_grad_())
-    with pytest.raises(ArgumentError, match="contract is 'integer', where a gradient is asked for"):
+    with pytest.raises(ArgumentError, match="contract is 'integer', and a gradient is required"):
         y.sum().backward()
 
 
@@ -239,13 +239,13 @@ def torch_backends_loaded(name: str) -> Any:
 @pytest.mark.parametrize("name", ["reference", "torch_backends:Turns"])
 def test_what_was_prepared_goes_with_the_layer(name: str) -> None:
     """Also where the backend keeps the arrays that it was given."""
-    shelf = engine(name).shelf
-    before = len(shelf)
+    cache = engine(name).cache
+    before = len(cache)
     layer = layer_of(backend=name)
     layer(x_of(2))
-    assert len(shelf) == before + 1
+    assert len(cache) == before + 1
     del layer
-    assert len(shelf) == before
+    assert len(cache) == before
 
 
 def test_several_threads_prepare_once_and_take_turns() -> None:

@@ -210,7 +210,7 @@ def test_a_layer_on_meta_waits_for_its_numbers() -> None:
     with torch.device("meta"):
         layer = empty()
     assert layer(X.to("meta")).shape == (3, COLUMNS)
-    with pytest.raises(ArgumentError, match="device of words is meta; allowed: cpu, as of x"):
+    with pytest.raises(ArgumentError, match="device of words is meta; allowed: cpu, the device of x"):
         layer(X)
     with pytest.raises(ArgumentError, match="device of words is meta"):
         layer.matrix()
@@ -320,7 +320,7 @@ def test_what_is_not_replaced_is_told_with_the_reason() -> None:
     report = replace_linears(model, group_size=32, backend="reference")
     assert report.replaced == ["fits"]
     reasons = {name: reason.partition(";")[0] for name, reason in report.skipped.items()}
-    other = "a NonDynamicallyQuantizableLinear, which may compute otherwise than torch.nn.Linear"
+    other = "a NonDynamicallyQuantizableLinear, which may compute something other than torch.nn.Linear does"
     reads = "TransformerEncoderLayer reads the weights of its layers itself"
     assert reasons == {
         "odd": "in_features is 60",
@@ -348,7 +348,7 @@ def test_a_layer_in_several_places_is_quantised_once() -> None:
 def test_nothing_is_replaced_where_the_request_is_wrong() -> None:
     """A name that fits nothing, an option, a backend that lacks the product, or one that cannot run."""
     model = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Linear(8, 8))
-    with pytest.raises(ArgumentError, match=r"names is 'layers\.\*'; allowed: what fits a Linear of the model: 0, 1"):
+    with pytest.raises(ArgumentError, match=r"names is 'layers\.\*'; allowed: the name of a Linear of the model: 0, 1"):
         replace_linears(model, ["0", "layers.*"], backend="reference")
     with pytest.raises(ArgumentError, match="bits is 7"):
         replace_linears(model, bits=7, backend="reference")

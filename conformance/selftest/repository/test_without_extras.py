@@ -8,11 +8,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from absence import ABSENCE
 from paths import ROOT
 
 ABSENT = ("cppyy", "archspec", "torch", "onnx", "onnxruntime", "llama_cpp", "matplotlib", "hypothesis")
 EXTRAS = ("cppyy", "adapters", "torch")
-NEED_TORCH = ("lowbit_torch", "lowbit_torch.linears", "lowbit_torch.operator")
+NEED_TORCH = ("lowbit_torch", "lowbit_torch.layer", "lowbit_torch.linears", "lowbit_torch.operator")
 
 IMPORT_ALL = f"""
 import importlib, pkgutil
@@ -21,19 +22,6 @@ for package in (lowbit, lowbit_conformance):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if module.name not in {NEED_TORCH}:
             importlib.import_module(module.name)
-"""
-
-
-ABSENCE = """
-import sys
-from importlib.machinery import PathFinder
-
-class Finder(PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in {absent!r} else super().find_spec(name, path, target)
-
-sys.meta_path[sys.meta_path.index(PathFinder)] = Finder
 """
 
 

@@ -112,6 +112,11 @@ def variants(name: str) -> list[Kernel]:
     return [kernel(name, **choices) for choices in choices_of(name)]
 
 
+def every_kernel() -> list[Kernel]:
+    """Each kernel of the table with each combination of its choices."""
+    return [one for name in MAKERS for one in variants(name)]
+
+
 # **Between products.**
 
 

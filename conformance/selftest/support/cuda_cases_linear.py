@@ -39,14 +39,14 @@ def ordinary(bits: int, rows: int, columns: int, group: int, convention: Convent
 
 
 def spans(matrix: QuantizedMatrix, prefix: str = "") -> dict[str, Array]:
-    """The arrays of a matrix, as its blob has them."""
+    """The arrays of a matrix, as its packed has them."""
     layout = MatrixLayout.of(matrix)
-    blob, (words, scales, zeros) = layout.apply(matrix), layout.offsets
+    packed, (words, scales, zeros) = layout.apply(matrix), layout.offsets
     dtype = layout.scale_dtype
     return {
-        f"{prefix}words": blob[words:scales].view(np.uint32),
-        f"{prefix}scales": blob[scales:zeros].view(dtype),
-        f"{prefix}zeros": blob[zeros:].view(dtype),
+        f"{prefix}words": packed[words:scales].view(np.uint32),
+        f"{prefix}scales": packed[scales:zeros].view(dtype),
+        f"{prefix}zeros": packed[zeros:].view(dtype),
     }
 
 

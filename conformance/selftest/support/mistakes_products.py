@@ -413,7 +413,7 @@ def x_transposed(x: Array, w: Array) -> Array:
 summing("first-x-for-all", "first-row-of-x-for-all", first_x, "linear.qgemm")
 summing("sum-carried", "sums-carried-over-rows", carried, "linear.qgemm")
 summing("last-x-missing", "last-row-of-x-dropped", last_x_zero, "linear.qgemm")
-summing("rows-reversed", "", reversed_rows, "linear.qgemm")
+summing("rows-reversed", "result-reversed-along-axis-0", reversed_rows, "linear.qgemm")
 summing("y-transposed", "result-transposed", result_transposed, "linear.qgemm")
 summing("x-transposed", "x-transposed", x_transposed, "linear.qgemm")
 

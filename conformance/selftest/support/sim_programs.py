@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from lowbit.arrays import F32
 from lowbit_cuda.port import Event, Kernel, Memory, Numbers, Parameter, Span, Stream
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
 
 FLOAT = 4
 STREAMS = ("a", "b", "c")

@@ -60,6 +60,32 @@ def run(folder: Path, script: str, *arguments: str, **variables: str) -> subproc
     )
 
 
+BEGIN = """
+import json, gc, os, sys
+import numpy as np
+import port_contract as contract
+from lowbit.errors import ArgumentError, LowbitError, UnavailableError
+from lowbit_cuda.cuda.availability import availability
+from lowbit_cuda.cuda.device import CudaDevice
+from lowbit_cuda.port import DeviceError, DeviceMemoryError
+from port_contract import BUDGET, COUNT, KERNELS, fetched, ramp, sent
+from stand_in import Control
+
+control = Control()
+control.teach([contract.fill, contract.add, contract.turn])
+gc.freeze()  # so that collecting what is left of a device takes no time
+open_device = lambda budget=BUDGET: CudaDevice(budget, kernels=KERNELS)
+"""
+"""What most scripts begin with."""
+
+
+def said(folder: Path, script: str, **variables: str) -> list[str]:
+    """The lines that a script printed after `BEGIN`; the script must end without an error."""
+    done = run(folder, BEGIN + script, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
 # **In the child.**
 
 CONTEXTS = "none", "the device's", "another library's"

@@ -1,7 +1,7 @@
-"""Tables of the page on offloading: Table 2 in virtual time, what the compiler made of kernels, what GPUs measured.
+"""Tables of the page on offloading: Table 2 in virtual time, registers of the kernels, measurements of GPUs.
 
-Each is written from a file that a script leaves behind. What nobody has measured says so, and a result of a simulated
-device is never taken for a measurement.
+Each table is made from a file that a script wrote. Values that were not measured are marked as such, and results of a
+simulated device are never shown as measurements.
 """
 
 import json
@@ -27,10 +27,10 @@ NOT_MEASURED = "not measured"
 
 
 class BenchDirective(SphinxDirective):
-    """What shows a file that a script of the repository wrote."""
+    """A directive that shows a file written by a script of the repository."""
 
     def file(self, place: str) -> Path:
-        """A file by its path from the pages' folder; the page is made again when it changes."""
+        """A file, by its path relative to the pages; the page is rebuilt when the file changes."""
         relative, file = self.env.relfn2path(place)
         self.env.note_dependency(relative)
         return Path(file)
@@ -40,7 +40,7 @@ class BenchDirective(SphinxDirective):
 
 
 class VirtualTable2(BenchDirective):
-    """``.. virtual-table2:: ratios``, ``mirror`` or ``residuals``: a row as in the paper, a column for each machine."""
+    """``.. virtual-table2:: ratios``, ``mirror`` or ``residuals``: rows as in the paper, one column per machine."""
 
     required_arguments = 1
 
@@ -54,12 +54,12 @@ class VirtualTable2(BenchDirective):
             memory = ", mirror" if kind == "mirror" else ""
             counts = {full: sum(in_order(column, full, memory) for column in columns) for full in FULL}
             said = ", ".join(f"{count} of {len(columns)} ({full})" for full, count in counts.items())
-            shown.append(nodes.paragraph(text=f"Columns whose rows have the order of the paper's: {said}."))
+            shown.append(nodes.paragraph(text=f"Columns whose rows are in the same order as the paper's: {said}."))
         return shown
 
 
 def table2_rows(columns: Sequence[Record], kind: str) -> list[list[Cell]]:
-    """Rows of ratios to naive loading with the paper's in brackets, or of what is left, in milliseconds a token."""
+    """Ratios to naive loading with the paper's in brackets, or the differences in milliseconds per token."""
     wanted = [row["row"] for row in columns[0]["rows"] if (", mirror" in row["row"]) == (kind == "mirror")]
     if kind == "mirror":
         wanted.append(ROWS[3])
@@ -85,24 +85,24 @@ class CudaKernels(BenchDirective):
     def run(self) -> list[nodes.Node]:
         file = self.file("data/cuda-kernels.json")
         if not file.is_file():
-            return [nodes.paragraph(text="No record is kept: run python -m gpu.compiled in the folder bench.")]
+            return [nodes.paragraph(text="There is no record; to write one, run python -m gpu.compiled in the folder bench.")]
         for source in compiler.kernel_folder().glob("*.cuh"):
             self.env.note_dependency(str(source))
         compiled = json.loads(file.read_text("utf-8"))["compiled"]
         versions = sorted({one["nvrtc"] for one in compiled})
         said = f"NVRTC {', '.join(versions)}."
         if earlier(compiled, compiler.read_sources(compiler.kernel_folder())):
-            said += " The kernels have changed since, so some of these numbers may be another by now."
+            said += " The kernels have changed since, so some of these numbers may be out of date."
         return [nodes.paragraph(text=said), kernel_table(compiled)]
 
 
 def earlier(compiled: Sequence[Record], sources: Mapping[str, bytes]) -> bool:
-    """Whether something was compiled from other sources than these."""
+    """Whether any kernel was compiled from sources other than these."""
     return any(compiler.digest(one["source"], one["arch"], one["nvrtc"], sources) != one["digest"] for one in compiled)
 
 
 def kernel_table(compiled: Sequence[Record]) -> nodes.Node:
-    """A row a kernel, a column an architecture."""
+    """One row per kernel, one column per architecture."""
     architectures = sorted({one["arch"] for one in compiled}, key=lambda name: int(name[3:]))
     found = {(name, one["arch"]): used for one in compiled for name, used in one["kernels"].items()}
     rows: list[list[Cell]] = []
@@ -112,7 +112,7 @@ def kernel_table(compiled: Sequence[Record]) -> nodes.Node:
 
 
 def usage(record: Record | None) -> str:
-    """Registers of a thread, and bytes that did not fit into them where there are any."""
+    """Registers per thread, and spilled bytes if there are any."""
     if record is None:
         return ""
     spilled = record["spill_stores"] + record["spill_loads"]
@@ -124,13 +124,13 @@ def usage(record: Record | None) -> str:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One thing to be measured on a GPU.
+    """One quantity to measure on a GPU.
 
     Attributes:
-        what: in words.
-        goal: the issue's, or the paper's number beside it; may be empty.
-        part: of ``bench/gpu``, whose record has it.
-        value: from the record's result.
+        what: its description.
+        goal: the target, or the paper's number; may be empty.
+        part: the part of ``bench/gpu`` whose record contains it.
+        value: takes it from the record's result.
     """
 
     what: str
@@ -140,7 +140,7 @@ class Wanted:
 
 
 def wanted() -> Iterator[Wanted]:
-    """Everything that ``bench/gpu/run.sh`` answers."""
+    """Every quantity that ``bench/gpu/run.sh`` measures."""
     for part in ("compiled", "conformance", "kernels", "traces", "sanitizer"):
         yield Wanted(PARTS[part][0], "passed", part, lambda result: "" if result else None)
     for kind, bits in (("gemv", gemv.BITS), ("peers", (4,))):
@@ -161,7 +161,7 @@ def wanted() -> Iterator[Wanted]:
 
 
 def bandwidth(key: tuple[int, int, int], result: Record) -> str | None:
-    """GB/s and its part of a copy's."""
+    """GB/s, and the fraction of a copy's rate."""
     for one in result.get("products", ()):
         if (one["bits"], one["rows"], one["columns"]) == key:
             return f"{one['gbytes_per_second']} GB/s, {one['ratio']:.2f} of a copy"
@@ -169,7 +169,7 @@ def bandwidth(key: tuple[int, int, int], result: Record) -> str | None:
 
 
 def ratio(key: tuple[int, str], result: Record) -> str | None:
-    """Ratio to naive loading, and which part of the time copies of what was missing need."""
+    """Ratio to naive loading, and the fraction of the time that copies of missing experts need."""
     for column in result.get("columns", ()):
         for row in column["rows"]:
             if (column["bits"], row["row"]) == key:
@@ -178,7 +178,7 @@ def ratio(key: tuple[int, str], result: Record) -> str | None:
 
 
 def cell(one: Wanted, records: Mapping[str, Record]) -> str:
-    """What one machine measured of it: a number, the verdict with its reason, or that it was not measured.
+    """The result of one machine: a number, the verdict with its reason, or that it was not measured.
 
     >>> compiled = next(wanted())
     >>> cell(compiled, {})
@@ -199,7 +199,7 @@ def cell(one: Wanted, records: Mapping[str, Record]) -> str:
 
 
 def measured(results: Path) -> list[tuple[str, dict[str, Record]]]:
-    """The machines that left results in folders below this one: a description, and the record of each part."""
+    """The machines whose results are in folders below this one: a description, and the record of each part."""
     found = []
     for file in sorted(results.rglob("machine.json")):
         machine = load(file)
@@ -214,7 +214,7 @@ def measured(results: Path) -> list[tuple[str, dict[str, Record]]]:
 
 
 def described(machine: Record) -> str:
-    """A machine in a line."""
+    """A machine, on one line."""
     device = machine["device"].get("device") or machine["nvidia_smi"].get("name") or "a device that was not there"
     return f"{device}, {machine['device'].get('driver', 'no driver')}, {machine['processor']}, {machine['when'][:10]}"
 
@@ -225,7 +225,7 @@ def load(file: Path) -> Record:
 
 
 class GpuResults(BenchDirective):
-    """``.. gpu-results::``: a row for each thing to be measured, a column for each machine that has measured."""
+    """``.. gpu-results::``: one row per quantity, one column per machine."""
 
     def run(self) -> list[nodes.Node]:
         results = Path(self.env.srcdir).parent / "bench/results"
@@ -240,6 +240,6 @@ class GpuResults(BenchDirective):
             rows.append([one.what, one.goal, *shown])
         said = "; ".join(f"machine {number}: {text}" for number, (text, _) in enumerate(machines, 1))
         return [
-            nodes.paragraph(text=f"{said}." if said else "No GPU has run the script so far."),
+            nodes.paragraph(text=f"{said}." if said else "No GPU has run the script yet."),
             table(heads if machines else [*heads, "on a GPU"], rows, [44, 26] + [30] * max(1, len(machines))),
         ]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import Array
+from lowbit.attention.rope import Rotation
 from lowbit.backend.wire import Tree, decode, encode
 from lowbit.contract.operation import Promise
 from lowbit.errors import ArgumentError
@@ -145,11 +146,30 @@ def rewritten(call: Call) -> Iterator[Call]:
                 return these[tree["number"]]
 
             try:
-                arguments = tuple(decode(tree, get) for tree in trees)
+                arguments = tuple(_turned(decode(tree, get)) for tree in trees)
                 chosen = {name: decode(tree, get) for name, tree in choices.items()}
             except ArgumentError:  # what has parts may refuse such contents
                 continue
             yield replace(call, arguments=arguments, choices=chosen, result=None)
+
+
+def _turned(value: Any) -> Any:
+    """A rotation again, where its parts were changed: a kernel may take each pair of channels as one complex number.
+
+    Both channels of a pair have the cosine of the first, and its sine with either sign. What is no rotation stays.
+
+    Raises:
+        ArgumentError: its channels are no pairs, or not with one sign each.
+    """
+    if not isinstance(value, Rotation):
+        return value
+    layout = value.layout
+    here, there, sign = np.arange(layout.head_dim), layout.partner, layout.sign
+    paired = np.array_equal(there[there], here) and (there != here).all() and (layout.pair[there] == layout.pair).all()
+    if not paired or (np.abs(sign) != 1).any() or (sign[there] != -sign).any():
+        raise ArgumentError("layout", "no pairs of channels", "pairs, a first and a second channel in each")
+    first = np.where(sign < 0, here, there)
+    return replace(value, cos=value.cos[:, first], sin=-value.sin[:, first] * sign)
 
 
 def others(array: Array) -> Iterator[Array]:

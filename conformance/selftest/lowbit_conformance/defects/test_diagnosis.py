@@ -23,7 +23,7 @@ from lowbit.quantization.bfp import Blocks, Format, bfp12, cast
 from lowbit.quantization.bfp_dot import dot
 from lowbit.quantization.bfp_storage import load, store
 from lowbit.quantization.gptq import factor
-from lowbit_conformance.defects import BANK
+from lowbit_conformance.defects import BANK, places
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.suite.explaining import Asked, Explainer, asked_of
 from lowbit_conformance.suite.verdicts import BrokenPromiseError
@@ -47,6 +47,7 @@ def test_the_list_is_long_and_its_names_exist() -> None:
     assert len(MISTAKES) >= 100
     assert len({each.name for each in MISTAKES}) == len(MISTAKES)
     families = {defect.name for operation in OPERATIONS for defect in relatives(operation)}
+    families |= {each.name for operation in OPERATIONS for each in places.of_results(operation)}
     unknown = {name for each in MISTAKES for name in each.right} - BANK.keys() - families
     assert not unknown, unknown
 

@@ -10,16 +10,18 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from engine_house import NBYTES, House, blob, room_for, slow_machine
+from engine_rig import NBYTES, Rig, expert_data, room_for, slow_machine
 from engine_runs import runs, walk
 from hypothesis import given, settings
 
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement, Request
-from lowbit_cuda.engine import Engine, Rates, device_bytes, slots_within, stride
-from lowbit_cuda.engine.journal import Move
+from lowbit_cuda.engine.cost import Rates
+from lowbit_cuda.engine.engine import Engine
+from lowbit_cuda.engine.storage import device_bytes, slots_within, stride
 from lowbit_cuda.port import PIECE, DeviceMemoryError, charge
-from lowbit_gpusim.sim import SimDevice
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.streams import SimEvent
 
 Run = tuple[Arrangement, list[Request]]
 SCHEDULES = st.one_of(
@@ -36,15 +38,15 @@ def test_any_run(run: Run, schedule: tuple[str, int], waits: int, machine: Any) 
     device = SimDevice(
         machine, schedule=schedule[0], seed=schedule[1], budget=room_for(arrangement), on_unwritten="raise"
     )
-    house = House(arrangement, device=device)
+    rig = Rig(arrangement, device=device)
     for number, request in enumerate(requests):
-        house.ask(request)
+        rig.ask(request)
         if waits and number % waits == 0:
-            house.wait()
-    house.check(requests)
-    house.check_homes()
+            rig.wait()
+    rig.check(requests)
+    rig.check_storage()
     assert device.peak == device.budget, "every byte that was reckoned with, and no more"
-    house.close()
+    rig.close()
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
@@ -53,61 +55,62 @@ def test_any_run(run: Run, schedule: tuple[str, int], waits: int, machine: Any) 
 def test_long_walks(memory: Any, schedule: str, slots: int) -> None:
     """A run like a program's, with prompts, right and wrong guesses, abandoned passes, and a `reset` in its middle."""
     arrangement = Arrangement(4, 8, slots, 3, memory)
-    house = House(arrangement, device=SimDevice(schedule=schedule, seed=1, on_unwritten="raise"))
+    rig = Rig(arrangement, device=SimDevice(schedule=schedule, seed=1, on_unwritten="raise"))
     for seed in range(2):
         requests = walk(arrangement, seed, 60)
         for request in requests:
-            house.ask(request)
-            house.wait()
-        house.check(requests)
-        house.check_homes()
-        house.engine.reset()
-        house.forget()
-        assert house.engine.requests == []
-    house.close()
+            rig.ask(request)
+            rig.wait()
+        rig.check(requests)
+        rig.check_storage()
+        rig.engine.reset()
+        rig.forget()
+        assert rig.engine.requests == []
+    rig.close()
 
 
 def test_a_refused_request_changes_nothing() -> None:
     """Wrong requests are refused by name and the run goes on as if they had not been made."""
     arrangement = Arrangement(3, 4, 1, 2, "swap")
-    house = House(arrangement)
+    rig = Rig(arrangement)
     requests = walk(arrangement, 3, 20)
     for request in requests:
         for wrong in (Request(request.layer, (0, 0)), Request(request.layer, (4,)), Request(3, (0,))):
             with pytest.raises(ArgumentError):
-                house.ask(wrong)
-        house.ask(request)
-    house.check(requests)
-    house.close()
+                rig.ask(wrong)
+        rig.ask(request)
+    rig.check(requests)
+    rig.close()
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
 def test_the_account(memory: Any) -> None:
     """What the engine counts is what its trace says, and the bytes are those that the device was asked to copy."""
     arrangement = Arrangement(4, 8, 2, 3, memory)
-    house = House(arrangement)
+    rig = Rig(arrangement)
     copied = {"to device": 0, "to host": 0}
-    before = sum(record.kind == "copy" for record in house.device.log)
+    before = sum(record.kind == "copy" for record in rig.device.log)
     for request in walk(arrangement, 4, 80):
-        house.ask(request)
-    house.device.finish()
-    for record in [record for record in house.device.log if record.kind == "copy"][before:]:
+        rig.ask(request)
+    rig.device.finish()
+    for record in [record for record in rig.device.log if record.kind == "copy"][before:]:
         copied[record.engine] += NBYTES
-    account, kinds = house.engine.account, [event.kind for event in house.events]
+    account, kinds = rig.engine.account, [event.kind for event in rig.events]
     assert (account.hits, account.loads, account.staged) == tuple(map(kinds.count, ("hit", "load", "stage")))
     assert account.dropped == kinds.count("drop") and account.promoted == kinds.count("promote") - kinds.count("load")
     assert {"to device": account.bytes_to_device, "to host": account.bytes_to_host} == copied
     assert min(account.hits, account.loads, account.promoted, account.dropped) > 0
     assert (account.bytes_to_host > 0) == (memory == "swap")
-    house.check()
+    rig.check()
 
 
 @pytest.mark.parametrize(("memory", "waits"), [("mirror", [1, 0, 1, 2, 2, 1, 2]), ("swap", [2, 0, 6, 2, 6, 3, 6])])
 def test_no_wait_without_a_reason(memory: Any, waits: list[int]) -> None:
-    """Streams wait for what they must come after and for nothing else; reckoned by hand. An expert's kernels wait for
-    its copy, once; a copy for the kernels that ran in its block since it was written. Under swap the victim's copy back
-    waits for its arrival and the newcomer's, and copies into its block and out of its place wait for it."""
-    house = House(Arrangement(2, 4, 1, 1, memory), device=SimDevice(slow_machine(1.0), on_unwritten="raise"))
+    """Streams wait for what they depend on and for nothing else; the counts were computed by hand. An expert's kernels
+    wait for its copy, once; a copy waits for the kernels that ran in its storage since it was written. In swap mode the
+    victim's copy back waits for the victim's and the newcomer's arrival, and copies into its storage and out of its
+    place wait for it."""
+    rig = Rig(Arrangement(2, 4, 1, 1, memory), device=SimDevice(slow_machine(1.0), on_unwritten="raise"))
     found = []
     for request in [
         Request(0, (1,)),
@@ -118,37 +121,36 @@ def test_no_wait_without_a_reason(memory: Any, waits: list[int]) -> None:
         Request(1, (3,)),
         Request(0, (2, 3)),
     ]:
-        before = house.device.calls_by_kind.get("wait", 0)
-        house.ask(request)
-        found.append(house.device.calls_by_kind["wait"] - before)
+        before = rig.device.calls_by_kind.get("wait", 0)
+        rig.ask(request)
+        found.append(rig.device.calls_by_kind["wait"] - before)
     assert found == waits
-    house.check()
+    rig.check()
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
 def test_a_long_run_keeps_nothing(memory: Any) -> None:
-    """An expert that is guessed wrongly a thousand times leaves nothing behind, nor does one that is always there."""
-    house = House(Arrangement(2, 4, 1, 2, memory), rows=1000, record=False, rates=Rates(1.0, float, float))
+    """An expert that is guessed wrongly many times leaves nothing behind, nor does one that is always resident."""
+    rig = Rig(Arrangement(2, 4, 1, 2, memory), rows=1000, record=False, rates=Rates(1.0, float, float))
     sizes = []
     for _ in range(200):
-        house.run(0, (0, 2), (3, 1))
-        house.run(1, (0,))
-        house.wait()
-        engine = house.engine
-        journal = len(engine._journal._moves) if engine._journal else 0
-        homes = sum(len(home.seen) + len(home.read) for home in engine._homes())
-        sizes.append(journal + homes + len(engine._on_host._coming) + len(engine.requests))
+        rig.run(0, (0, 2), (3, 1))
+        rig.run(1, (0,))
+        rig.wait()
+        engine = rig.engine
+        storages = sum(len(storage.seen) + len(storage.read) for storage in engine._all_storage())
+        sizes.append(storages + len(engine._on_host._pending) + len(engine.requests))
     assert max(sizes[10:]) <= max(sizes[:10])
     gc.collect()
-    assert sum(isinstance(thing, Move) for thing in gc.get_objects()) < 100
-    house.close()
+    assert sum(isinstance(thing, SimEvent) for thing in gc.get_objects()) < 100
+    rig.close()
 
 
 def test_requests_need_not_be_kept() -> None:
     """A program that runs for days keeps no list of what it asked for."""
-    house = House(Arrangement(1, 4, 2), record=False)
-    house.run(0, [1])
-    assert house.engine.requests == [] and house.engine.account.loads == 1
+    rig = Rig(Arrangement(1, 4, 2), record=False)
+    rig.run(0, [1])
+    assert rig.engine.requests == [] and rig.engine.account.loads == 1
 
 
 # **Memory.**
@@ -156,13 +158,13 @@ def test_requests_need_not_be_kept() -> None:
 
 def test_slots_are_as_many_as_fit_in_pieces() -> None:
     """A run of bytes that is large counts in pieces of two MiB: what is chosen fits, and one slot more would not."""
-    for blob_bytes in (300, 70_000, PIECE - 1, 3 * PIECE + 1):
-        needs = [charge(device_bytes(Arrangement(3, 8, slots), blob_bytes)) for slots in range(1, 9)]
+    for expert_bytes in (300, 70_000, PIECE - 1, 3 * PIECE + 1):
+        needs = [charge(device_bytes(Arrangement(3, 8, slots), expert_bytes)) for slots in range(1, 9)]
         for budget in {need + more for need in needs for more in (-1, 0, 1, PIECE - 1)} - {needs[0] - 1}:
             fitting = sum(need <= budget for need in needs)
-            assert slots_within(budget, blob_bytes, 3, 8, 4) == fitting, (blob_bytes, budget)
+            assert slots_within(budget, expert_bytes, 3, 8, 4) == fitting, (expert_bytes, budget)
         with pytest.raises(ArgumentError, match=f"at least {needs[0]}"):
-            slots_within(needs[0] - 1, blob_bytes, 3, 8, 4)
+            slots_within(needs[0] - 1, expert_bytes, 3, 8, 4)
 
 
 def test_slots_within_a_budget() -> None:
@@ -183,13 +185,13 @@ def test_one_byte_too_few(memory: Any) -> None:
     """A budget one alignment short of what the engine needs is refused, and nothing is kept."""
     arrangement = Arrangement(3, 4, 2, 2, memory)
     device = SimDevice(budget=device_bytes(arrangement, NBYTES) - 1)
-    with pytest.raises(DeviceMemoryError, match="expert blocks"):
+    with pytest.raises(DeviceMemoryError, match="expert slots"):
         Engine(device, arrangement, NBYTES, device.stream("compute"))
     assert device.leaks() == ()
 
 
 def test_too_little_pinned_memory() -> None:
-    """Where the host cannot pin the places of the last layer, those of the others and the blocks are given back."""
+    """Where the host cannot pin the places of the last layer, all other memory is released."""
     arrangement = Arrangement(3, 4, 2, 2)
     device = SimDevice(host_memory=3 * 4 * 256 - 1)
     with pytest.raises(DeviceMemoryError, match="experts of layer 2"):
@@ -200,40 +202,40 @@ def test_too_little_pinned_memory() -> None:
 def test_what_is_pinned() -> None:
     """Mirror pins every expert; swap only those that do not begin on the device, and one more while it is filled."""
     for memory, places in (("mirror", 3 * 4), ("swap", 3 * 2)):
-        house = House(Arrangement(3, 4, 2, 2, memory), fill=False)  # type: ignore[arg-type]  # one of the two
-        before = house.device.pinned
-        house.engine.fill(1, 0, blob(1, 0))
-        assert house.device.pinned == before + (256 if memory == "swap" else 0)
-        house.fill()
-        assert house.device.pinned - stride(400 * NBYTES) == places * 256
-        house.engine.reset()
-        house.check_homes()
-        house.close()
+        rig = Rig(Arrangement(3, 4, 2, 2, memory), fill=False)  # type: ignore[arg-type]  # one of the two
+        before = rig.device.pinned
+        rig.engine.fill(1, 0, expert_data(1, 0))
+        assert rig.device.pinned == before + (256 if memory == "swap" else 0)
+        rig.fill()
+        assert rig.device.pinned - stride(400 * NBYTES) == places * 256
+        rig.engine.reset()
+        rig.check_storage()
+        rig.close()
 
 
 def test_filling_is_checked() -> None:
     """Wrong sizes, experts that there are not, filling twice, and running before all are there are refused by name."""
-    house = House(Arrangement(2, 3, 1, 2, "swap"), fill=False)
+    rig = Rig(Arrangement(2, 3, 1, 2, "swap"), fill=False)
     with pytest.raises(ArgumentError, match="without expert 0 of layer 0"):
-        house.run(0, [0])
+        rig.run(0, [0])
     for layer, expert, data, name in [
-        (2, 0, blob(0, 0), "layer"),
-        (0, 3, blob(0, 0), "expert"),
-        (0, 0, blob(0, 0)[:-1].copy(), "data"),
-        (0, 0, blob(0, 0, 2 * NBYTES)[::2], "data"),
+        (2, 0, expert_data(0, 0), "layer"),
+        (0, 3, expert_data(0, 0), "expert"),
+        (0, 0, expert_data(0, 0)[:-1].copy(), "data"),
+        (0, 0, expert_data(0, 0, 2 * NBYTES)[::2], "data"),
     ]:
         with pytest.raises(ArgumentError, match=name):
-            house.engine.fill(layer, expert, data)
-    house.fill()
-    with pytest.raises(ArgumentError, match="which is there"):
-        house.engine.fill(1, 2, blob(1, 2))
-    house.run(0, [0, 1])
-    house.check()
-    house.close()
+            rig.engine.fill(layer, expert, data)
+    rig.fill()
+    with pytest.raises(ArgumentError, match="which was filled already"):
+        rig.engine.fill(1, 2, expert_data(1, 2))
+    rig.run(0, [0, 1])
+    rig.check()
+    rig.close()
 
 
 def test_blobs_of_any_type() -> None:
-    """A blob is bytes: an array of words is taken as it lies."""
+    """A expert_data is bytes: an array of words is taken as it lies."""
     device = SimDevice(on_unwritten="raise")
     engine = Engine(device, Arrangement(1, 1, 1, 1), 16, device.stream("compute"))
     engine.fill(0, 0, np.arange(4, dtype=np.uint32))

@@ -11,9 +11,10 @@ from cuda_models import CONFIG, bits_of, model
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError
 from lowbit.model.decoder import generate
-from lowbit_cuda.model import Decoder
+from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.port import DeviceError, DeviceLostError
-from lowbit_gpusim.sim import Failure, SimDevice
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.faults import Failure
 
 SMALL = model(replace(CONFIG, layers=2), seed=6)
 SHORT = [5, 49, 7]

@@ -24,10 +24,11 @@ from lowbit.model.weights import LlamaWeights, SparseWeights, requantize
 from lowbit.moe.offload import trace
 from lowbit.moe.routing import Ids
 from lowbit.quantization.bfp import bfp12, cast, decode
-from lowbit_cuda.engine.blobs import stride
-from lowbit_cuda.model import Decoder
+from lowbit_cuda.engine.storage import stride
+from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.model.matrices import ExpertLayout
-from lowbit_gpusim.sim import RaceError, SimDevice
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.order import RaceError
 
 AMPLE = 1 << 24
 MODEL = model()
@@ -363,8 +364,7 @@ def test_wrong_tokens_and_stale_states_are_refused() -> None:
 
 
 def test_of_a_layer_nothing_small_is_copied() -> None:
-    """Scores and shares of one token wait for no expert: its stream copies at its beginning and its end, and between
-    them nothing."""
+    """Scores and probabilities of one token wait for no expert: its stream copies only at its start and its end."""
     for mode in ("mirror", "swap"):
         with decoder(LEAST + 3 * EXPERT, mode=mode) as ours:
             state = ours.new_state()
@@ -385,6 +385,6 @@ def test_a_missing_wait_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading scores without waiting for them is found, under any schedule, whatever was read."""
     for schedule in ("eager", "late"):
         with decoder(sim={"schedule": schedule}) as ours, monkeypatch.context() as patch:
-            patch.setattr("lowbit_cuda.model.lane.Lane.wait", lambda lane: None)
+            patch.setattr("lowbit_cuda.model.arena.Arena.wait", lambda arena: None)
             with pytest.raises(RaceError):
                 ours.hidden([1], ours.new_state())

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from lowbit.errors import ArgumentError
-from lowbit_cuda.engine.speculation import Plan, Trial
+from lowbit_cuda.engine.prefetch_trial import PrefetchTrial, TrialSchedule
 
-PLAN = Plan(warmup=3, window=2, rounds=2, patience=10)
+SCHEDULE = TrialSchedule(warmup=3, window=2, rounds=2, patience=10)
 LENGTH = 4 * 3  # tokens of a measurement: four windows of two, and the first of each that is not counted
 
 
-def drive(trial: Trial, tokens: int, seconds: Callable[[int, bool], float]) -> tuple[list[bool], list[str]]:
+def drive(trial: PrefetchTrial, tokens: int, seconds: Callable[[int, bool], float]) -> tuple[list[bool], list[str]]:
     """Run tokens; answers with which were guessed for, and what was said."""
     guessed, said = [], []
     for token in range(tokens):
@@ -23,14 +23,16 @@ def drive(trial: Trial, tokens: int, seconds: Callable[[int, bool], float]) -> t
 
 def test_windows_alternate() -> None:
     """After the warm-up, windows with guesses and without take turns; then the verdict stands for a long while."""
-    guessed, said = drive(Trial(PLAN), 3 + LENGTH + 10 + 3, lambda token, guessing: 1.0 if guessing else 2.0)
+    guessed, said = drive(
+        PrefetchTrial(SCHEDULE), 3 + LENGTH + 10 + 3, lambda token, guessing: 1.0 if guessing else 2.0
+    )
     assert guessed == [True] * 3 + ([True] * 3 + [False] * 3) * 2 + [True] * 10 + [True] * 3
     assert not said, "nothing has changed"
 
 
 def test_off_when_it_costs() -> None:
     """Slower with guesses: off, with a sentence that has both times; measured again after the while, and on again."""
-    trial = Trial(PLAN)
+    trial = PrefetchTrial(SCHEDULE)
     guessed, said = drive(trial, 3 + LENGTH + 10, lambda token, guessing: 0.030 if guessing else 0.020)
     assert guessed[3 + LENGTH :] == [False] * 10
     assert said == [
@@ -45,7 +47,7 @@ def test_off_when_it_costs() -> None:
 
 def test_off_stays_off_silently() -> None:
     """Measured again with the same result, nothing is said twice."""
-    trial = Trial(PLAN)
+    trial = PrefetchTrial(SCHEDULE)
     _, said = drive(trial, 4 * (LENGTH + 10), lambda token, guessing: 2.0 if guessing else 1.0)
     assert len(said) == 1 and len(trial.measurements) == 4 and not trial.guessing
 
@@ -54,7 +56,7 @@ def test_a_hiccup_decides_nothing() -> None:
     """One token that is held up for a second is not what guessing costs, nor one that needs nothing what it saves; a
     mean would be taken in by the first, and the least by the second."""
     odd = {3 + 1: 1.0, 3 + 4: 0.001}
-    trial = Trial(PLAN)
+    trial = PrefetchTrial(SCHEDULE)
     drive(trial, 3 + LENGTH, lambda token, guessing: odd.get(token, 0.010 if guessing else 0.020))
     assert trial.guessing and trial.measurements[0].benefit == pytest.approx(0.010)
 
@@ -68,14 +70,14 @@ def test_the_first_of_a_window_is_not_counted() -> None:
         before.append(guessing)
         return 5.0 if changed else 0.010 if guessing else 0.011
 
-    trial = Trial(Plan(warmup=0, window=1, rounds=3, patience=10))
+    trial = PrefetchTrial(TrialSchedule(warmup=0, window=1, rounds=3, patience=10))
     drive(trial, 12, seconds)
     assert trial.measurements[0].with_guesses == 0.010 and trial.measurements[0].without == 0.011
 
 
 def test_tokens_of_the_other_kind() -> None:
     """A token that was begun before the change is not counted for the window after it."""
-    trial = Trial(Plan(warmup=0, window=1, rounds=1, patience=10))
+    trial = PrefetchTrial(TrialSchedule(warmup=0, window=1, rounds=1, patience=10))
     for guessed, seconds in [(True, 9.0), (True, 1.0), (True, 7.0), (False, 9.0), (True, 7.0), (False, 2.0)]:
         assert trial.token(seconds, guessed) is None
     assert (trial.measurements[0].with_guesses, trial.measurements[0].without) == (1.0, 2.0)
@@ -83,7 +85,7 @@ def test_tokens_of_the_other_kind() -> None:
 
 def test_equal_is_not_negative() -> None:
     """Where it makes no difference, guessing stays as the paper has it: on."""
-    trial = Trial(PLAN)
+    trial = PrefetchTrial(SCHEDULE)
     _, said = drive(trial, 100, lambda token, guessing: 1.0)
     assert not said and len(trial.measurements) > 2 and all(m.benefit == 0 for m in trial.measurements)
 
@@ -92,4 +94,4 @@ def test_equal_is_not_negative() -> None:
 def test_a_wrong_plan_is_refused(wrong: dict[str, int]) -> None:
     """Numbers that measure nothing, or never, are refused by name."""
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
-        Plan(**wrong)
+        TrialSchedule(**wrong)

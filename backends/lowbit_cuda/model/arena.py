@@ -1,7 +1,7 @@
-"""A lane: one stream of a device, with the memory that was taken for what runs in it.
+"""An arena: a stream of a device, and the memory allocated for the work in it.
 
-Everything that a model has on a device was taken through a `Lane`, which gives all of it back at once. So nothing is
-left behind wherever building or running ends.
+A model allocates all of its device memory through an `Arena`, which frees everything at once. So nothing leaks, however
+loading or running ends.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ import numpy.typing as npt
 from lowbit_cuda.port import DeviceError, DevicePort, Kernel, Memory, Number, Span, Stream, charge
 
 UPLOAD = 1 << 24
-"""Bytes of pinned memory through which weights go to the device."""
+"""Bytes of the pinned staging buffer through which weights are copied to the device."""
 
 
 def charged(sizes: Iterable[int]) -> int:
-    """What allocations of these sizes count as.
+    """The bytes that allocations of these sizes count as.
 
     >>> charged([1, 256, 257])
     1024
@@ -24,12 +24,12 @@ def charged(sizes: Iterable[int]) -> int:
     return sum(map(charge, sizes))
 
 
-class Lane:
-    """A stream, and memory to be given back.
+class Arena:
+    """A stream, and the memory allocated for its work.
 
     Attributes:
         port: the device.
-        stream: where kernels and copies of the model go.
+        stream: the stream of the model's kernels and copies.
     """
 
     def __init__(self, port: DevicePort, name: str) -> None:
@@ -50,13 +50,13 @@ class Lane:
         return self._held[-1].span()
 
     def store(self, data: npt.NDArray[np.generic], what: str) -> Span:
-        """Memory on the device that holds these bytes; they are there when this returns."""
+        """Memory on the device with these bytes, which are copied when this returns."""
         span = self.allocate(data.nbytes, what)
         self.upload(span, data)
         return span
 
     def upload(self, span: Span, data: npt.NDArray[np.generic]) -> None:
-        """Bring bytes to the device, a piece at a time, and wait until they are there."""
+        """Copy bytes to the device in pieces, and wait until they have arrived."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         if self._upload is None or self._upload.nbytes < min(flat.size, UPLOAD):
             self.drop_upload()
@@ -68,13 +68,13 @@ class Lane:
             self.wait()
 
     def drop_upload(self) -> None:
-        """Give back what `upload` works with; it takes it again where it is needed."""
+        """Free the staging buffer of `upload`, which allocates it again when needed."""
         if self._upload is not None:
             self.port.free(self._upload)
             self._upload = None
 
     def close(self) -> None:
-        """Give everything back, what was taken last first; where the device fails at one thing, the others too.
+        """Free everything, the latest allocation first; a failure does not stop the others.
 
         Raises:
             DeviceError: the first failure.
@@ -91,14 +91,14 @@ class Lane:
         if failures:
             raise failures[0]
 
-    # What the stream does.
+    # Work in the stream.
 
     def load(self, *kernels: Kernel) -> None:
-        """Bring kernels to the device that will be launched."""
+        """Load kernels that will be launched."""
         self.port.load(kernels)
 
     def launch(self, kernel: Kernel, **arguments: Span | Number) -> None:
-        """Run a kernel."""
+        """Launch a kernel."""
         self.port.launch(kernel, arguments, self.stream)
 
     def copy(self, target: Span, source: Span) -> None:
@@ -107,10 +107,10 @@ class Lane:
         self.port.copy(target.part(0, nbytes), source.part(0, nbytes), self.stream)
 
     def wait(self) -> None:
-        """Wait on the host until the stream has done all that it was given."""
+        """Make the host wait until the stream has finished."""
         self.port.synchronize(self.port.record(self.stream))
 
 
-def through(lane: Lane, stream: Stream) -> None:
-    """Refuse a stream that is not the lane's: what runs in it is ordered by nothing else."""
-    assert stream is lane.stream, "kernels of an expert belong in the stream of the model"
+def check_stream(arena: Arena, stream: Stream) -> None:
+    """Assert that a stream is the arena's: nothing orders it relative to other streams."""
+    assert stream is arena.stream, "an expert's kernels must run in the model's stream"

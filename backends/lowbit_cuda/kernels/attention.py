@@ -1,11 +1,11 @@
-"""Attention, as launches: rotations, the cache, and reading it.
+"""Attention, as launches: rotations, appending to the cache, and attending over it.
 
-A cache of G heads has room for C tokens of :math:`d_h` channels each, one head after the other: what one block of
-threads reads for its head is a run. Keys may be float32, float16 or BFP12, which is half a byte a channel with an
-exponent for each 32 of them, apart; values are floats.
+A cache of G heads has room for C tokens of :math:`d_h` channels each, one head after another, so a block of threads
+reads contiguous memory for its head. Keys may be float32, float16 or BFP12, which takes half a byte per channel and a
+separate exponent for every 32 of them; values are floats.
 
-The position of the first token is read from the device's memory. So extents here are the most that can be: which part
-of the cache is touched depends on it.
+Kernels read the position of the first token from device memory, and the part of the cache that they use depends on it.
+So the extents here are upper limits.
 
 Source: the chapters `lowbit.attention.rope`, `lowbit.attention.attention`, `lowbit.attention.kvcache`.
 """
@@ -16,19 +16,19 @@ from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PART
-from lowbit_cuda.kernels.pieces import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
+from lowbit_cuda.kernels.parameters import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
 from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
 
 KEYS = {**FLOAT_NAMES, "bfp12": "bfp12"}
 MOST_HEAD_DIM = 256
 CHUNK = 256
-"""Tokens whose scores a block of `attend` holds at once."""
+"""Tokens whose scores one block of `attend` holds at once."""
 ATTEND_SHARED = 4 * (MOST_HEAD_DIM + CHUNK + 16 + 8 * MOST_HEAD_DIM)
 POSITION = span("position", "int32", "read", lambda numbers: 1)
 
 
 def rope() -> Kernel:
-    """Heads turned in place by their positions, half-split."""
+    """Rotates heads in place by their positions, half-split."""
 
     def check(numbers: Numbers) -> None:
         counts(numbers, "tokens", "heads", "head_dim", most={"tokens": MOST_TOKENS})
@@ -53,7 +53,7 @@ def rope() -> Kernel:
 
 
 def check_heads(numbers: Numbers, keys: str) -> None:
-    """The limits of a cache."""
+    """Check the limits of a cache."""
     counts(numbers, "tokens", "kv_heads", "head_dim", most={"tokens": MOST_TOKENS, "head_dim": MOST_HEAD_DIM})
     counts(numbers, "kv_heads", "capacity", "head_dim")
     unit = meanings.BFP_BLOCK if keys == "bfp12" else 4
@@ -62,7 +62,7 @@ def check_heads(numbers: Numbers, keys: str) -> None:
 
 
 def _cached(name: str, kind: str, access: Access) -> tuple[Parameter, ...]:
-    """The spans of cached keys or values, G × C × d_h; BFP12 has half a byte a channel, and exponents apart."""
+    """The spans of cached keys or values, G × C × d_h; BFP12 has half a byte per channel and separate exponents."""
     elements = product_of("kv_heads", "capacity", "head_dim")
     if kind != "bfp12":
         return (span(name, kind, access, elements, exact=False, alignment=PART),)
@@ -73,7 +73,7 @@ def _cached(name: str, kind: str, access: Access) -> tuple[Parameter, ...]:
 
 
 def append(keys: str = "float32") -> Kernel:
-    """T tokens' keys, or values, T × G × d_h, into a cache G × C × d_h from the position on."""
+    """Stores T tokens' keys or values, T × G × d_h, in a cache G × C × d_h, starting at the position."""
     rows = span("x", "float32", "read", product_of("tokens", "kv_heads", "head_dim"))
     return Kernel(
         name=f"append_{KEYS[keys]}",
@@ -92,9 +92,10 @@ def append(keys: str = "float32") -> Kernel:
 
 
 def attend(keys: str = "float32", values: str = "float32") -> Kernel:
-    """Grouped-query attention of T tokens, T × H × d_h, over a cache that already holds them.
+    """Grouped-query attention of T tokens, T × H × d_h, over a cache that already contains them.
 
-    Token t is at the position plus t and sees all up to itself, or the last ``window`` of them if that is not 0.
+    Token t is at the position plus t. It attends to all tokens up to itself, or to the last ``window`` of them if that
+    is not 0.
     """
 
     def check(numbers: Numbers) -> None:

@@ -1,8 +1,8 @@
-"""What descriptions of kernels are made of.
+"""Building blocks for descriptions of kernels.
 
-An extent is a function of the numbers of a launch, nearly always a product of some of them; numbers are counts, which
-must be at least 1, and whose products must fit in the int32 that the sources index with. `counts` refuses others before
-a kernel could run past the end of something.
+An extent is a function of a launch's numbers, nearly always a product of some of them. The numbers are counts: each
+must be at least 1, and their products must fit into the int32 that the sources index with. `counts` refuses others
+before a kernel could access memory out of bounds.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ FLOAT_NAMES = {"float32": "f32", "float16": "f16"}
 MOST_TOKENS = 65535
 THREADS = 256
 SHARED_SUMS = 4 * THREADS // 32
-"""Bytes: a number of each warp of a block."""
+"""Bytes: one float32 for each warp of a block."""
 
 
 def number(numbers: Numbers, name: str) -> int:
@@ -48,17 +48,17 @@ def span(
     exact: bool = True,
     host: bool = False,
 ) -> Parameter:
-    """A span among the arguments."""
+    """A span parameter."""
     return Parameter(name, kind, access, extent, exact=exact, alignment=alignment, host=host)
 
 
 def integers(*names: str) -> tuple[Parameter, ...]:
-    """Numbers among the arguments."""
+    """Integer parameters."""
     return tuple(Parameter(name, "int32") for name in names)
 
 
 def counts(numbers: Numbers, *names: str, most: Mapping[str, int] | None = None) -> None:
-    """Refuse numbers that are not integers of at least 1, or whose product an int32 does not hold."""
+    """Refuse numbers that are not integers of at least 1, or whose product does not fit into an int32."""
     total = 1
     for name in names:
         check_integer(name, numbers[name], 1, (most or {}).get(name, MOST))
@@ -68,7 +68,7 @@ def counts(numbers: Numbers, *names: str, most: Mapping[str, int] | None = None)
 
 
 def over(extent: Extent) -> Callable[[Numbers], tuple[int, int, int]]:
-    """A grid with a thread for every four of so many elements."""
+    """A grid with one thread for every four elements."""
     return lambda numbers: (-(-extent(numbers) // (4 * THREADS)), 1, 1)
 
 

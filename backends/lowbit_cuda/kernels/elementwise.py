@@ -1,12 +1,12 @@
-"""What lies between products, as launches: norms, sums, gates, and rows brought to where they are wanted.
+"""Elementwise operations, norms and row copies, as launches.
 
-These read and write little beside the weights, so they are made to be simple and not fast: a thread takes an element or
-four, and a norm is a block for each token. What matters is that they leave the order of sums alone. `combine` adds the
-answers of a token's experts in the order in which they lie, which is by ascending expert; so it cannot be seen in an
-answer which expert came first.
+These kernels read and write little compared with the weights, so they are simple rather than fast: a thread processes
+one element or four, and a norm takes one block per token. They keep the order of sums fixed. `combine` adds the answers
+of a token's experts in the order in which they are stored, by ascending expert, so an answer does not depend on which
+expert was computed first.
 
-`gather` and `scatter` are how an expert runs once for all tokens of a prompt that chose it: their rows are brought
-together, and its answers put where they belong.
+With `gather` and `scatter` an expert runs once for all tokens of a prompt that chose it: their rows are gathered, and
+its answers scattered to their places.
 
 Source: the chapters `lowbit.model.block` and `lowbit.moe.routing`.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from lowbit.errors import ArgumentError
 from lowbit_cuda.kernels import numpy_kernels as meanings
-from lowbit_cuda.kernels.pieces import (
+from lowbit_cuda.kernels.parameters import (
     FLOAT_NAMES,
     MOST_TOKENS,
     RESULT,
@@ -30,11 +30,11 @@ from lowbit_cuda.kernels.pieces import (
 )
 from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
 
-# **Elements.**
+# **Elementwise operations and norms.**
 
 
 def rms_norm() -> Kernel:
-    """Each token scaled to a root mean square of 1, then by the gain."""
+    """Each token, scaled to a root mean square of 1 and then by the gain."""
 
     def check(numbers: Numbers) -> None:
         counts(numbers, "tokens", "columns", most={"tokens": MOST_TOKENS})
@@ -83,10 +83,10 @@ def add() -> Kernel:
 
 
 def combine() -> Kernel:
-    """Y = Y + the weighted answers of each token's k experts, T × k × N, added in the order in which they lie.
+    """Y = Y + the weighted answers of each token's k experts, T × k × N, added in the order in which they are stored.
 
-    Whoever lays them out does so by ascending expert, whatever the order in which they were computed. The weights may
-    lie on the host, where they were chosen.
+    The caller stores them by ascending expert, whatever the order in which they were computed. The weights may be in
+    host memory, where they were computed.
     """
     return Kernel(
         name="combine",
@@ -104,7 +104,7 @@ def combine() -> Kernel:
     )
 
 
-# **Rows.**
+# **Gathering and scattering rows.**
 
 
 def _rows_kernel(name: str, target: Parameter, source: Parameter, meaning: Callable[..., None]) -> Kernel:
@@ -125,14 +125,14 @@ def _rows_kernel(name: str, target: Parameter, source: Parameter, meaning: Calla
 
 
 def gather(table: str = "float32") -> Kernel:
-    """Row i of Y is row index[i] of X, zeros where there is none: tokens of an expert, or an embedding."""
+    """Row i of Y is row index[i] of X, or zeros where X has no such row: tokens of an expert, or an embedding."""
     target = span("y", "float32", "write", product_of("count", "columns"))
     source = span("x", table, "read", product_of("rows", "columns"))
     return _rows_kernel(f"gather_{FLOAT_NAMES[table]}", target, source, meanings.gather)
 
 
 def scatter() -> Kernel:
-    """Row index[i] of Y is row i of X; no row twice. Rows that are not named are left alone."""
+    """Row index[i] of Y is row i of X; no index occurs twice. Other rows of Y are unchanged."""
     target = span("y", "float32", "write", product_of("rows", "columns"), exact=False)
     source = span("x", "float32", "read", product_of("count", "columns"))
     return _rows_kernel("scatter", target, source, meanings.scatter)

@@ -1,5 +1,5 @@
-"""An engine in a house of its own: a simulated device, experts whose bytes say who they are, and a kernel that shows
-which bytes it was given."""
+"""A rig for tests of the engine: a simulated device, experts whose bytes identify them, and a kernel that shows which
+bytes it was given."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -9,17 +9,18 @@ import numpy as np
 
 from lowbit.arrays import U8
 from lowbit.moe.offload import Arrangement, Request, Trace, trace
-from lowbit_cuda.engine import Engine, device_bytes, stride
+from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.engine.recovery import inventories, missing
+from lowbit_cuda.engine.storage import device_bytes, stride
 from lowbit_cuda.port import ALIGNMENT, Kernel, Parameter, Span, Stream
-from lowbit_gpusim.sim import Link, Machine, SimDevice
-from lowbit_gpusim.sim.machines import MACHINES
+from lowbit_gpusim.sim.device import SimDevice
+from lowbit_gpusim.sim.machines import MACHINES, Link, Machine
 
 NBYTES = 40
-"""Of a blob: not a multiple of the alignment, so that homes are further apart than blobs are long."""
+"""Of a expert_data: not a multiple of the alignment, so that storages are further apart than blobs are long."""
 
 
-def blob(layer: int, expert: int, nbytes: int = NBYTES) -> U8:
+def expert_data(layer: int, expert: int, nbytes: int = NBYTES) -> U8:
     """The bytes of an expert: no two experts have the same."""
     content = np.random.default_rng((layer, expert)).integers(0, 256, nbytes, np.uint8)
     content[:2] = layer, expert
@@ -27,15 +28,15 @@ def blob(layer: int, expert: int, nbytes: int = NBYTES) -> U8:
 
 
 def show(nbytes: int, seconds: float = 0.0) -> Kernel:
-    """A kernel that copies a blob to where a test finds it; on `slow_machine` it takes so many seconds."""
+    """A kernel that copies a expert_data to where a test finds it; on `slow_machine` it takes so many seconds."""
 
     def extent(numbers: object) -> int:
         return nbytes
 
-    def meaning(blob: U8, out: U8) -> None:
-        out[:] = blob
+    def meaning(expert_data: U8, out: U8) -> None:
+        out[:] = expert_data
 
-    aligned = Parameter("blob", "uint8", "read", extent, alignment=ALIGNMENT)
+    aligned = Parameter("expert_data", "uint8", "read", extent, alignment=ALIGNMENT)
     parameters = aligned, Parameter("out", "uint8", "write", extent)
     return Kernel("show", "none", parameters, lambda _: (1, 1, 1), 32, meaning, flops=lambda _: seconds)
 
@@ -53,7 +54,7 @@ def slow_machine(copy_seconds: float, nbytes: int = NBYTES) -> Machine:
     )
 
 
-class House:
+class Rig:
     """An engine that is filled, and what its kernels showed.
 
     Attributes:
@@ -92,13 +93,13 @@ class House:
         for expert in reversed(range(self.arrangement.experts)):
             for layer in range(self.arrangement.layers):
                 if (layer, expert) not in self.engine._filling.filled:
-                    self.engine.fill(layer, expert, blob(layer, expert))
+                    self.engine.fill(layer, expert, expert_data(layer, expert))
 
     def work(self, expert: int, span: Span, stream: Stream) -> None:
-        """Show the blob that is said to be this expert's."""
+        """Show the expert_data that is said to be this expert's."""
         row = self._out.span(NBYTES * len(self.shown), NBYTES)
         self.shown.append((self.layer, expert))
-        self.device.launch(self._kernel, {"blob": span, "out": row}, stream)
+        self.device.launch(self._kernel, {"expert_data": span, "out": row}, stream)
 
     def run(self, layer: int, needed: Iterable[int], guesses: Iterable[int] = (), **options: Any) -> Trace:
         """A request."""
@@ -123,28 +124,28 @@ class House:
             self.wait()
             shown = self.device.read(self._back.span(), np.uint8, (len(self.shown), NBYTES))
             for row, (layer, expert) in zip(shown, self.shown, strict=True):
-                assert (row == blob(layer, expert)).all(), f"expert {expert} of layer {layer}: {row[:2]} was shown"
+                assert (row == expert_data(layer, expert)).all(), (
+                    f"expert {expert} of layer {layer}: {row[:2]} was shown"
+                )
         requests = self.engine.requests if requests is None else requests
         assert self.engine.requests == list(requests)
         assert self.events == list(trace(self.arrangement, requests) if requests else ())
 
-    def check_homes(self) -> None:
+    def check_storage(self) -> None:
         """Every expert lies where it should, its bytes with it, under swap in one place only."""
         engine, device = self.engine, self.device
         device.finish()
-        if engine._journal:
-            engine._journal.settle(device)
-        found = inventories(engine._host.places, engine._blocks.all)
+        found = inventories(engine._host.places, engine._device_storage.all)
         assert not list(missing(found, self.arrangement.experts))
         for layer, counted in enumerate(found):
             for expert, place in counted.on_host.items():
-                assert (device.read(place.span, np.uint8, (NBYTES,)) == blob(layer, expert)).all()
-            for expert, block in counted.on_device.items():
-                device.copy(self._back.span(0, NBYTES), block.span, self.stream)
+                assert (device.read(place.span, np.uint8, (NBYTES,)) == expert_data(layer, expert)).all()
+            for expert, storage in counted.on_device.items():
+                device.copy(self._back.span(0, NBYTES), storage.span, self.stream)
                 self.wait()
-                assert (device.read(self._back.span(), np.uint8, (NBYTES,)) == blob(layer, expert)).all()
+                assert (device.read(self._back.span(), np.uint8, (NBYTES,)) == expert_data(layer, expert)).all()
             if self.arrangement.memory == "swap":
-                slots = [block.holds for block in engine._in_slot[layer].values()]
+                slots = [storage.holds for storage in engine._in_slot[layer].values()]
                 assert sorted(holds[1] for holds in slots if holds) == sorted(counted.on_device)
                 assert len(slots) == len(counted.on_device) == self.arrangement.slots
                 assert len(counted.on_host) == self.arrangement.experts - self.arrangement.slots
@@ -167,5 +168,5 @@ class House:
 
 
 def room_for(arrangement: Arrangement, rows: int = 400) -> int:
-    """The budget that a house needs, to the byte."""
+    """The budget that a rig needs, to the byte."""
     return device_bytes(arrangement, NBYTES) + stride(rows * NBYTES)
