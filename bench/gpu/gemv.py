@@ -72,21 +72,21 @@ def product(device: DevicePort, layout: MatrixLayout, *, checked: bool) -> dict[
             return memory
 
         parts = random_parts(layout, random)
-        copies = [take(layout.nbytes, "matrix") for _ in range(max(2, -(-ROTATED // layout.nbytes)))]
+        matrices = [take(layout.nbytes, "matrix") for _ in range(max(2, -(-ROTATED // layout.nbytes)))]
         for data, offset in zip(parts, layout.offsets, strict=True):
-            upload(device, stream, copies[0].span(offset, data.nbytes), data)
+            upload(device, stream, matrices[0].span(offset, data.nbytes), data)
         x, y = take(4 * layout.rows, "x"), take(4 * layout.columns, "y")
         vector = random.standard_normal(layout.rows).astype(np.float32)
         upload(device, stream, x.span(), vector)
-        for packed in copies[1:]:
-            device.copy(packed.span(), copies[0].span(), stream)
+        for packed in matrices[1:]:
+            device.copy(packed.span(), matrices[0].span(), stream)
         source, target = take(COPIED, "source"), take(COPIED, "target")
         device.copy(target.span(), source.span(), stream)
         device.finish()
         multiply = kernel("gemm", bits=layout.bits, scales=layout.scale_dtype, tokens=1)
 
         def products() -> None:
-            for packed in copies:
+            for packed in matrices:
                 arguments = {"y": y.span(), "x": x.span(), "tokens": 1, **layout.numbers}
                 device.launch(multiply, arguments | layout.spans(packed.span()), stream)
 
@@ -109,12 +109,12 @@ def product(device: DevicePort, layout: MatrixLayout, *, checked: bool) -> dict[
                 "copies in a graph": lambda: device.replay(kept_copies(), stream),
             },
         )
-    seconds = median(rounds["products"]) / len(copies)
+    seconds = median(rounds["products"]) / len(matrices)
     copy_seconds = min(median(rounds[name]) for name in ("copies", "copies in a graph")) / COPIES
     moved, copied = layout.nbytes + 4 * (layout.rows + layout.columns), 2 * COPIED
     return {
         **{"bits": layout.bits, "rows": layout.rows, "columns": layout.columns, "group_size": layout.group_size},
-        **{"bytes": moved, "matrices": len(copies), "error": error},
+        **{"bytes": moved, "matrices": len(matrices), "error": error},
         "microseconds": round(seconds * 1e6, 2),
         "gbytes_per_second": round(moved / seconds / 1e9, 1),
         "copy_gbytes_per_second": round(copied / copy_seconds / 1e9, 1),

@@ -21,7 +21,6 @@ from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.port import Kernel, Span
 
 Layout = MatrixLayout | DenseLayout
-U8 = U8
 
 MANY = 8
 """The number of tokens that the kernels for several tokens process at once."""

@@ -17,6 +17,7 @@ import dataclasses
 import fcntl
 import gc
 import importlib
+import inspect
 import json
 import locale
 import mmap
@@ -152,8 +153,10 @@ class Others:
         self._packages = packages | {SUITE}
 
     def owned(self, own: type) -> None:
-        """The package of the backend under test is its own."""
-        self._packages.discard(own.__module__.partition(".")[0])
+        """Allow the package of the backend under test, and those of abstract classes that it completes."""
+        for kind in own.__mro__:
+            if kind is own or inspect.isabstract(kind):
+                self._packages.discard(kind.__module__.partition(".")[0])
 
     def breaches(self) -> list[Breach]:
         """The packages that have been imported since this was asked last."""

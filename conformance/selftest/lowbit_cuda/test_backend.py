@@ -236,7 +236,7 @@ def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
         (("--backend", NUMPY, "--contract", "integer"), "--contract is integer"),
         (("--backend", NUMPY, "--steps"), "--steps is given"),
         (("--backend", NUMPY, "--cold-experts", "abacus"), "--cold-experts is 'abacus'"),
-        (("--backend", NUMPY, "--keys", "bfp12"), "head_dim 16 and keys in bfp12"),
+        (("--backend", NUMPY, "--keys", "bfp12"), "head_dim 16 with keys in bfp12"),
     ],
 )
 def test_what_cannot_be_is_refused(options: tuple[object, ...], message: str) -> None:

@@ -127,7 +127,7 @@ for call, code in (("cuEventSynchronize", 999), ("cuEventQuery", 304), ("cuEvent
         except DeviceError as error:
             print(str(error)[:15])
 """
-    ending = "; the device is lost to this process, which must be started anew"
+    ending = "; the device is lost to this process, which must be restarted"
     first, then, second, afterwards, third, last = said(folder, script)
     assert first.startswith("waiting for an event failed: CUDA_ERROR_UNKNOWN") and first.endswith(ending)
     assert second.startswith("asking for an event failed: CUDA_ERROR_OPERATING_SYSTEM") and second.endswith(ending)
@@ -425,7 +425,8 @@ state = availability()
 print(state.usable, state.reason, "|", state.remedy)
 """
     assert said(folder, script) == [
-        "the CUDA device is unavailable: device 0 is used by another process alone (compute mode Exclusive Process); "
+        "the CUDA device is unavailable: another process has exclusive use of device 0 (compute mode Exclusive "
+        "Process); "
         "wait for it, or use another device",
         "False device 0 is in the compute mode Prohibited, in which no process may use it | "
         "nvidia-smi --compute-mode=DEFAULT, or use another device",

@@ -147,8 +147,8 @@ for call in ("cuMemFree", "cuMemFreeHost", "cuLibraryUnload"):
         work(device)
 """
     first, second, third = said(folder, WORK + script)
-    assert first == "giving back the memory for turned failed: CUDA_ERROR_UNKNOWN: unknown error ['allocations: 1']"
-    assert second == "giving back the memory for answer failed: CUDA_ERROR_UNKNOWN: unknown error []"
+    assert first == "freeing the memory for turned failed: CUDA_ERROR_UNKNOWN: unknown error ['allocations: 1']"
+    assert second == "freeing the memory for answer failed: CUDA_ERROR_UNKNOWN: unknown error []"
     assert third.startswith("unloading contract.cuh failed: CUDA_ERROR_UNKNOWN: unknown error ")
     assert third.endswith("['libraries: 1']")
 
@@ -223,7 +223,7 @@ device.close()
     words = (
         "waiting for compute failed: CUDA_ERROR_LAUNCH_FAILED: An exception occurred on the device while executing a "
     )
-    assert first.startswith(words) and first.endswith("the device is lost to this process, which must be started anew")
+    assert first.startswith(words) and first.endswith("the device is lost to this process, which must be restarted")
     assert second == third == f"the device is lost since an earlier error: {first}"
     assert used == "0"
 
