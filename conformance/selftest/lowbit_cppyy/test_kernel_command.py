@@ -13,7 +13,7 @@ from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import EXAMPLE, kernel_of
-from lowbit_cppyy.recipe.recipe import PURPOSES
+from lowbit_cppyy.recipe import PURPOSES
 from lowbit_cppyy.runtime.toolchain import has_headers
 from lowbit_cppyy.tuning.choices import default_recipe
 

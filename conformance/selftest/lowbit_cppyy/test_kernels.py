@@ -15,7 +15,7 @@ from lowbit_cppyy.codegen.isa import PLAIN, TABLES
 from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
 from lowbit_cppyy.codegen.lowering import function
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe.recipe import Recipe
+from lowbit_cppyy.recipe import Recipe
 from lowbit_cppyy.runtime import compiler
 
 BASE = Recipe(3, "float16", "zero_point", "shift", registers=1)
@@ -24,7 +24,7 @@ OTHERS = [
     replace(BASE, scales="float32"),
     replace(BASE, convention="minimum"),
     *(replace(BASE, method=method) for method in ("fold", "sums", "dot4", "pairs")),
-    *(replace(BASE, rows=2), replace(BASE, registers=2), replace(BASE, chains=2), replace(BASE, turn=2)),
+    *(replace(BASE, rows=2), replace(BASE, registers=2), replace(BASE, chains=2), replace(BASE, unroll=2)),
     *(replace(BASE, panel=128, ahead=ahead) for ahead in (0, 64)),
 ]
 KERNELS = [

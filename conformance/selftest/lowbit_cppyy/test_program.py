@@ -26,8 +26,8 @@ from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import AVX2, PLAIN, TABLES, InstructionSet
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.recipe.recipe import INTEGER, Method, Recipe
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import INTEGER, Method, Recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 
 LANES = sorted({table.lanes for table in TABLES.values()})
@@ -61,14 +61,13 @@ def test_every_method_is_exact_on_the_lattice(
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_rows_chains_and_turns_change_nothing_on_the_lattice(bits: int) -> None:
-    """Three rows of x in kernels for four, three chains, as many registers as a panel has, several units in a turn."""
+def test_rows_chains_and_unrolling_change_nothing_on_the_lattice(bits: int) -> None:
+    """Three rows of x in kernels for four, three chains, as many registers as a panel has, several units at once."""
     unit = CODES_PER_UNIT[bits]
     rows = 4 * max(unit, 16)
     matrix = some_matrix(bits, rows, 17, rows // 2, lattice=True)
     for recipe in recipes(16, bits, "float32", "minimum"):
-        turn = max(1, 32 // unit)
-        several = replace(recipe, rows=4, chains=3, turn=turn, registers=2, panel=32)
+        several = replace(recipe, rows=4, chains=3, unroll=max(1, 32 // unit), registers=2, panel=32)
         if several.fits(16):
             several = replace(several, rows=1)
         x = activations(several, min(several.rows, 3), rows, lattice=True)
@@ -151,8 +150,8 @@ def test_instruction_sets_differ_in_nothing_but_the_fused_multiply_add() -> None
 
 
 @pytest.mark.parametrize(("method", "rows"), [("fold", 1), ("fold", 3), ("table", 3), ("sums", 1), ("pairs", 3)])
-def test_blocks_along_the_z_curve_change_no_bit(method: Method, rows: int) -> None:
-    """Three panels of five groups, in blocks of two groups and two panels: compiled and interpreted, all the same."""
+def test_blocks_change_no_bit(method: Method, rows: int) -> None:
+    """Three panels of five groups, in blocks of two groups: compiled and interpreted, all the same."""
     table = HERE[0]
     recipe = Recipe(4, "float16", "zero_point", method, rows=rows, registers=1, panel=32)
     if recipe.fits(table.lanes):
@@ -160,7 +159,7 @@ def test_blocks_along_the_z_curve_change_no_bit(method: Method, rows: int) -> No
     matrix = some_matrix(4, 64, 70, 14, "zero_point", "float16")
     x = activations(recipe, rows, 64)
     whole = interpreted(matrix, x, recipe, table.lanes, fused=table.fused)
-    in_blocks = interpreted(matrix, x, recipe, table.lanes, fused=table.fused, block_groups=2, block_panels=2)
+    in_blocks = interpreted(matrix, x, recipe, table.lanes, fused=table.fused, block_rows=2 * 14)
     assert_same_bits(in_blocks, whole)
-    assert_same_bits(Compiled(matrix, recipe, table, block_groups=2, block_panels=2)(x), whole)
+    assert_same_bits(Compiled(matrix, recipe, table, block_rows=2 * 14)(x), whole)
     assert_same_bits(Compiled(matrix, recipe, table)(x), whole)

@@ -16,14 +16,14 @@ import pytest
 from lowbit.arrays import Array
 from lowbit.quantization.affine import quantize
 from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import TABLES
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.lazily import cached_property
+from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.tuning import outcomes
 from lowbit_cppyy.tuning.choices import default_recipe
 
-LAYOUT = PanelLayout(4, 64, 100, 32, "float32", "minimum", panel=64, block_groups=2, block_panels=0)
+LAYOUT = PanelLayout(4, 64, 100, 32, "float32", "minimum", panel=64)
 
 
 def ran(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -118,7 +118,7 @@ def test_a_child_does_not_wait_for_what_another_thread_was_working_out() -> None
     """As it would on Python 3.11 with the property of `functools`, which has a lock for all objects of a class."""
     result = ran("""
         import signal
-        from lowbit_cppyy.lazily import cached_property
+        from lowbit_cppyy.caching import cached_property
         go_on, results = threading.Event(), []
         def slowly():
             if threading.current_thread() is not threading.main_thread():

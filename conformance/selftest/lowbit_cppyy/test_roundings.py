@@ -18,8 +18,9 @@ from lowbit.kernels.program import Address, Advance, Element, Instruction, Loop,
 from lowbit.quantization.affine import CONVENTIONS
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy.backend import integer_roundings, roundings
-from lowbit_cppyy.codegen.microkernel import TABLE, micro_kernel
-from lowbit_cppyy.recipe.recipe import METHODS_FOR, PURPOSES, Recipe
+from lowbit_cppyy.codegen.microkernel import micro_kernel
+from lowbit_cppyy.codegen.steps import TABLE
+from lowbit_cppyy.recipe import METHODS_FOR, PURPOSES, Recipe
 
 Count = dict[Any, int]
 """For each term, its roundings so far; under `None`, those of a number that is no term but a factor of some."""

@@ -170,7 +170,7 @@ FORKING = """
                 prepared.qgemv(x)
             except Exception as error:
                 backend.close()
-                os._exit(7 if "stayed behind when this process was forked" in str(error) else 8)
+                os._exit(7 if "do not exist in a forked process" in str(error) else 8)
             os._exit(9)
         errors.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     done.set()

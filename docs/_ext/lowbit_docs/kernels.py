@@ -19,7 +19,7 @@ from lowbit.quantization.packing import BITS
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe.recipe import INTEGER, METHODS, Method, Recipe
+from lowbit_cppyy.recipe import INTEGER, METHODS, Method, Recipe
 from lowbit_cppyy.tuning.prediction import FREE, LOADS, Sizes, spelled, tally
 from lowbit_docs.tables import Cell, table
 
@@ -131,7 +131,7 @@ def cost(kernel: Kernel) -> Cost:
     words = tally(inner, {**one, "turns": [2]}) - tally(inner, one)
     known = {word for some in KINDS.values() for word in some} | set(LOADS) | set(FREE)
     assert set(words) <= known, f"what kind of instruction is each of {set(words) - known}?"
-    codes = recipe.turn * recipe.unit_codes * recipe.registers * recipe.rows
+    codes = recipe.unroll * recipe.unit_codes * recipe.registers * recipe.rows
     kinds = {kind: sum(words[word] * spelled(table_, word) for word in some) / codes for kind, some in KINDS.items()}
     return Cost(**kinds)
 
