@@ -66,7 +66,7 @@ def tune(
     run = Run(keep, Console(stderr=as_json))
     try:
         for layout in layouts:
-            run.searches(layout, purposes, table.name, count)
+            run.run(layout, purposes, table.name, count)
     finally:  # also after an interrupt: finished searches are shown, and have been kept
         if run.documents and figure:
             from lowbit_cppyy.tuning.figure import save
@@ -120,7 +120,7 @@ class Run:
         self.keep, self.console = keep, console
         self.documents: list[dict[str, Any]] = []
 
-    def searches(self, layout: PanelLayout, purposes: list[Purpose], isa: str, threads: int) -> None:
+    def run(self, layout: PanelLayout, purposes: list[Purpose], isa: str, threads: int) -> None:
         """One search for each purpose; that for one row of x decides the panel of the others."""
         from lowbit_cppyy.tuning.stopwatch import Problem
 
@@ -131,7 +131,7 @@ class Run:
         decided = outcomes.read(key)
         for purpose in purposes:
             panel = decided.panel if decided and purpose != "vector" else layout.panel
-            tuned = self._searched(Problem(replace(layout, panel=panel), table, purpose, threads))
+            tuned = self.search(Problem(replace(layout, panel=panel), table, purpose, threads))
             document = tuned.document()
             if self.keep:
                 document["kept"] = tuned.keep().name
@@ -140,8 +140,9 @@ class Run:
             self.documents.append(document)
             self.console.print(*shown(tuned), sep="\n")
 
-    def _searched(self, problem: "Problem") -> "Tuned":
-        from lowbit_cppyy.tuning.tune import tune as search
+    def search(self, problem: "Problem") -> "Tuned":
+        """One search, with its progress on standard error."""
+        from lowbit_cppyy.tuning.tune import tune
 
         columns = TextColumn("{task.description:40}"), BarColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -151,7 +152,7 @@ class Run:
                 words = f"{problem.layout.bits} bits, {problem.purpose}: {step}"
                 progress.update(bar, description=words, completed=done, total=total)
 
-            return search(problem, watch)
+            return tune(problem, watch)
 
 
 def shown(tuned: "Tuned") -> list[Any]:

@@ -85,13 +85,18 @@ class Compilable(Protocol):
 
 
 class Runtime:
-    """cppyy, the headers of `cpp/` and the kernels that were compiled so far."""
+    """cppyy, the headers of `cpp/` and the kernels that were compiled so far.
+
+    Attributes:
+        tables: names of the instruction sets whose prelude is compiled.
+        namespace: `lowbit` of C++.
+    """
 
     def __init__(self) -> None:
         check_toolchain()
         check_address_space("backend cppyy", START_BYTES)
         self._kernels: dict[str, int] = {}
-        self._preludes: set[str] = set()
+        self.tables: set[str] = set()
         self._included: set[str] = set()
         for entry in sys.path:
             pkgutil.get_importer(entry)  # cached, so that a relative entry keeps its meaning in another folder
@@ -118,7 +123,7 @@ class Runtime:
         """Compile a header of `cpp/`, the first time that it is requested."""
         with preparing, as_file(files("lowbit_cppyy") / "cpp") as folder:
             if header not in self._included:
-                self._define(f'#include "{folder.absolute()}/{header}"')
+                self.define(f'#include "{folder.absolute()}/{header}"')
                 self.apart(self._call_bridge_once if header == "bridge.h" else self._call_kernel_set_once)
                 self._included.add(header)
 
@@ -140,7 +145,8 @@ class Runtime:
         It does so in the first two calls of each. They must not release the GIL, because a child that is forked
         meanwhile would inherit the locked lock of the compiler; and not run in a folder to which others can write.
         """
-        self.bridge: Any = self._cppyy.gbl.lowbit.bridge
+        self.namespace: Any = self._cppyy.gbl.lowbit
+        self.bridge: Any = self.namespace.bridge
         bridge = self.bridge
         without_gil = (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool)
         for call in (*without_gil, bridge.destroy_pool):
@@ -167,19 +173,25 @@ class Runtime:
         with preparing:
             if kernel.name not in self._kernels:
                 table = kernel.table
-                if table.name not in self._preludes:
-                    self._define(once(table.name, prelude(table)))
-                    self._preludes.add(table.name)
+                self.include_table(table)
                 address_of = (
                     f"namespace lowbit::kernels {{ inline std::uintptr_t {kernel.name}()"
                     f" {{ return reinterpret_cast<std::uintptr_t>(&{table.name}::{kernel.name}); }} }}"
                 )
-                self._define(once(kernel.name, kernel.source + address_of))
+                self.define(once(kernel.name, kernel.source + address_of))
                 name = kernel.name
-                self._kernels[name] = self.apart(lambda: int(getattr(self._cppyy.gbl.lowbit.kernels, name)()))
+                self._kernels[name] = self.apart(lambda: int(getattr(self.namespace.kernels, name)()))
             return self._kernels[kernel.name]
 
-    def _define(self, source: str) -> None:
+    def include_table(self, table: InstructionSet) -> None:
+        """Compile the prelude of an instruction set, the first time that it is requested."""
+        with preparing:
+            if table.name not in self.tables:
+                self.define(once(table.name, prelude(table)))
+                self.tables.add(table.name)
+
+    def define(self, source: str) -> None:
+        """Compile C++, which must not have been compiled before."""
         check_address_space("compiling a kernel", COMPILE_BYTES)
         self.apart(lambda: self._compile(source))
 

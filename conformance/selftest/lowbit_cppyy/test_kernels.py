@@ -1,4 +1,4 @@
-"""The text of the kernels: the same every time, one for each name, the same for every instruction set."""
+"""The text of kernels: deterministic, one for each name, the same for every instruction set."""
 
 import doctest
 import importlib
@@ -33,13 +33,13 @@ KERNELS = [
 
 
 def test_names_tell_kernels_apart() -> None:
-    """A recipe that differs in anything has another name, from which the kernel can be read back."""
+    """Any other recipe has another name, and the name gives the kernel back."""
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS) > 70
     assert all(kernel_of(kernel.name) == kernel for kernel in KERNELS)
 
 
 def test_emission_is_deterministic() -> None:
-    """The same recipe gives the same text, which has the kernel's name; what cannot be made is refused."""
+    """The same recipe gives the same text, with the kernel's name in it; an impossible recipe is refused."""
     for kernel in KERNELS[:: len(KERNELS) // 12]:
         assert Kernel(replace(kernel.recipe), kernel.table).source == kernel.source
         assert f"void {kernel.name}(" in kernel.source and kernel.source in kernel_source(kernel)
@@ -62,13 +62,13 @@ def test_a_kernel_is_compiled_once_in_a_process(monkeypatch: pytest.MonkeyPatch)
     """Matrices of one width and kind share the kernel, whatever their groups and sizes."""
     defined: list[str] = []
     runtime = compiler.runtime()
-    original = runtime._define
+    original = runtime.define
 
     def define(source: str) -> None:
         defined.append(source)
         original(source)
 
-    monkeypatch.setattr(runtime, "_define", define)
+    monkeypatch.setattr(runtime, "define", define)
     recipe = Recipe(4, "float32", "minimum", "shift", registers=1, ahead=48)
     for rows, columns, group_size in ((16, 3, 8), (32, 70, 32), (16, 1, 5), (16, 3, 8)):
         Compiled(some_matrix(4, rows, columns, group_size), recipe, PLAIN)

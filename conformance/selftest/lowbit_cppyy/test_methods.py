@@ -28,19 +28,19 @@ def case(bits: int, convention: Convention = "minimum") -> QuantizedMatrix:
 
 
 def run(matrix: QuantizedMatrix, x: F32, method: Method, **choices: int) -> F32:
-    """By the interpreter, in long registers; chains in which every method puts each code into the same one."""
+    """By the interpreter, in long registers; with chains such that every method adds a code to the same one."""
     sizes = {"registers": 1, "panel": 32, "chains": 2, **choices}
     recipe = Recipe(matrix.bits, "float32", matrix.convention, method, **sizes)
     return interpreted(matrix, x, recipe, 16)
 
 
-# **fold**: codes masked where they stand.
+# **fold**: codes masked in place.
 
 
 @pytest.mark.parametrize("bits", BITS)
 def test_powers_of_two_never_leave_the_range(bits: int) -> None:
-    """The largest code is below 2^31 where it stands, so it converts as a positive integer; the least factor is 2^-28,
-    which is what the least activation that counts as not tiny is made for."""
+    """The largest code is below 2^31 in place, so it converts as a positive integer; the least factor is 2^-28, which
+    defines the least activation that is not tiny."""
     recipe = Recipe(bits, "float32", "minimum", "fold")
     powers = [folded(recipe, code) for code in range(CODES_PER_UNIT[bits])]
     assert all((2**bits - 1) * 2**power < 2**31 for power in powers)
@@ -63,14 +63,14 @@ def test_fold_has_the_bits_of_shift(bits: int, convention: Convention) -> None:
 
 
 def test_below_the_least_activation_fold_would_round() -> None:
-    """So the answer `TINY` is needed: just below, some code of two bits loses its last bit to the power of two."""
+    """So the status `TINY` is needed: just below, some 2-bit code loses its last bit to the power of two."""
     matrix = case(2)
     x = np.full((1, 64), np.nextafter(LEAST, np.float32(0)), np.float32)
     assert (run(matrix, x, "fold") != run(matrix, x, "shift")).any()
 
 
 def test_tiny_begins_exactly_where_it_must() -> None:
-    """The kernel answers `TINY` for one activation below 2^-98 among others, and for no other; nothing is written."""
+    """The status is `TINY` for one activation below 2^-98 among others, and only then; nothing is written."""
     matrix = case(2)
     kernel = Compiled(matrix, Recipe(2, "float32", "minimum", "fold", rows=4, registers=1), PLAIN)
     below = np.nextafter(LEAST, np.float32(0))
@@ -139,7 +139,7 @@ def test_pairs_have_the_bits_of_dot4(bits: int) -> None:
 
 
 def test_products_of_eight_bits_are_kept_out_of_sixteen() -> None:
-    """`pairs` is refused for them: two products of the largest are beyond 2^15, and saturate."""
+    """`pairs` is refused for them: two products of the largest exceed 2^15, and saturate."""
     assert 2 * 255 * 127 > 2**15 - 1 >= 8 * 2 * 15 * 127
     assert Recipe(8, "float32", "minimum", "pairs").fits(8) and not Recipe(4, "float32", "minimum", "pairs").fits(8)
 

@@ -69,7 +69,7 @@ def numbers(*shape: int, seed: int = 0) -> F32:
 @by_table
 @pytest.mark.parametrize("name", sorted(PASSES))
 def test_a_pass_has_the_bits_of_its_program(name: str, table: InstructionSet) -> None:
-    """Three turns of it; not one rounding differs."""
+    """In three iterations; not one rounding differs."""
     memory = {pointer: numbers(6 * CHUNK, seed=ord(pointer)) for pointer in "wszxy"}
     if name == "exponentials":
         memory["w"] = -np.abs(memory["w"])
@@ -81,7 +81,7 @@ def test_a_pass_has_the_bits_of_its_program(name: str, table: InstructionSet) ->
 @by_table
 @pytest.mark.parametrize("head_dim", (2, 20, 64, 300))
 def test_heads_have_the_bits_of_their_programs(head_dim: int, table: InstructionSet) -> None:
-    """Channels that are no whole sixteens, and so many that they are not written one after another."""
+    """Channels that are not whole sixteens, and so many that their loop is not unrolled."""
     channels = 16 * attention.sixteens(head_dim)
     rows = numbers(2 * table.lanes * head_dim + 16, seed=head_dim)
     query = np.concatenate([numbers(head_dim), np.zeros(channels - head_dim), [0.125]]).astype(np.float32)
@@ -113,7 +113,7 @@ def test_block_products_are_those_of_integers(columns: int, block: int, table: I
 
 @pytest.mark.parametrize("table", {PLAIN.name: PLAIN, HERE[0].name: HERE[0]}.values(), ids=lambda table: table.name)
 def test_the_exponential_is_off_by_no_more_than_was_derived(table: InstructionSet) -> None:
-    """A quarter of a million numbers down to where it vanishes, and all next to halves of ln 2: at most 2.2 u."""
+    """A quarter of a million numbers down to where it becomes 0, and those next to halves of ln 2: at most 2.2 u."""
     even = np.linspace(-87.3, 0, 2**18 - 2**14, dtype=np.float32)
     halves = np.float32(np.log(2) / 2) * -np.arange(1, 251, 2, dtype=np.float32)
     bits = halves.view(np.uint32)[:, np.newaxis] + np.arange(-65, 66, dtype=np.int64).astype(np.uint32)
@@ -162,7 +162,7 @@ def calls(scale: int) -> dict[str, Run]:
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    """One, two and three threads, with more work than one would be given."""
+    """One, two and three threads, with more work than one thread is given."""
     found = []
     for threads in (1, 2, 3):
         with CppyyBackend(threads=threads) as backend:
@@ -181,8 +181,8 @@ def test_instruction_sets_that_round_once_agree_to_the_bit() -> None:
 
 
 def test_keys_may_lie_anywhere_behind_each_other() -> None:
-    """Heads of a cache with room for more tokens, which lie farther apart than their tokens need: nothing is copied,
-    and what lies between them is not looked at."""
+    """Heads of a cache with room for more tokens lie farther apart than their tokens need. Nothing is copied, and the
+    memory between them is not read."""
     rng = np.random.default_rng(0)
     room = np.full((2, 3, 90, 20), np.nan, np.float32)
     room[:, :, :75] = rng.standard_normal((2, 3, 75, 20))
@@ -195,7 +195,7 @@ def test_keys_may_lie_anywhere_behind_each_other() -> None:
 
 
 def test_a_rotation_with_strange_partners_is_refused() -> None:
-    """A layout is made by anyone: what it names is looked at before it is used."""
+    """Anyone can make a layout, so its partners are checked before they are used."""
     turn = rope.rotation(rope.half_split(8), 10000.0, 0, 1)
     turn.layout.partner[3] = 8
     with CppyyBackend(threads=1) as backend:
@@ -225,7 +225,7 @@ def test_attention_of_many_tokens_is_that_of_each() -> None:
 
 
 def test_wide_rows_of_the_norm_are_right() -> None:
-    """Squares that sum to more than float32 holds: the row is right, and not made of zeros."""
+    """The sum of squares overflows float32: the row is right, and not zeros."""
     x = np.array([[1e30, -2e30, 3e38, 0, 1e25]], np.float32)
     with CppyyBackend(threads=1) as backend:
         given = backend.run("blocks.rms_norm", x, np.ones(5, np.float32), 1e-5)
@@ -362,8 +362,8 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.parametrize("table", KINDS, ids=lambda table: table.name)
 def test_every_access_is_inside_its_array(table: InstructionSet, tmp_path: Path) -> None:
-    """Nothing is read or written outside, nothing is undefined, the bits are those of cppyy's compiler; and one float
-    less than is said of an argument is noticed."""
+    """Nothing is read or written outside, nothing is undefined, and the bits are those of cppyy's compiler. An argument
+    with one float less than stated is detected."""
     driver = sanitized(tmp_path, table)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0"}
 

@@ -1,4 +1,4 @@
-"""What a search keeps on disk, and how the backend goes by it."""
+"""The outcomes that a search keeps on disk, and their use by the backend."""
 
 import ast
 import json
@@ -47,7 +47,7 @@ def a_key(purpose: str = "vector") -> Key:
 
 
 def test_an_outcome_is_read_back_and_used(kept: Path) -> None:
-    """By the choices for a matrix of its class, and not for others, and not when it is turned off."""
+    """By the choices for a matrix of its class, not for others, and not when outcomes are off."""
     path = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     assert outcomes.read(a_key()) == a_recipe()
     assert recipe_for("vector", layout(), AVX2) == a_recipe()
@@ -93,7 +93,7 @@ def test_an_outcome_of_another_generator_or_compiler_does_not_count(
 
 
 def parts(node: ast.ImportFrom) -> list[str]:
-    """What an import may mean, as files of the package: the module, and each name as a module in it."""
+    """The files of the package that an import may refer to: the module, and each name as a module in it."""
     inner = str(node.module).split(".")[1:]
     return ["/".join(inner), *("/".join([*inner, name.name]) for name in node.names)]
 
@@ -152,7 +152,7 @@ def spoilt(document: dict[str, Any]) -> dict[str, str]:
 
 @pytest.mark.parametrize("kind", spoilt({"recipe": {}, "key": {}}))
 def test_a_spoilt_file_is_ignored_with_a_warning(kept: Path, kind: str) -> None:
-    """Cut off, foreign, newer, or stating what no search writes: the default is used, and said so, once."""
+    """Cut off, foreign, newer, or with content that no search writes: the default is used, with one warning."""
     path = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     path.write_text(spoilt(json.loads(path.read_text()))[kind])
     with pytest.warns(OutcomeWarning, match="is ignored, and default kernels are used: ") as caught:
@@ -161,8 +161,8 @@ def test_a_spoilt_file_is_ignored_with_a_warning(kept: Path, kind: str) -> None:
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
 
-def test_what_is_no_file_is_no_outcome(kept: Path) -> None:
-    """A folder, a pipe that nobody writes to, and bytes that are no text."""
+def test_other_things_than_files_are_not_outcomes(kept: Path) -> None:
+    """A folder, a pipe without a writer, and bytes that are not text."""
     path = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     path.unlink()
     path.mkdir()
@@ -230,7 +230,7 @@ with mock.patch.object(outcomes, "processor_key", lambda: "Abacus 3000; avx2; L1
 
 
 def test_two_processes_may_write_at_once(kept: Path) -> None:
-    """Whoever reads meanwhile sees the whole outcome of one or of the other, and nothing is left lying about."""
+    """A reader meanwhile sees the complete outcome of one or of the other, and no other file remains."""
     first = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, ahead]) for ahead in ("512", "2048")]
     seen = set()
@@ -246,7 +246,7 @@ def test_two_processes_may_write_at_once(kept: Path) -> None:
 
 
 def test_the_backend_says_what_it_uses_and_computes_with_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tuned kernel adds in another order than the default one, and both are within the bound that is declared."""
+    """A tuned kernel adds in another order than the default one, and both keep the declared bound."""
     matrix = small_matrix()
     monkeypatch.setenv("LOWBIT_CPPYY_ISA", "plain")
     table = TABLES["plain"]

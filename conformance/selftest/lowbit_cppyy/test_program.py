@@ -105,7 +105,7 @@ def test_the_largest_codes_and_mantissas_stay_exact(method: Method) -> None:
 
 @cache
 def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[QuantizedMatrix, F32 | Blocks, F32]:
-    """A random case with a group that cuts a unit and a tail in N, and what the interpreter makes of it."""
+    """A random case with a group that cuts a unit and a tail in N, and its result by the interpreter."""
     matrix = some_matrix(recipe.bits, 32, 21, 23, recipe.convention, recipe.scales)
     x = activations(recipe, count, 32)
     return matrix, x, interpreted(matrix, x, recipe, lanes, fused=fused)
@@ -114,7 +114,7 @@ def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[Quant
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 @pytest.mark.parametrize("bits", BITS)
 def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
-    """Every method that there is: not one rounding differs."""
+    """For every method: not one rounding differs."""
     for recipe in recipes(table.lanes, bits, *KINDS[BITS.index(bits)]):
         if table.name in ADDS_TO and recipe.method != "dot4":
             continue
@@ -125,7 +125,7 @@ def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, ta
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 @pytest.mark.parametrize("bits", BITS)
 def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
-    """Those of `choices`, for one row of x less than they take; the kinds of scales go round."""
+    """The default kernels, for one row of x less than they take; the kinds of scales alternate."""
     for purpose in purposes_of(table):
         scales, convention = kind_of(purpose, bits)
         layout = PanelLayout.of(some_matrix(bits, 32, 21, 23, convention, scales), PANEL)
@@ -135,7 +135,7 @@ def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits
 
 
 def test_instruction_sets_differ_in_nothing_but_the_fused_multiply_add() -> None:
-    """A program for eight lanes gives the plain kernel's bits where `fmadd` rounds twice, and AVX2's where once."""
+    """A program for eight lanes gives the plain kernel's bits if `fmadd` rounds twice, and AVX2's if it rounds once."""
     matrix = some_matrix(4, 64, 40, 24)
     recipe = Recipe(4, "float32", "minimum", "fold", rows=4, registers=1)
     x = activations(recipe, 4, 64)

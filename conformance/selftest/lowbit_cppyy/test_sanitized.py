@@ -41,7 +41,7 @@ SHORT = {
     "g++": ("--param", "asan-instrumentation-with-call-threshold=0"),
     "clang++": ("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
 }
-"""Checks are called and not written out: compiled in half the time."""
+"""Checks are calls and not inlined, which halves the time of compilation."""
 
 HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
 
@@ -146,7 +146,7 @@ def recipes_of(isa: str) -> list[Recipe]:
 
 
 class Recorder:
-    """Stands where the compiled C++ stands, and keeps what would be passed to it."""
+    """Takes the place of the compiled C++, and records the arguments that would be passed to it."""
 
     def __init__(self) -> None:
         self.bridge, self.passed = self, list[Array]()
@@ -168,7 +168,7 @@ class Recorder:
 
 
 def written(case: Case, monkeypatch: pytest.MonkeyPatch, *, short: int = 0, cast: bool = False) -> bytes:
-    """A case as the driver reads it; the stream may be cut short by some elements, to see that it is noticed."""
+    """A case as the driver reads it; the stream may be cut short by some elements, to see that this is detected."""
     recorder, stream = Recorder(), ActivationStream(case.recipe, case.layout)
     words, x = case.layout.apply(case.matrix), case.x
     with monkeypatch.context() as patch:
@@ -204,7 +204,7 @@ Driver = Callable[[InstructionSet], Path]
 
 @pytest.fixture(scope="module", params=COMPILERS, ids=lambda path: Path(path).name)
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """The kernels of an instruction set with two sanitizers, compiled when it is first asked for."""
+    """The kernels of an instruction set with two sanitizers, compiled at the first request."""
     made: dict[str, Path] = {}
 
     def make(table: InstructionSet) -> Path:
@@ -246,7 +246,7 @@ def test_every_access_is_inside_its_array(
     result = answer(driver(table), inputs)
     assert result.returncode == 0, result.stderr.decode()[:2000]
     expected = []
-    for case in cases(table.name):  # only now: what the sanitizers found would end this process
+    for case in cases(table.name):  # only now: a fault that the sanitizers find would end this process
         compiled = Compiled(case.matrix, case.recipe, table, block_rows=case.layout.block_rows)
         expected.append(compiled(case.x).tobytes())
     assert result.stdout == b"".join(expected)
@@ -264,7 +264,7 @@ def test_the_cast_is_inside_its_arrays(driver: Driver, monkeypatch: pytest.Monke
 def test_the_sanitizer_notices_a_stream_that_is_a_line_short(
     driver: Driver, table: InstructionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests above can fail: with a line less than the layout says, the driver stops, for each width of codes."""
+    """The tests above can fail: with one cache line less than the layout states, the driver stops, for each width."""
     seen = set[int]()
     for case in cases(table.name):
         wanted = purposes_of(table)[BITS.index(case.matrix.bits) % len(purposes_of(table))]

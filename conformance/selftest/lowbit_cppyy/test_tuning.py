@@ -1,4 +1,4 @@
-"""The search of Algorithm 4 with a clock of its own, what it predicts, and the command ``lowbit tune``."""
+"""The search of Algorithm 4 with an artificial clock, its predictions, and the command ``lowbit tune``."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def layout(bits: int = 4, group: int = 128, shape: str = "4096x11008") -> PanelL
 
 
 class Table:
-    """A stopwatch that answers from a rule."""
+    """A stopwatch that computes times by a rule."""
 
     def __init__(self, fastest: Recipe) -> None:
         self.fastest = fastest
@@ -100,13 +100,13 @@ def test_progress_is_told_and_never_beyond_its_end() -> None:
     assert told and all(0 <= done < total for _, done, total in told)
 
 
-# What is tried.
+# The candidates.
 
 
-@pytest.mark.parametrize("isa", ("avx512vnni", "avx2"))  # the others differ from these in no number
+@pytest.mark.parametrize("isa", ("avx512vnni", "avx2"))  # the others have the same numbers
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_every_candidate_can_be_made_and_fits_the_registers(isa: str, purpose: Any) -> None:
-    """The default comes first, whatever the model says of it; for several rows there is one chain."""
+    """The default comes first, whatever the model predicts of it; several rows have one chain."""
     table = TABLES[isa]
     for bits in (3, 4):
         recipes = tiles(purpose, layout(bits), table)
@@ -128,7 +128,7 @@ def test_the_part_in_the_cache_has_the_matrix_s_groups() -> None:
         assert part.group_size == min(whole.group_size, part.rows) and part.columns >= 256
 
 
-# What is predicted.
+# The predictions.
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_predicted_words_of_integers_are_those_of_a_group_s_segments() -> None:
     assert words["cvt_signed_float"] == 128 // SEGMENT * recipe.registers
 
 
-def test_counted_registers_are_the_sums_and_what_is_on_its_way() -> None:
+def test_counted_registers_are_the_sums_and_a_code_being_unpacked() -> None:
     """Two chains of four sums, and one code; the masks, words, activations and y are not counted."""
     recipe = Recipe(4, "float16", "zero_point", "shift", registers=4, chains=2)
     assert counted_registers(micro_kernel(recipe, 16)) == 4 * 2 + 1
@@ -169,7 +169,7 @@ def test_counted_registers_are_the_sums_and_what_is_on_its_way() -> None:
 
 
 def test_the_sizes_of_caches_are_read_from_the_system_and_have_defaults(tmp_path: Path) -> None:
-    """Only a data cache of the level counts; what cannot be read as a size does not."""
+    """Only a data cache of the level counts; a malformed size is ignored."""
     for number, (level, kind, size) in enumerate(
         (("1", "Instruction", "64K"), ("1", "Data", "48K"), ("2", "Unified", "1M"))
     ):
@@ -207,7 +207,7 @@ def rehearsed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
 
 
 def test_tune_answers_in_json_and_keeps_what_it_found(rehearsed: list[Problem]) -> None:
-    """Predicted and measured of everything that was tried; the outcome is used from then on."""
+    """Predictions and measurements of all candidates; the outcome is used from then on."""
     done = CliRunner().invoke(app, ["tune", "--json", "--purpose", "vector", "--purpose", "rows", "--threads", "1"])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
@@ -236,7 +236,7 @@ def test_tune_goes_through_all_widths(rehearsed: list[Problem]) -> None:
 
 
 def test_an_interrupt_keeps_what_was_finished(rehearsed: list[Problem], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second search is interrupted: the first is answered and kept, and the status is that of an interrupt."""
+    """The second search is interrupted: the first is printed and kept, and the status is that of an interrupt."""
     from lowbit_cppyy.tuning import tune as tuning
 
     first = tuning.tune
@@ -285,7 +285,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_search(
         searched.append(problem)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lowbit_cppyy.cli.tune.Run._searched", search)
+    monkeypatch.setattr("lowbit_cppyy.cli.tune.Run.search", search)
     (kept / "file").touch()
     monkeypatch.setenv("LOWBIT_CACHE", str(kept / "file"))
     result = CliRunner().invoke(app, ["tune", "--shape", "64x64", "--group", "32"])
