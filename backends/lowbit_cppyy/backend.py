@@ -1,4 +1,4 @@
-"""The backend: prepares matrices, and calls the kernels compiled for them."""
+"""The backend: it prepares matrices and calls the kernels compiled for them."""
 
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
@@ -16,25 +16,25 @@ from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.layout.streams import Stream
-from lowbit_cppyy.recipe.recipe import SEGMENT
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import SEGMENT, Purpose
 from lowbit_cppyy.runtime import processor
+from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
-from lowbit_cppyy.runtime.decode import DecodeOperations
+from lowbit_cppyy.runtime.decode_operations import DecodeOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.tuning import outcomes
-from lowbit_cppyy.tuning.choices import Purpose, layout_for, recipe_for
+from lowbit_cppyy.tuning.choices import layout_for, recipe_for
 
 
 def roundings(rows: int, group_size: int) -> int:
-    """The most roundings that a term meets, with G groups of n codes at most; fused or not, whichever is more.
+    """The most roundings of a term, for G groups of at most n codes, whether multiply-adds are fused or not.
 
-    A product x·q: itself 1, then at most n − 1 additions to the group's sums and of these, the first being to 0. In
-    sums that are looked up, a table has at most 2 and tables are added instead of products: at most one for each 2-bit
-    or 4-bit code; of 3-bit codes each has two, of which a unit of n codes has at most min(n, 16) and min(n, 8). A term
-    of X: ⌈n/8⌉ − 1 additions to a running sum and 3 between the eight; where the offset is −scale·zero, 1 for it. Then
-    each is multiplied, 1, and added to y, which is 0 at first, at most 2·G − 1 times.
+    A product x·q rounds once. It takes at most n − 1 further additions, in the group's sums and between them, because
+    the first is to 0. With method `sums`, a table takes at most 2 additions, and tables are added instead of products:
+    at most one for each 2-bit or 4-bit code. A 3-bit code needs two, of which a unit of n codes has at most min(n, 16)
+    and min(n, 8). A term of X takes ⌈n/8⌉ − 1 additions to a running sum and 3 between the eight; an offset of
+    −scale·zero rounds once. Then each is multiplied, 1, and added to y, which is 0 at first, at most 2·G − 1 times.
     """
     groups, n = -(-rows // group_size), min(rows, group_size)
     looked_up = 1 + max(n, min(n, 16) + min(n, 8))
@@ -42,16 +42,16 @@ def roundings(rows: int, group_size: int) -> int:
 
 
 def integer_roundings(rows: int, group_size: int) -> int:
-    """The same in integers: those of one loop over segments, and 1 for an offset of −scale·zero."""
+    """The same for integers: the roundings of a loop over segments, and 1 for an offset of −scale·zero."""
     return integer_loop(SEGMENT)(rows, group_size) + 1
 
 
 FEW_ROWS = 4
-"""As many rows of x as are computed at once where there are few."""
+"""Up to this many rows of x, the kernel for few rows is used."""
 
 
 class CppyyLinear(PreparedLinear):
-    """A matrix in column panels; the kernel for one vector is compiled, others when they are first needed."""
+    """A matrix in panels. The kernel for one vector is compiled at once, others when they are first needed."""
 
     def __init__(self, matrix: QuantizedMatrix, layout: PanelLayout, table: InstructionSet, pool: Pool) -> None:
         super().__init__("cppyy", matrix.rows, matrix.columns, layout.nbytes)
@@ -85,7 +85,7 @@ class CppyyLinear(PreparedLinear):
         return self._route("integer vector" if rows == 1 else "integer rows").handle
 
     def _failed(self, status: int, purpose: Purpose, x: F32, out: F32, rows: int) -> None:
-        """Take the kernel without powers of two where an activation is too small for them; else raise."""
+        """Use the kernel without powers of two if an activation is too small for them; otherwise raise the error."""
         if status == TINY:
             exact = self._route(purpose, exact=True).handle
             status = self._multiply(self._handle, exact, x, out, rows)
@@ -93,7 +93,7 @@ class CppyyLinear(PreparedLinear):
             raise_failure(status)
 
     def _route(self, purpose: Purpose, *, exact: bool = False) -> Route:
-        """The kernel for a purpose, with the stream that it reads; made when it is first asked for."""
+        """The kernel for a purpose, with the stream that it reads; made when it is first requested."""
         route = self._routes.get((purpose, exact))
         if route is None:
             recipe = recipe_for(purpose, self._layout, self._table)
@@ -101,7 +101,8 @@ class CppyyLinear(PreparedLinear):
                 recipe = replace(recipe, method="shift")
             with preparing:
                 if (purpose, exact) not in self._routes:
-                    self._routes[purpose, exact] = Route(Kernel(recipe, self._table), Stream(recipe, self._layout))
+                    stream = ActivationStream(recipe, self._layout)
+                    self._routes[purpose, exact] = Route(Kernel(recipe, self._table), stream)
                 route = self._routes[purpose, exact]
         return route
 
@@ -109,16 +110,16 @@ class CppyyLinear(PreparedLinear):
 class CppyyBackend(DecodeOperations, Backend):
     """Kernels generated as C++ and compiled at run time for this processor.
 
-    Several threads may call it at once: the first has the threads of the pool, the others compute alone. Results
+    Several threads may call it at once: the first uses the threads of the pool, the others compute alone. Results
     depend neither on that nor on the number of threads.
 
     Args:
-        isa: one of `lowbit_cppyy.codegen.isa.TABLES`; by default ``LOWBIT_CPPYY_ISA``, or else the best that there is.
-        threads: threads that compute, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else as many as
+        isa: one of `lowbit_cppyy.codegen.isa.TABLES`; by default that of ``LOWBIT_CPPYY_ISA``, or else the best.
+        threads: the number of threads, the caller's included; by default ``LOWBIT_NUM_THREADS``, or else as many as
             affinity, quotas and ``OMP_NUM_THREADS`` allow (`lowbit_cppyy.runtime.processor.choose_threads`).
 
     Raises:
-        ArgumentError: an instruction set that does not exist, or less than one thread.
+        ArgumentError: an unknown instruction set, or less than one thread.
     """
 
     name = "cppyy"
@@ -152,7 +153,7 @@ class CppyyBackend(DecodeOperations, Backend):
         return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.0/qgemv-4",))
 
     def _details(self) -> dict[str, str]:
-        """For reports; an unavailable backend has none."""
+        """Details for reports; none if the backend is unavailable."""
         try:
             table = processor.choose_table(self._isa)
             threads = processor.choose_threads(self._threads)
@@ -168,10 +169,10 @@ class CppyyBackend(DecodeOperations, Backend):
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         table = processor.choose_table(self._isa)  # before anything is compiled
-        return CppyyLinear(matrix, layout_for(matrix, table), table, self._threads_of_this())
+        return CppyyLinear(matrix, layout_for(matrix, table), table, self._require_pool())
 
-    def _threads_of_this(self) -> Pool:
-        """The pool of this backend, made when first needed."""
+    def _require_pool(self) -> Pool:
+        """The pool of this backend, made when it is first needed."""
         threads = processor.choose_threads(self._threads)
         with preparing:
             if self._closed:
@@ -181,7 +182,7 @@ class CppyyBackend(DecodeOperations, Backend):
             return self._pool
 
     def close(self) -> None:
-        """End the threads; matrices prepared here can then no longer be multiplied by."""
+        """End the threads. Matrices prepared by this backend can then no longer be used."""
         with preparing:
             self._closed, pool = True, self._pool
         if pool is not None:

@@ -1,7 +1,7 @@
-"""From a name back to a kernel: the grammar of `lowbit_cppyy.codegen.kernels`, read.
+"""Parsing the name of a kernel, by the grammar of `lowbit_cppyy.codegen.kernels`.
 
-A name is read part by part; then the kernel that it describes is made and must have that very name, so the grammar
-stays in one place. A name that is none is refused with the part that is wrong, and what could stand there.
+A name is parsed part by part. Then the kernel that it describes is made, and its name must be the one given: so the
+grammar is written in one place. For a wrong name the error says which part is wrong and what is allowed there.
 """
 
 import re
@@ -12,7 +12,7 @@ from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.kernels import Kernel
-from lowbit_cppyy.recipe.recipe import METHODS, Recipe
+from lowbit_cppyy.recipe import METHODS, Recipe
 
 EXAMPLE = "gemv_f32_u4_s16z_fold_1x4c2t1_p64a1024_avx512"
 
@@ -31,7 +31,7 @@ _PARTS = (
 )
 
 MOST_WRITTEN = 1 << 14
-"""Products written out in one turn of a loop: more make no readable kernel, and megabytes of text."""
+"""The most products written out in a loop iteration: more make megabytes of unreadable text."""
 
 
 def kernel_of(name: str) -> Kernel:
@@ -47,22 +47,22 @@ def kernel_of(name: str) -> Kernel:
         name: by the grammar of `lowbit_cppyy.codegen.kernels`.
 
     Raises:
-        ArgumentError: a part of it is wrong, or such a kernel cannot be made.
+        ArgumentError: a part of it is wrong, or there is no such kernel.
     """
     given = name.split("_")
     if len(given) != len(_PARTS):
-        raise ArgumentError("name", repr(name[:80]), f"eight parts with _ between them, such as {EXAMPLE}")
+        raise ArgumentError("name", repr(name[:80]), f"eight parts joined by _, such as {EXAMPLE}")
     for part, (what, pattern, allowed) in zip(given, _PARTS, strict=True):
         if not re.fullmatch(pattern, part):
             raise ArgumentError(f"{what} of the kernel's name", repr(part[:40]), allowed)
     _, _, codes, scales, method, tile, stream, isa = given
-    rows, registers, chains, turn, panel, ahead = map(int, re.findall("[0-9]+", tile + stream))
+    rows, registers, chains, unroll, panel, ahead = map(int, re.findall("[0-9]+", tile + stream))
     stated: dict[str, Any] = {"bits": int(codes[1:]), "scales": _SCALES[scales[:3]], "convention": _ZEROS[scales[3]]}
-    stated |= {"method": method, "rows": rows, "registers": registers, "chains": chains, "turn": turn}
+    stated |= {"method": method, "rows": rows, "registers": registers, "chains": chains, "unroll": unroll}
     recipe = Recipe(**stated, panel=panel, ahead=ahead)
-    if rows * registers * chains * turn * recipe.unit_codes > MOST_WRITTEN:
+    if rows * registers * chains * unroll * recipe.unit_codes > MOST_WRITTEN:
         raise ArgumentError("tile of the kernel's name", repr(tile), f"at most {MOST_WRITTEN} products written out")
     kernel = Kernel(recipe, TABLES[isa])
     if kernel.name != name:
-        raise ArgumentError("name", repr(name), f"{kernel.name}, as such a kernel is called")
+        raise ArgumentError("name", repr(name), f"{kernel.name}, the name of this kernel")
     return kernel

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.patches import Patch
 
 from lowbit.quantization.affine import quantize
-from lowbit_cppyy.layout.layout import LINE, PanelLayout
+from lowbit_cppyy.layout.panels import LINE, PanelLayout
 
 matrix = quantize(
     np.random.default_rng(0).normal(size=(64, 128)).astype(np.float32),

@@ -10,4 +10,5 @@ from lowbit_cppyy.tuning.figure import draw
 searches = json.loads(Path("../data/tuning.json").read_text("utf-8"))["searches"]  # the folder of a figure is its own
 figure, axes = plt.subplots(len(searches), 2, figsize=(8.4, 3.6 * len(searches)), squeeze=False, layout="constrained")
 for search, (scatter, bars) in zip(searches, axes, strict=True):
-    draw(search, scatter, bars)
+    in_panels = [trial for trial in search["trials"] if not trial["block"]]  # the text has the block of equation 5
+    draw({**search, "trials": in_panels}, scatter, bars)

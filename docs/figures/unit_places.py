@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle
 
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
-from lowbit_cppyy.recipe.places import fields
+from lowbit_cppyy.layout.interleaving import fields
 
 rows = [(bits, word) for bits in BITS for word in range(3 if bits == 3 else 1)]
 figure, axis = plt.subplots(figsize=(9, 3.2), layout="constrained")

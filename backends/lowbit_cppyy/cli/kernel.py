@@ -1,4 +1,4 @@
-"""``lowbit kernel show``, ``list`` and ``program``: kernels to read; nothing here needs a compiler."""
+"""``lowbit kernel show``, ``list`` and ``program``: print kernels; only ``--assembly`` needs a compiler."""
 
 import json
 import shutil
@@ -21,9 +21,9 @@ from lowbit.quantization.packing import BITS
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
-from lowbit_cppyy.layout.layout import PanelLayout
+from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe.recipe import PURPOSES
+from lowbit_cppyy.recipe import PURPOSES
 from lowbit_cppyy.tuning.choices import default_recipe
 from lowbit_cppyy.tuning.prediction import Prediction, predict, words_of_a_group
 
@@ -50,8 +50,8 @@ def show(
     purpose: PurposeName = "vector",
     scales: ScaleType = "float16",
     convention: ZeroKind = "zero_point",
-    whole: Annotated[bool, typer.Option("--prelude", help="With the functions that it calls.")] = False,
-    assembly: Annotated[bool, typer.Option(help="What the command c++ makes of it, not cppyy's compiler.")] = False,
+    whole: Annotated[bool, typer.Option("--prelude", help="Include the functions that it calls.")] = False,
+    assembly: Annotated[bool, typer.Option(help="The assembly of the command c++, not of cppyy.")] = False,
 ) -> None:
     """Print a kernel's C++, by its name or by choices."""
     kernel = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
@@ -121,7 +121,7 @@ def list_kernels(
     Console().print(shown)
 
 
-# What the commands are made of.
+# Helpers of the commands.
 
 
 def _layout(bits: int, group: int, scales: str, convention: str) -> PanelLayout:
@@ -131,7 +131,7 @@ def _layout(bits: int, group: int, scales: str, convention: str) -> PanelLayout:
 
 
 def _kernel(name: str | None, layout: PanelLayout, isa: str, purpose: str) -> Kernel:
-    """The kernel with a name, or the default for choices."""
+    """The kernel of a name, or the default for these choices."""
     if name is not None:
         return kernel_of(name)
     check_choice("--isa", isa, tuple(TABLES))
@@ -146,11 +146,11 @@ def _counted(kernel: Kernel, layout: PanelLayout) -> tuple[dict[str, int], Predi
 
 
 def _told(predicted: Prediction, registers: int) -> Iterator[str]:
-    """The prediction in words; `lowbit_cppyy.tuning.prediction` says what is counted."""
-    yield f"{predicted.live} values live at once, {predicted.registers} of them need a register, of {registers}"
+    """The prediction in words; `lowbit_cppyy.tuning.prediction` defines the counts."""
+    yield f"{predicted.live} values live at once; {predicted.registers} of them need a register; there are {registers}"
     yield f"equation 4 as printed, for one code at a time: {predicted.equation_4} registers"
     yield f"{predicted.instructions:.2f} instructions for a register of products, {predicted.cycles:.2f} cycles or more"
-    yield f"{predicted.bytes_per_code:.3f} bytes read for each code, with its share of scales and zeros"
+    yield f"{predicted.bytes_per_code:.3f} bytes read for each code, scales and zeros included"
 
 
 def program_lines(steps: tuple[Step, ...], indent: str = "") -> Iterator[str]:
@@ -173,7 +173,7 @@ def _instruction(step: Instruction) -> str:
 
 
 def _print(text: str, language: str) -> None:
-    """To a terminal with colours, else as it is."""
+    """Print with colours to a terminal, else as plain text."""
     if sys.stdout.isatty():
         from rich.syntax import Syntax
 
@@ -183,10 +183,10 @@ def _print(text: str, language: str) -> None:
 
 
 def assembly_of(kernel: Kernel) -> str:
-    """The kernel as the system's C++ compiler turns it into instructions.
+    """The instructions that the system's C++ compiler makes of a kernel.
 
     Raises:
-        UnavailableError: there is no such compiler, or it does not know these instructions.
+        UnavailableError: there is no C++ compiler, or it does not know these instructions.
     """
     compiler = shutil.which("c++")
     if compiler is None:
@@ -194,7 +194,7 @@ def assembly_of(kernel: Kernel) -> str:
     with tempfile.TemporaryDirectory() as folder, as_file(files("lowbit_cppyy") / "cpp") as headers:
         source = Path(folder) / "kernel.cpp"
         kept = f"extern const lowbit::MicroKernel kept = lowbit::{kernel.table.name}::{kernel.name};\n"
-        source.write_text(f'#include "{headers}/streams.h"\n{kernel_source(kernel)}{kept}', "utf-8")
+        source.write_text(f'#include "{headers}/activations.h"\n{kernel_source(kernel)}{kept}', "utf-8")
         options = ["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-S", "-o", "-", str(source)]
         done = subprocess.run([compiler, *options], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,7 +1,8 @@
-"""``lowbit tune``: search for the fastest kernels of this machine, and keep what was found."""
+"""``lowbit tune``: search for the fastest kernels of this machine, and keep the outcome."""
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,15 +16,14 @@ from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.quantization.affine import CONVENTIONS
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import TABLES
-from lowbit_cppyy.layout.layout import BLOCK_ROWS, PanelLayout
-from lowbit_cppyy.recipe.recipe import PURPOSES, Purpose
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import PURPOSES, Purpose, Recipe
 from lowbit_cppyy.runtime.hardware import processor_name
 from lowbit_cppyy.runtime.processor import MOST_THREADS, choose_table, choose_threads
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 from lowbit_cppyy.tuning import outcomes
-from lowbit_cppyy.tuning.candidates import Candidate
 from lowbit_cppyy.tuning.choices import PANEL
-from lowbit_cppyy.tuning.search import Place, Trial
+from lowbit_cppyy.tuning.search import Location
 
 if TYPE_CHECKING:  # these import numpy and the bridge to the compiler, which other commands do without
     from lowbit_cppyy.tuning.stopwatch import Problem
@@ -37,18 +37,18 @@ def tune(
     group: Annotated[int, typer.Option(help="Rows of a group; 0 for whole columns.")] = 128,
     shape: Annotated[str, typer.Option(help="Rows x columns of the matrix.")] = "4096x11008",
     isa: Annotated[str | None, typer.Option(help="Instruction set; the best by default.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads that compute; as the backend by default.")] = None,
-    purpose: Annotated[list[str] | None, typer.Option(help="Only this purpose; repeatable.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Number of threads; by default as the backend.")] = None,
+    purpose: Annotated[list[str] | None, typer.Option(help="Only this purpose; may be repeated.")] = None,
     scales: Annotated[str, typer.Option(help="float16 or float32.")] = "float16",
     convention: Annotated[str, typer.Option(help="minimum or zero_point.")] = "zero_point",
     every: Annotated[bool, typer.Option("--all", help="All widths of codes.")] = False,
-    keep: Annotated[bool, typer.Option(help="Whether the backend is to use what is found.")] = True,
+    keep: Annotated[bool, typer.Option(help="Whether the backend uses the outcome.")] = True,
     figure: Annotated[Path | None, typer.Option(help="Draw predicted and measured to this SVG or PNG file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Search for the fastest kernels of this machine (QIGen, Algorithm 4), and keep them for the backend cppyy.
 
-    What is kept decides from then on in which order sums are added, so the last bits of results may change.
+    From then on the outcome decides in which order sums are added, so the last bits of results may change.
     """
     for name in purpose or ():
         check_choice("--purpose", name, PURPOSES)
@@ -66,8 +66,8 @@ def tune(
     run = Run(keep, Console(stderr=as_json))
     try:
         for layout in layouts:
-            run.searches(layout, purposes, table.name, count)
-    finally:  # an interrupt too: what was finished is shown and has been kept
+            run.run(layout, purposes, table.name, count)
+    finally:  # also after an interrupt: finished searches are shown, and have been kept
         if run.documents and figure:
             from lowbit_cppyy.tuning.figure import save
 
@@ -78,7 +78,7 @@ def tune(
 
 
 def layout_of(bits: int, group: int, shape: str, scales: str, convention: str) -> PanelLayout:
-    """The layout of such a matrix in column panels of the default width.
+    """The layout of such a matrix in panels of the default width.
 
     Raises:
         ArgumentError: wrong sizes, scales or convention.
@@ -92,14 +92,12 @@ def layout_of(bits: int, group: int, shape: str, scales: str, convention: str) -
     check_integer("--group", group, 0, rows)
     check_choice("--scales", scales, outcomes.SCALES)
     check_choice("--convention", convention, CONVENTIONS)
-    size = group or rows
-    down = min(max(1, BLOCK_ROWS // size), -(-rows // size))
     stated: Any = {"scales": scales, "convention": convention}  # checked above
-    return PanelLayout(bits, rows, columns, size, panel=PANEL, block_groups=down, block_panels=0, **stated)
+    return PanelLayout(bits, rows, columns, group or rows, panel=PANEL, **stated)
 
 
 def check_drawing(figure: Path) -> None:
-    """Refuse a picture that could not be drawn, before anything is measured."""
+    """Refuse a picture that cannot be drawn, before anything is measured."""
     from importlib.util import find_spec
 
     if figure.suffix not in (".svg", ".png"):
@@ -122,19 +120,18 @@ class Run:
         self.keep, self.console = keep, console
         self.documents: list[dict[str, Any]] = []
 
-    def searches(self, layout: PanelLayout, purposes: list[Purpose], isa: str, threads: int) -> None:
-        """One search for each purpose; what is found for one row of x decides the layout of the others."""
+    def run(self, layout: PanelLayout, purposes: list[Purpose], isa: str, threads: int) -> None:
+        """One search for each purpose; that for one row of x decides the panel of the others."""
         from lowbit_cppyy.tuning.stopwatch import Problem
 
         table = TABLES[isa]
         key = outcomes.Key.of("vector", layout, table)
         if self.keep:
             outcomes.check_place(key)
-        before = outcomes.read(key)
-        decided = Candidate(before.recipe, before.block_groups, before.block_panels) if before else None
+        decided = outcomes.read(key)
         for purpose in purposes:
-            chosen = decided.layout(layout) if decided and purpose != "vector" else layout
-            tuned = self._searched(Problem(chosen, table, purpose, threads))
+            panel = decided.panel if decided and purpose != "vector" else layout.panel
+            tuned = self.search(Problem(replace(layout, panel=panel), table, purpose, threads))
             document = tuned.document()
             if self.keep:
                 document["kept"] = tuned.keep().name
@@ -143,8 +140,9 @@ class Run:
             self.documents.append(document)
             self.console.print(*shown(tuned), sep="\n")
 
-    def _searched(self, problem: "Problem") -> "Tuned":
-        from lowbit_cppyy.tuning.tune import tune as search
+    def search(self, problem: "Problem") -> "Tuned":
+        """One search, with its progress on standard error."""
+        from lowbit_cppyy.tuning.tune import tune
 
         columns = TextColumn("{task.description:40}"), BarColumn(), TimeElapsedColumn()
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -154,41 +152,36 @@ class Run:
                 words = f"{problem.layout.bits} bits, {problem.purpose}: {step}"
                 progress.update(bar, description=words, completed=done, total=total)
 
-            return search(problem, watch)
+            return tune(problem, watch)
 
 
 def shown(tuned: "Tuned") -> list[Any]:
-    """The search as a heading, a table and a sentence, 80 columns wide."""
+    """A search as a heading, a table and a sentence, 80 columns wide."""
     problem, found, layout = tuned.problem, tuned.found, tuned.problem.layout
     heading = (
         f"\n[bold]{layout.bits} bits, {problem.purpose}[/]: {layout.rows} × {layout.columns} in groups of "
         f"{layout.group_size}, {problem.table.name}, {problem.threads} thread(s); "
-        f"γ = {tuned.cache.bytes // 1024} KiB, η = {problem.table.registers}; {len(found.trials)} tried in "
-        f"{tuned.seconds:.0f} s"
+        f"η = {problem.table.registers}; {len(found.trials)} kernels tried in {tuned.seconds:.0f} s"
     )
     table = Table("kernel", box=None, padding=(0, 1, 0, 0))
     for column in ("live", "reg", "eq.4", "instr", "cycles", "cache", "memory"):
         table.add_column(column, justify="right")
-    ranked = sorted(found.trials.values(), key=lambda trial: _rank(tuned, trial))
-    shown = ranked[:SHOWN]
-    shown += [trial for trial in ranked[SHOWN:] if trial.candidate in (found.default, found.chosen, found.block)]
-    for trial in shown:
-        table.add_row(*_row(tuned, trial), style="bold" if trial.candidate == found.chosen else "")
+    ranked = sorted(found.trials, key=lambda recipe: _rank(tuned, recipe))
+    shown = ranked[:SHOWN] + [recipe for recipe in ranked[SHOWN:] if recipe in (found.default, found.chosen)]
+    for recipe in shown:
+        table.add_row(*_row(tuned, recipe), style="bold" if recipe == found.chosen else "")
     return [heading, table, _sentence(tuned)]
 
 
-def _rank(tuned: "Tuned", trial: Trial) -> tuple[float, float]:
-    rates = [tuned.rate(trial.candidate, place) or 0.0 for place in ("memory", "cache")]
-    return -rates[0], -rates[1]
+def _rank(tuned: "Tuned", recipe: Recipe) -> tuple[float, float]:
+    return -(tuned.rate(recipe, "memory") or 0.0), -(tuned.rate(recipe, "cache") or 0.0)
 
 
-def _row(tuned: "Tuned", trial: Trial) -> list[str]:
-    predicted, recipe = trial.prediction, trial.candidate.recipe
+def _row(tuned: "Tuned", recipe: Recipe) -> list[str]:
+    predicted = tuned.prediction(recipe)
     name = recipe.name.split("_", 3)[3]  # activations, codes and scales are the same for all
-    if trial.candidate.block_groups:
-        name += f"\n  in blocks of {trial.candidate.block_groups} × {trial.candidate.block_panels}"
-    places: tuple[Place, Place] = ("cache", "memory")
-    rates = [tuned.rate(trial.candidate, place) for place in places]
+    locations: tuple[Location, Location] = ("cache", "memory")
+    rates = [tuned.rate(recipe, location) for location in locations]
     numbers = [f"{predicted.live}", f"{predicted.registers}", f"{predicted.equation_4}"]
     numbers += [f"{predicted.instructions:.2f}", f"{predicted.cycles:.2f}"]
     return [name, *numbers, *(f"{rate:.1f}" if rate else "" for rate in rates)]
@@ -198,12 +191,5 @@ def _sentence(tuned: "Tuned") -> str:
     found = tuned.found
     said = "GB/s of codes, scales and zeros. "
     if found.chosen == found.default:
-        said += f"The default stays: the fastest is {found.faster:.2f} times as fast."
-    else:
-        said += f"Chosen: {tuned.kernel(found.chosen)}, {found.faster:.2f} times as fast as the default."
-    if found.block:
-        wins = "won" if found.chosen == found.block else "lost"
-        said += (
-            f" The block of equation 5, {found.block.block_groups} groups × {found.block.block_panels} panels, {wins}."
-        )
-    return said
+        return said + f"The default stays: the fastest is {found.faster:.2f} times as fast."
+    return said + f"Chosen: {tuned.kernel(found.chosen)}, {found.faster:.2f} times as fast as the default."

@@ -1,36 +1,36 @@
-r"""The exponential in float32 words, of a number that is at most 0, and how far it is off.
+r"""The exponential of a number of at most 0 in float32, and a bound of its error.
 
-Norms, softmax and gated units need exponentials of negative numbers only, so nothing can overflow. With
-:math:`k` the integer next to :math:`x / \ln 2` and :math:`f = x - k \ln 2`,
+Softmax and gated units need exponentials of negative numbers only, so nothing can overflow. With :math:`k` the integer
+nearest to :math:`x / \ln 2` and :math:`f = x - k \ln 2`,
 
 .. math:: e^x = 2^k e^f, \qquad |f| \le \tfrac12 \ln 2 < 0.347,
 
-and on so short an interval a polynomial does.
+and on such a short interval a polynomial is accurate enough.
 
 - **k**: :math:`x \log_2 e` is added to :math:`1.5 \cdot 2^{23}`, where floats are integers; the addition rounds, and
-  its low bits are k. Where x lies between two integers, either will do, since f is taken from the one that was chosen.
-- **f**: :math:`\ln 2` is taken as :math:`355/512`, whose nine bits make :math:`k \cdot 355/512` and its difference from
-  x exact, and a small rest.
-- **2^k**: :math:`k + 127` in the place of the exponent. x is taken as at least −88, so k as at least −127, where the
-  exponent is 0 and so is the number: what is below :math:`2^{-126.5}` vanishes.
+  its low bits are k. Where x lies halfway between two integers either will do, since f follows from the one chosen.
+- **f**: :math:`\ln 2` is split into :math:`355/512` and a small rest. The nine bits of :math:`355/512` make
+  :math:`k \cdot 355/512` and its difference from x exact.
+- **2^k**: :math:`k + 127` in the bits of the exponent. x is clamped to at least −88, so k is at least −127, where the
+  exponent and the number are 0: results below :math:`2^{-126.5}` become 0.
 
-**The error**, in units of :math:`u = 2^{-24}`, where `fmadd` rounds twice; it is less where it rounds once.
+**The error**, in units of :math:`u = 2^{-24}`, where `fmadd` rounds twice; it is smaller where it rounds once.
 
-- Of f: the rest of :math:`\ln 2` is rounded and multiplied by k, 0.05; the sum is at most 0.35, 0.25. Together 0.3, and
-  as much relative to :math:`e^f`.
-- Of the polynomial :math:`1 + f + f^2 q(f)`: 0.07 relative to :math:`e^f`, found by trying.
-- Of its evaluation, :math:`q`: its last sum is about a half and rounded by 1/2, what was before adds as much at most;
-  it arrives multiplied by :math:`f^2 < 0.121`, 0.12.
+- Of f: the rest of :math:`\ln 2` is rounded and multiplied by k, 0.05; the sum is at most 0.35, which rounds by 0.25.
+  Together 0.3, and as much relative to :math:`e^f`.
+- Of the polynomial :math:`1 + f + f^2 q(f)`: 0.07 relative to :math:`e^f`, found by evaluating it.
+- Of its evaluation, :math:`q`: its last sum is about a half and rounds by 1/2, and the earlier steps add as much at
+  most. It is multiplied by :math:`f^2 < 0.121`, 0.12.
 - :math:`r = 1 + f q`: the product is at most 0.21 and rounded by 1/8, the sum by 1 where :math:`f > 0` and by 1/2 where
-  :math:`f < 0`; both arrive multiplied by :math:`f`: 0.4, or 0.22.
+  :math:`f < 0`; both are multiplied by :math:`f`: 0.4, or 0.22.
 - :math:`1 + f r`: the product is at most 0.42 and rounded by 1/4; the sum by 1 where :math:`f > 0`, by 1/2 where
   :math:`f < 0`.
 
-For :math:`f > 0` the result is above 1, and all of it together at most :math:`0.3 + 0.07 + 0.12 + 0.4 + 0.25 + 1 =
-2.14`. For :math:`f < 0` it is above 0.707, and relative to it the error is at most :math:`0.3 + 0.07 + (0.12 + 0.22 +
-0.25 + 0.5) / 0.707 = 1.91`. The product with :math:`2^k` is exact where it is normal. So the exponential is off by at
-most 2.2 u, which is 1.1 units in the last place; the bounds of the specification allow a library 8 u
-(`lowbit.linear.propagation`). A test measures it.
+For :math:`f > 0` the result is above 1 and the error at most :math:`0.3 + 0.07 + 0.12 + 0.4 + 0.25 + 1 = 2.14`. For
+:math:`f < 0` the result is above 0.707, and relative to it the error is at most :math:`0.3 + 0.07 + (0.12 + 0.22 + 0.25
++ 0.5) / 0.707 = 1.91`. The product with :math:`2^k` is exact where it is normal. So the error is at most 2.2 u, or 1.1
+units in the last place. The bounds of the specification allow a library 8 u (`lowbit.linear.propagation`). A test
+measures it.
 """
 
 from collections.abc import Iterator
@@ -45,11 +45,11 @@ COEFFICIENTS = (
     0.1666652113199234,
     0.4999999403953552,
 )
-"""Of f^6 down to f^2: of all polynomials that begin with 1 + f, the one with the least relative error."""
+"""Of f^6 down to f^2: the polynomial 1 + f + … with the least relative error."""
 
 
 def constant(register: str, value: float) -> Instruction:
-    """A float in every lane."""
+    """Broadcast a float."""
     return Instruction("broadcast_float", register, (value,))
 
 
@@ -64,12 +64,11 @@ CONSTANTS: tuple[Step, ...] = (
     *(constant(f"c_{6 - n}", value) for n, value in enumerate(COEFFICIENTS)),
     Instruction("broadcast_int", "bias", (127,)),
 )
-"""What `exponential` expects to have been done before; ``one`` is 1."""
+"""Steps that `exponential` requires before it; ``one`` is 1."""
 
 
 def exponential(x: str, to: str) -> Iterator[Step]:
-    """e^x to a register, for x at most 0; of −∞, and of what is not a number, 0. Writes ``e``, ``k``, ``n``, ``p``
-    and ``v`` besides."""
+    """Write e^x to a register, for x of at most 0; 0 for −∞ and NaN. Overwrites ``e``, ``k``, ``n``, ``p``, ``v``."""
     yield Instruction("maximum", "e", (x, "least"))
     yield Instruction("fmadd", "v", ("e", "log2_e", "integers"))
     yield Instruction("add", "k", ("v", "minus_integers"))

@@ -1,62 +1,63 @@
 r"""The loop of the integer contract: four codes by four mantissas at a time.
 
-Within a *segment*, where neither the block of activations nor the group of weights changes (`lowbit.linear.integer`),
-the sum of products is an integer, and stays in registers of integers. A segment ends with ``acc += 2^e · float(D)``,
-one rounding; a group with ``y += acc * s + X * o`` as in every kernel.
+In a *segment* neither the block of activations nor the group of weights changes (`lowbit.linear.integer`). Its sum of
+products is an integer and stays in integer registers. A segment ends with ``acc += 2^e · float(D)``, one rounding; a
+group ends with ``y += acc * s + X * o``, as in every kernel.
 
-The stream ``x`` is made of segments: for each unit its mantissas, four bytes an element and in every row's turn, then
-:math:`2^e`; and behind the last segment of a group, the sum :math:`X = \sum 2^e S`. Three lists say how segments lie:
+The stream ``x`` is made of segments. For each unit it holds the mantissas, four bytes an element, with the rows of x
+side by side; then :math:`2^e`. After the last segment of a group follows the sum :math:`X = \sum 2^e S`. Three lists
+describe the segments:
 
-- ``turns[i]``: turns of the loop over units;
-- ``back[i]``: 1 where the segment ends in the middle of a unit that the next one begins in. Then ``w`` steps back by
-  a unit, and each of the two has zeros where the other has its mantissas;
+- ``turns[i]``: iterations of the loop over units;
+- ``back[i]``: 1 where the segment ends in the middle of a unit, in which the next one begins. Then ``w`` moves back by
+  one unit, and each of the two has zeros where the other has its mantissas;
 - ``ends[i]``: 1 where a group ends.
 
-**Through 16 bits** (`pairs`): the old instruction adds two products into 16 bits with saturation. Products of codes of
-at most 4 bits and 8-bit mantissas are so small that the eight sums of a segment of 32 can be added up there:
-:math:`8 \cdot 2 \cdot 15 \cdot 127 < 2^{15}`; they are widened once a segment.
+**Through 16 bits** (`pairs`): the older instruction adds two products into 16 bits with saturation. Products of codes
+of at most 4 bits and 8-bit mantissas are small enough to add the eight sums of a segment of 32 there, because
+:math:`8 \cdot 2 \cdot 15 \cdot 127 < 2^{15}`. They are widened once a segment.
 """
 
 from collections.abc import Iterator
 
 from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
-from lowbit_cppyy.codegen.microkernel import advance, closing, load_words, prefetch, tile_of, words_of, x_elements, zero
-from lowbit_cppyy.recipe.recipe import Recipe
-from lowbit_cppyy.recipe.unpacking import four_codes
+from lowbit_cppyy.codegen.steps import advance, epilogue, load_words, prefetch, tile_of, words_of, x_elements, zero
+from lowbit_cppyy.codegen.unpacking import four_codes
+from lowbit_cppyy.recipe import Recipe
 
 PAIR_OF_ONES = 0x00010001
 
 
 def segments_loop(recipe: Recipe, lanes: int) -> Loop:
-    """All segments, and the end of a group behind those that end one."""
+    """All segments; where a segment ends a group, the epilogue follows it."""
     tile = tile_of(recipe)
     steps: list[Step] = [Instruction("broadcast_int", f"d_{r}_{j}", (0,)) for r, j in tile]
-    steps.append(Loop("u", Element("turns", "i"), tuple(_turn(recipe, lanes))))
+    steps.append(Loop("u", Element("turns", "i"), tuple(_iteration(recipe, lanes))))
     steps += _scaled(recipe, tile)
     steps.append(Loop("b", Element("back", "i"), tuple(advance(-recipe.unit_words * recipe.panel))))
-    end = [*closing(recipe, lanes, lambda r, j: f"acc_{r}_{j}_0"), *(zero(f"acc_{r}_{j}_0") for r, j in tile)]
+    end = [*epilogue(recipe, lanes), *(zero(f"acc_{r}_{j}_0") for r, j in tile)]
     steps.append(Loop("e", Element("ends", "i"), tuple(end)))
     return Loop("i", "segments", tuple(steps))
 
 
-def _turn(recipe: Recipe, lanes: int) -> Iterator[Step]:
-    """Some units: every four codes are taken out once and multiplied by the mantissas of each row."""
+def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
+    """The units of one loop iteration: four codes are unpacked once and multiplied by the mantissas of each row."""
     quarters = recipe.unit_codes // 4
-    for number in range(recipe.turn):
+    for number in range(recipe.unroll):
         yield from prefetch(recipe, number * recipe.unit_words)
         yield from load_words(recipe, lanes, number)
         for quarter in range(quarters):
             yield Comment(f"codes {4 * (number * quarters + quarter)} to {4 * (number * quarters + quarter) + 3}")
             for r in range(recipe.rows):
-                place = (number * quarters + quarter) * recipe.rows + r
-                yield Instruction("broadcast_int", f"x_{r}", (Address("x", place),))
+                offset = (number * quarters + quarter) * recipe.rows + r
+                yield Instruction("broadcast_int", f"x_{r}", (Address("x", offset),))
             for j in range(recipe.registers):
                 steps, codes = four_codes(recipe.bits, quarter, words_of(recipe, j), f"a_{j}", f"b_{j}")
                 yield from steps
                 for r in range(recipe.rows):
                     yield from _dot(recipe, f"d_{r}_{j}", codes, f"x_{r}")
-    yield from advance(recipe.turn * recipe.unit_words * recipe.panel)
-    yield Advance("x", recipe.turn * x_elements(recipe) * recipe.rows)
+    yield from advance(recipe.unroll * recipe.unit_words * recipe.panel)
+    yield Advance("x", recipe.unroll * x_elements(recipe) * recipe.rows)
 
 
 def _dot(recipe: Recipe, total: str, codes: str, mantissas: str) -> Iterator[Step]:
@@ -68,7 +69,7 @@ def _dot(recipe: Recipe, total: str, codes: str, mantissas: str) -> Iterator[Ste
 
 
 def _scaled(recipe: Recipe, tile: list[tuple[int, int]]) -> Iterator[Step]:
-    """What ends a segment."""
+    """The end of a segment: its integer sums are scaled and added to those of the group."""
     yield Comment("acc += 2^e * d")
     if recipe.method == "pairs":
         yield Instruction("broadcast_int", "none", (0,))

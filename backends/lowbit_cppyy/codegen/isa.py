@@ -1,8 +1,8 @@
 """The instruction tables: what each word of the vocabulary is on one kind of processor.
 
-Adding an instruction set is adding a table here. A kernel's own text is the same for all of them; only the small
-functions that it calls differ, and these are made from the table. In a table, ``a``, ``b`` and ``c`` are the operands
-of a word in order, and ``i`` is a count of bits. A table that adds instructions to another's says only what differs.
+To add an instruction set, add a table here. The text of a kernel is the same for all of them. Only the small functions
+that it calls differ, and the table defines these. In a table, ``a``, ``b`` and ``c`` are the operands of a word in
+order, and ``i`` is a number of bits. A table that extends another one states only the differences.
 
 Source: QIGen §2, table 1.
 """
@@ -19,16 +19,16 @@ class InstructionSet:
     """One table.
 
     Attributes:
-        name: as it stands in the names of kernels, and in ``LOWBIT_CPPYY_ISA``.
+        name: its name, in the names of kernels and in ``LOWBIT_CPPYY_ISA``.
         lanes: L, 32-bit numbers in a register.
-        registers: η, how many vector registers there are.
-        fused: whether `fmadd` rounds once; if not, it rounds twice, the product and the sum.
-        byte_dots: whether `dot4` is an instruction of its own; if not, it is spelled out in several.
-        requires: what the processor must have, in archspec's names.
+        registers: η, the number of vector registers.
+        fused: whether `fmadd` rounds once; otherwise it rounds the product and the sum.
+        byte_dots: whether `dot4` is one instruction; otherwise it takes several.
+        requires: features that the processor must have, by archspec's names.
         headers: C++ headers to include.
         types: C++ for the register types `vint` (unsigned) and `vfloat`.
-        attribute: what stands before each function, so that a compiler told nothing of this processor accepts it.
-        words: word of `lowbit.kernels.vector.VOCABULARY` to the body of the C++ function for it.
+        attribute: put before each function, so that a compiler that targets another processor accepts it.
+        words: for each word of `lowbit.kernels.vector.VOCABULARY` that a kernel uses, the body of its C++ function.
     """
 
     name: str
@@ -73,8 +73,7 @@ AVX2 = InstructionSet(
         "multiply": "return _mm256_mul_ps(a, b);",
         "divide": "return _mm256_div_ps(a, b);",
         "maximum": "return _mm256_max_ps(a, b);",
-        "minimum": "return _mm256_min_ps(a, b);",
-        # Neighbours are added within halves of a register; the middle two pairs then change places.
+        # Neighbours are added within each half of a register; then the middle two pairs are swapped.
         "add_neighbours": "const __m256d pairs = _mm256_castps_pd(_mm256_hadd_ps(a, b)); "
         "return _mm256_castpd_ps(_mm256_permute4x64_pd(pairs, 0xD8));",
         "permute": "return _mm256_permutevar8x32_ps(a, b);",
@@ -86,7 +85,7 @@ AVX2 = InstructionSet(
         "add_int": "return _mm256_add_epi32(a, b);",
         "subtract_int": "return _mm256_sub_epi32(a, b);",
         "add_neighbours_int": "return _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);",
-        # Even bytes and odd bytes apart, as 16-bit numbers, so that nothing saturates.
+        # Even and odd bytes separately, as 16-bit numbers, so that nothing saturates.
         "dot4": "const vint even = _mm256_madd_epi16(_mm256_and_si256(b, _mm256_set1_epi16(255)), "
         "_mm256_srai_epi16(_mm256_slli_epi16(c, 8), 8)); "
         "const vint odd = _mm256_madd_epi16(_mm256_srli_epi16(b, 8), _mm256_srai_epi16(c, 8)); "
@@ -105,7 +104,7 @@ AVX2 = InstructionSet(
 
 _EVEN = "_mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0)"
 _ODD = "_mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1)"
-"""Lanes of two registers one behind the other."""
+"""Lane numbers in two registers, the second after the first."""
 
 AVX512 = InstructionSet(
     name="avx512",
@@ -130,7 +129,6 @@ AVX512 = InstructionSet(
         "multiply": "return _mm512_mul_ps(a, b);",
         "divide": "return _mm512_div_ps(a, b);",
         "maximum": "return _mm512_max_ps(a, b);",
-        "minimum": "return _mm512_min_ps(a, b);",
         "add_neighbours": f"return _mm512_add_ps(_mm512_permutex2var_ps(a, {_EVEN}, b), "
         f"_mm512_permutex2var_ps(a, {_ODD}, b));",
         "permute": "return _mm512_permutexvar_ps(b, a);",
@@ -166,7 +164,7 @@ PLAIN = InstructionSet(
     name="plain",
     lanes=8,
     registers=16,
-    fused=False,  # where a processor has no such instruction, a fused multiply-add is a slow library call
+    fused=False,  # without such an instruction, a fused multiply-add is a slow library call
     byte_dots=True,
     requires=(),
     headers=(),

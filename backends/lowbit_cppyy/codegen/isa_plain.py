@@ -1,7 +1,7 @@
 """The instruction table for any processor: C++ in the vector types that g++ and clang share.
 
-The compiler makes of them whatever vectors the processor has. Loops over small arrays say the same and were measured
-eight times slower, being vectorised badly.
+The compiler maps them to the vectors that the processor has. Loops over small arrays mean the same, but the compiler
+vectorises them badly: they were measured to be eight times slower.
 """
 
 PLAIN_TYPES = """\
@@ -13,13 +13,13 @@ typedef std::uint16_t vhalves __attribute__((vector_size(16)));
 typedef std::uint8_t vbytes __attribute__((vector_size(8)));"""
 
 _SIGNED_BYTE = "(vint)((vsigned)({0} << {1}) >> 24)"
-"""A byte with its sign: moved to the top, then down again; `>>` of a signed vector keeps the sign."""
+"""A sign-extended byte: shifted to the top, then down again; `>>` of a signed vector keeps the sign."""
 
 _SIGNED_HALF = "(vint)((vsigned)({0} << {1}) >> 16)"
 
 
 def _byte_products(a: str, b: str, numbers: tuple[int, ...]) -> str:
-    """The sum of products of some bytes, those of `a` unsigned and those of `b` signed."""
+    """The sum of the products of these bytes, unsigned in `a` and signed in `b`."""
     return " + ".join(f"({a} >> {8 * n} & 255u) * {_SIGNED_BYTE.format(b, 24 - 8 * n)}" for n in numbers)
 
 
@@ -29,8 +29,8 @@ _NEIGHBOURS = f"__builtin_shufflevector(a, b, {_EVEN}) + __builtin_shufflevector
 PLAIN_WORDS = {
     "load_int": "vint d; std::memcpy(&d, a, sizeof d); return d;",
     "load_float": "vfloat d; std::memcpy(&d, a, sizeof d); return d;",
-    # Exponents move from a bias of 15 to one of 127, and the largest, of what is not finite, once more as far; numbers
-    # below the least normal one are steps of 2^-24.
+    # The bias of exponents changes from 15 to 127. The largest exponent, of infinities and NaN, changes by as much
+    # again. Numbers below the least normal one are multiples of 2^-24.
     "load_half": "vhalves d; std::memcpy(&d, a, sizeof d); const vint h = __builtin_convertvector(d, vint); "
     "const vint e = h & 0x7FFFu; const vint sign = (h & 0x8000u) << 16; "
     "const vint large = (vint)((vsigned)e > 0x7BFF) & (112u << 23); const vint small = (vint)((vsigned)e < 0x400); "
@@ -45,7 +45,6 @@ PLAIN_WORDS = {
     "multiply": "return a * b;",
     "divide": "return a / b;",
     "maximum": "return a > b ? a : b;",
-    "minimum": "return a < b ? a : b;",
     "add_neighbours": f"return {_NEIGHBOURS};",
     "permute": "vfloat d; for (int n = 0; n < 8; ++n) d[n] = a[b[n] & 7u]; return d;",
     "srli": "return a >> i;",

@@ -1,6 +1,6 @@
-"""The kernels: their names, their programs and their C++.
+"""The kernels of matrices: their names, their programs and their C++.
 
-**The grammar of a name**, the only place where it is written down::
+**The grammar of a name** (this is the only place where it is written)::
 
     <product>_<activations>_<codes>_<scales>_<method>_<tile>_<stream>_<instruction set>
 
@@ -11,23 +11,23 @@
 - activations and accumulators: `f32`, or `bfp16` for blocks of 8-bit mantissas and integer sums;
 - codes: `u4` for unsigned codes of 4 bits;
 - scales: 16 or 32 bits, with minima (`m`) or zero-points (`z`);
-- method: how codes become products (`lowbit_cppyy.recipe.recipe`);
-- tile: rows of x × registers of columns, `c` chains of sums, `t` units in a turn of the loop;
-- stream: `p` columns of a panel, `a` elements from a word to the one that is asked for ahead;
+- method: how codes become products (`lowbit_cppyy.recipe`);
+- tile: rows of x × registers of columns, `c` chains of sums, `t` units in a loop iteration;
+- stream: `p` columns of a panel, `a` prefetch distance in elements;
 - instruction set: a table of `lowbit_cppyy.codegen.isa`.
 
-Groups are of any size, given when the kernel is called. Kernels differ in nothing but what their names say.
+The size of groups is an argument of the call. Kernels differ only in what their names say.
 """
 
 from dataclasses import dataclass
 
 from lowbit.errors import ArgumentError
 from lowbit.kernels.program import Program
+from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function, prelude
 from lowbit_cppyy.codegen.microkernel import micro_kernel
-from lowbit_cppyy.lazily import cached_property
-from lowbit_cppyy.recipe.recipe import Recipe
+from lowbit_cppyy.recipe import Recipe
 
 _SUMMARY = """\
 {name}: {rows} row(s) of x times {columns} columns of {bits}-bit codes (QIGen, Algorithm 3 with Algorithm 2 inside).
@@ -42,7 +42,7 @@ class Kernel:
     """One kernel: a recipe for an instruction set.
 
     Raises:
-        ArgumentError: the recipe cannot be made for registers of this length.
+        ArgumentError: there is no kernel of this recipe for registers of this length.
     """
 
     recipe: Recipe
@@ -54,7 +54,7 @@ class Kernel:
 
     @property
     def columns(self) -> int:
-        """Columns at once."""
+        """Columns that one call computes."""
         return self.recipe.registers * self.table.lanes
 
     @property
@@ -64,12 +64,12 @@ class Kernel:
 
     @cached_property
     def program(self) -> Program:
-        """What it does, in the vocabulary."""
+        """Its program, in the vocabulary of `lowbit.kernels.vector`."""
         return micro_kernel(self.recipe, self.table.lanes)
 
     @property
     def source(self) -> str:
-        """Its C++, to stand after the prelude of its instruction set."""
+        """Its C++, which follows the prelude of its instruction set."""
         recipe = self.recipe
         summary = _SUMMARY.format(
             name=self.name, rows=recipe.rows, columns=self.columns, bits=recipe.bits, panel=recipe.panel

@@ -1,7 +1,7 @@
-"""Lowering: a micro-kernel program printed as C++ for one instruction set.
+"""Lowering: a program printed as C++ for one instruction set.
 
-The text is the program, line by line, over functions named after the vocabulary; so a kernel reads the same for every
-instruction set, and like the paper's Algorithms 2 and 3. The same program always gives the same text.
+The text is the program, line by line, as calls of functions named after the vocabulary. So a kernel reads the same for
+every instruction set, and like the paper's Algorithms 2 and 3. The same program always gives the same text.
 """
 
 from collections.abc import Iterator
@@ -10,10 +10,10 @@ from lowbit.kernels.program import Address, Advance, Argument, Comment, Element,
 from lowbit.kernels.vector import VOCABULARY, Operand, Word
 from lowbit_cppyy.codegen.isa import InstructionSet
 
-_FUNCTION = {"and": "and_", "or": "or_"}  # the others are named as they are; these two are keywords of C++
+_FUNCTION = {"and": "and_", "or": "or_"}  # keywords of C++; the other words are names of functions
 _REGISTER = {"int": "vint", "float": "vfloat", "none": "void"}
 
-# `fmadd` of a table that does not fuse says so to the compiler, which would otherwise fuse on its own account.
+# A table whose `fmadd` rounds twice says so to the compiler, which might fuse it otherwise.
 _MACROS = """\
 #ifndef LOWBIT_INLINE
 #define LOWBIT_INLINE inline __attribute__((always_inline))
@@ -33,7 +33,7 @@ _FLOATS = ("x", "y")
 
 
 def prelude(table: InstructionSet) -> str:
-    """The instruction table as C++: two register types and a function for each word, in a namespace of its own."""
+    """An instruction table as C++: two register types and a function for each word, in a namespace of its own."""
     lines = [f"#include <{header}>" for header in ("cstdint", "cstring", *table.headers)]
     lines += [_MACROS, f"namespace lowbit::{table.name} {{", table.types]
     lines += [_word(table, name, word) for name, word in VOCABULARY.items() if name in table.words]
@@ -60,10 +60,10 @@ def function(program: Program, table: InstructionSet, name: str, summary: str) -
     """The program as one C++ function in the namespace of its instruction table.
 
     Args:
-        program: made for registers of as many lanes as the table's.
+        program: for registers with as many lanes as the table's.
         table: the instruction set.
         name: of the function.
-        summary: what the kernel computes, printed as a comment above it.
+        summary: what the kernel computes; printed as a comment above it.
     """
     assert program.lanes == table.lanes
     lines = [
@@ -80,7 +80,7 @@ def function(program: Program, table: InstructionSet, name: str, summary: str) -
 
 
 def _sizes(steps: tuple[Step, ...]) -> set[str]:
-    """The names of the sizes that the loops of a program are counted by."""
+    """The names of the sizes that the loops of a program count to."""
     names: set[str] = set()
     for step in steps:
         if isinstance(step, Loop):
@@ -91,7 +91,7 @@ def _sizes(steps: tuple[Step, ...]) -> set[str]:
 
 
 def _block(steps: tuple[Step, ...], outer: set[str]) -> Iterator[str]:
-    """The lines of a block. A register is declared where it is first written, in the block that needs it."""
+    """The lines of a block. A register is declared where it is first written."""
     declared = set(outer)
     for step in steps:
         if isinstance(step, Comment):

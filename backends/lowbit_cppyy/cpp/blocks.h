@@ -1,8 +1,9 @@
-// Block Floating Point: cast, decode, dot products in integers and their sums in float32 (lowbit.quantization.bfp, lowbit.quantization.bfp_dot).
+// Block Floating Point: cast, decode, integer dot products and their sums in float32 (lowbit.quantization.bfp and
+// bfp_dot).
 //
-// Dot products of 8-bit mantissas, where blocks fit registers, are a generated kernel (blocks_of_integers.py). The rest
-// is written by hand, because blocks have any length: what is done with an element depends on its whole block, so that
-// there is no loop over whole registers. Every result is exact, or one rounding, so none depends on the compiler.
+// Dot products of 8-bit mantissas are a generated kernel where blocks fit registers (block_products.py). The rest is
+// written by hand, because blocks have any length and the operations on an element depend on its whole block. Every
+// result is exact or rounded once, so none depends on the compiler.
 #pragma once
 
 #include <cmath>
@@ -27,7 +28,7 @@ inline double wide_power_of_two(std::int64_t e) {
   return d;
 }
 
-// The exponent of a block: from the bits of the largest magnitude, which are in the order of the magnitudes.
+// The exponent of a block, from the bits of its largest magnitude; bits of floats are in the order of magnitudes.
 inline std::int64_t exponent_of(const float* x, std::int64_t n, const Format& format) {
   std::uint32_t largest = 0;
   for (std::int64_t k = 0; k < n; ++k) {
@@ -48,7 +49,7 @@ template <class Real, class Bits, class Mantissa>
 inline void round_block(const float* __restrict x, std::int64_t n, Real inverse, Real top, Real integers,
                         Mantissa* __restrict mantissas) {
   for (std::int64_t k = 0; k < n; ++k) {
-    const Real scaled = static_cast<Real>(x[k]) * inverse;  // exact, or far below a half
+    const Real scaled = static_cast<Real>(x[k]) * inverse;  // exact, or far below one half
     const Real below = scaled < top ? scaled : top;
     const Real shifted = (below > -top ? below : -top) + integers;
     Bits a;
@@ -57,7 +58,7 @@ inline void round_block(const float* __restrict x, std::int64_t n, Real inverse,
   }
 }
 
-// Powers of two from 2^-127 to 2^127 are float32, so narrow mantissas with an 8-bit exponent need no more.
+// Powers of two from 2^-127 to 2^127 are float32, which is enough for narrow mantissas with an 8-bit exponent.
 template <class Mantissa>
 inline void cast_row(const float* x, std::int64_t n, const Format& format, Mantissa* mantissas,
                      std::int16_t* exponents) {
@@ -82,7 +83,7 @@ inline Status cast(Pool& pool, const float* x, std::int64_t rows, std::int64_t n
   });
 }
 
-// M * 2^e rounded once: the product of two numbers that are exact.
+// M * 2^e rounded once: the product of two exact numbers.
 template <class Real, class Mantissa>
 inline void scale_block(const Mantissa* __restrict mantissas, std::int64_t n, Real step, float* __restrict out) {
   for (std::int64_t k = 0; k < n; ++k) out[k] = static_cast<float>(static_cast<Real>(mantissas[k]) * step);
@@ -144,15 +145,16 @@ inline Status dot(Pool& pool, const Operand& a, const Operand& b, std::int64_t n
   });
 }
 
-// 8-bit mantissas, in blocks that a kernel was made for: it takes `passes.lanes` blocks of b a turn.
-inline Status dot_bytes(const Passes& passes, const Operand& a, const Operand& b, std::int64_t n, std::int64_t blocks,
+// 8-bit mantissas, in blocks for which there is a kernel: it takes `kernels.lanes` blocks of b an iteration.
+inline Status dot_bytes(const KernelSet& kernels, const Operand& a, const Operand& b, std::int64_t n,
+                        std::int64_t blocks,
                         std::int64_t* sums, std::int32_t* exponents) {
   constexpr std::int64_t most = 512;  // sums at once
-  const std::int64_t lanes = passes.lanes, rows_a_turn = lanes / blocks;
-  const std::int64_t turns = (b.rows + rows_a_turn - 1) / rows_a_turn, work = a.rows * n * rows_a_turn / 4;
+  const std::int64_t lanes = kernels.lanes, rows_each = lanes / blocks;
+  const std::int64_t iterations = (b.rows + rows_each - 1) / rows_each, work = a.rows * n * rows_each / 4;
   std::atomic<bool> failed{false};
-  const Status status = spread(*passes.pool, turns, work, [&](std::int64_t first, std::int64_t last) {
-    const Scratch room = scratch((a.rows + rows_a_turn) * n);
+  const Status status = spread(*kernels.pool, iterations, work, [&](std::int64_t first, std::int64_t last) {
+    const Scratch room = scratch((a.rows + rows_each) * n);
     if (!room) return failed.store(true);
     std::uint8_t *const plus_128 = static_cast<std::uint8_t*>(room.get()), *const copy = plus_128 + a.rows * n;
     const std::uint8_t* const from_a = static_cast<const std::uint8_t*>(a.mantissas);
@@ -161,8 +163,8 @@ inline Status dot_bytes(const Passes& passes, const Operand& a, const Operand& b
     alignas(64) float found[most];
     const auto take = [&](const std::uint8_t* rows, std::int64_t s, std::int64_t count) {
       for (std::int64_t r = 0; r < a.rows; ++r) {
-        const std::int64_t wanted = std::min(count * rows_a_turn, b.rows - s) * blocks;
-        passes.call[0](reinterpret_cast<const std::uint32_t*>(rows),
+        const std::int64_t wanted = std::min(count * rows_each, b.rows - s) * blocks;
+        kernels.call[0](reinterpret_cast<const std::uint32_t*>(rows),
                        reinterpret_cast<const std::uint32_t*>(plus_128 + r * n), nullptr, nullptr, found,
                        Sizes{count, 0, nullptr, nullptr, nullptr});
         for (std::int64_t i = 0; i < wanted; ++i) {
@@ -172,22 +174,22 @@ inline Status dot_bytes(const Passes& passes, const Operand& a, const Operand& b
         }
       }
     };
-    const std::int64_t whole = std::min(last, b.rows / rows_a_turn);
-    for (std::int64_t turn = first; turn < whole; turn += most / lanes)
-      take(from_b + turn * rows_a_turn * n, turn * rows_a_turn, std::min(most / lanes, whole - turn));
+    const std::int64_t whole = std::min(last, b.rows / rows_each);
+    for (std::int64_t iteration = first; iteration < whole; iteration += most / lanes)
+      take(from_b + iteration * rows_each * n, iteration * rows_each, std::min(most / lanes, whole - iteration));
     if (whole < last) {
-      const std::int64_t s = whole * rows_a_turn;
-      std::memset(copy, 0, rows_a_turn * n);
+      const std::int64_t s = whole * rows_each;
+      std::memset(copy, 0, rows_each * n);
       std::memcpy(copy, from_b + s * n, (b.rows - s) * n);
       take(copy, s, 1);
     }
-    add_exponents(a, b, blocks, first * rows_a_turn, std::min(last * rows_a_turn, b.rows), exponents);
+    add_exponents(a, b, blocks, first * rows_each, std::min(last * rows_each, b.rows), exponents);
   });
   return failed ? NO_MEMORY : status;
 }
 
-// y + s * 2^e rounded once: the sum in float64 is rounded to odd, so that rounding it to float32 is as good as rounding
-// the exact sum (lowbit.quantization.bfp_dot.add_rounded_once). What the first rounding lost is found exactly by Knuth's sum.
+// y + s * 2^e rounded once: the sum in float64 is rounded to odd, so that rounding it to float32 gives the rounding of
+// the exact sum (lowbit.quantization.bfp_dot.add_rounded_once). Knuth's sum gives the error of the first rounding.
 inline float add_rounded_once(float y, std::int64_t s, std::int32_t e) {
   const double integer = static_cast<double>(s), wide = y;
   const double term = e > -900 && e < 900 ? integer * wide_power_of_two(e) : std::ldexp(integer, e);
@@ -216,7 +218,7 @@ inline Status total(Pool& pool, const std::int64_t* sums, const std::int32_t* ex
 
 namespace bridge {
 
-// Mantissas of `bytes` bytes each. Nothing is done where there are no rows, whatever the addresses.
+// Mantissas of `bytes` bytes each. Nothing is done for 0 rows, whatever the addresses.
 
 inline int cast(std::uintptr_t pool, const float* x, std::int64_t rows, std::int64_t n, std::int64_t block,
                 std::int64_t mantissa, std::int64_t reach, int bytes, void* mantissas, std::int16_t* exponents) {
@@ -248,11 +250,11 @@ inline int dot(std::uintptr_t pool, const void* a, const std::int16_t* a_exponen
                      exponents);
 }
 
-inline int dot_bytes(std::uintptr_t passes, const void* a, const std::int16_t* a_exponents, std::int64_t a_rows,
+inline int dot_bytes(std::uintptr_t kernels, const void* a, const std::int16_t* a_exponents, std::int64_t a_rows,
                      const void* b, const std::int16_t* b_exponents, std::int64_t b_rows, std::int64_t n,
                      std::int64_t blocks, std::int64_t* sums, std::int32_t* exponents) {
   if (a_rows == 0) return OK;
-  return lowbit::dot_bytes(*at<Passes>(passes), {a, a_exponents, a_rows}, {b, b_exponents, b_rows}, n, blocks, sums,
+  return lowbit::dot_bytes(*at<KernelSet>(kernels), {a, a_exponents, a_rows}, {b, b_exponents, b_rows}, n, blocks, sums,
                            exponents);
 }
 

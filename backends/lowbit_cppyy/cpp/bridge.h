@@ -1,7 +1,7 @@
-// What Python calls: plain functions over addresses, because these are the cheapest to call through cppyy.
+// The functions that Python calls: plain functions of addresses, the cheapest to call through cppyy.
 //
-// cppyy compiles a function's wrapper in its first call. So each of those that let go of the GIL does nothing where
-// there are no rows, whatever the addresses, for a first call that another thread's fork cannot fall into.
+// cppyy compiles the wrapper of a function in its first call. So every function that releases the GIL does nothing for
+// 0 rows, whatever the addresses. That allows a first call at a time when no other thread can fork.
 #pragma once
 
 #include "linear.h"
@@ -14,7 +14,7 @@ inline std::uintptr_t create_pool(int threads) { return reinterpret_cast<std::ui
 
 inline void stop_pool(std::uintptr_t pool) { reinterpret_cast<Pool*>(pool)->stop(); }
 
-// In a forked child the pool is left as it is: its threads do not exist there, and waiting for them would be for ever.
+// In a forked child the pool is left alone: its threads do not exist there, and waiting for them would never end.
 inline void destroy_pool(std::uintptr_t pool) {
   Pool* const mine = reinterpret_cast<Pool*>(pool);
   if (!mine->forked()) delete mine;
@@ -32,15 +32,15 @@ inline std::uintptr_t create_linear(const std::int64_t* numbers, std::uintptr_t 
 
 inline void destroy_linear(std::uintptr_t linear) { delete at<Linear>(linear); }
 
-// A route with the sizes that it points to.
+// A route, and the sizes that it points to.
 struct OwnRoute {
   Route route;
   std::vector<Sizes> sizes;
 };
 
 // `numbers`: rows, columns, layout, folded, head, x_length, tables. `lists` are addresses: factors, terms, weights,
-// x_starts, segments, turns, back, ends. `firsts`: for each block and one more the first of its entries in the last
-// three lists.
+// x_starts, segments, turns, back, ends. `firsts`: the first entry of each block in the last three lists, and their
+// length.
 inline std::uintptr_t create_route(std::uintptr_t kernel, const std::int64_t* numbers, const std::uint64_t* lists,
                                    const std::int64_t* firsts, std::int64_t blocks) {
   const std::int64_t* const n = numbers;
@@ -70,7 +70,7 @@ inline int multiply_cast(std::uintptr_t linear, std::uintptr_t route, const floa
   return lowbit::multiply_cast(*at<Linear>(linear), at<OwnRoute>(route)->route, x, out, rows);
 }
 
-// Mantissas come as unsigned bytes because cppyy takes no array of signed ones.
+// Mantissas are passed as unsigned bytes because cppyy takes no array of signed ones.
 inline int multiply_blocks(std::uintptr_t linear, std::uintptr_t route, const std::uint8_t* mantissas,
                            const std::int16_t* exponents, float* out, std::int64_t rows) {
   if (rows == 0) return OK;

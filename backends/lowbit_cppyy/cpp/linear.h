@@ -1,33 +1,33 @@
-// One call of a prepared matrix: lay out x, hand the panels to the threads, write exactly the columns that exist.
+// One call of a prepared matrix: lay out x, distribute the panels to the threads, write the columns that exist.
 #pragma once
 
 #include <cstdlib>
 #include <memory>
 
+#include "activations.h"
 #include "pool.h"
-#include "streams.h"
 
 namespace lowbit {
 
-// A matrix of K rows and N columns in panels (layout.py).
+// A matrix of K rows and N columns in panels (panels.py).
 struct Linear {
   Groups shape;
   std::int64_t columns, panel, panels, blocks;
   std::int64_t scales_each, zeros_each;  // scales and zeros in an element of the stream
   const std::uint32_t* stream;
-  const std::int64_t* starts;  // for each panel and block, where it begins in the stream
+  const std::int64_t* starts;  // where each block of each panel begins in the stream
   Pool* pool;
 };
 
 constexpr std::int64_t max_rows = 16;         // of Route::rows
 constexpr std::int64_t max_panel = 128;       // of Linear::panel
-constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together: bounds the memory that a call takes
-constexpr std::int64_t chunk_work = 1 << 16;  // multiply-adds that are worth a chunk of their own
-constexpr std::int64_t wake_work = 1 << 21;   // and worth waking threads that sleep; measured, less is slower for it
+constexpr std::int64_t rows_at_once = 64;     // rows of x laid out together, which bounds the memory of a call
+constexpr std::int64_t chunk_work = 1 << 16;  // the least multiply-adds of a chunk
+constexpr std::int64_t wake_work = 1 << 21;   // and of a call that wakes sleeping threads; measured: less is not worth it
 constexpr std::int64_t chunks_per_thread = 16;
-constexpr std::int64_t cached_bytes = 1 << 18;  // of laid-out activations that stay in a second cache
+constexpr std::int64_t cached_bytes = 1 << 18;  // of laid-out activations that stay in a second-level cache
 
-// What the threads share during one call.
+// The data that the threads of a call share.
 struct Job {
   const Linear* linear;
   const Route* route;
@@ -37,7 +37,7 @@ struct Job {
   std::int64_t first, last;  // blocks of every panel
 };
 
-// A tile of results: zeros before the first block, and what has been added up so far before any other.
+// Fills a tile of results: with zeros before the first block, with the sums so far before any other.
 inline void begin_tile(const Job& job, std::int64_t row, std::int64_t column, std::int64_t width, float* tile) {
   const Linear& linear = *job.linear;
   std::memset(tile, 0, job.route->rows * linear.panel * sizeof(float));
@@ -80,7 +80,8 @@ inline Status compute(const Linear& linear, const Route& route, const float* lai
   const std::int64_t work = linear.panel * linear.shape.rows * rows;  // of one panel
   const std::int64_t worth = chunk_work / work + 1;
   const bool wake = linear.panels * work >= wake_work;
-  // Activations that fit the second cache are gone through whole for each panel; of more, a block's part for all panels.
+  // Activations that fit the second-level cache are read as a whole for each panel; otherwise a block's part of them is
+  // read for all panels.
   const bool whole = rows * route.x_length * static_cast<std::int64_t>(sizeof(float)) <= cached_bytes;
   const std::int64_t step = whole ? linear.blocks : 1;
   for (std::int64_t block = 0; block < linear.blocks; block += step) {
@@ -95,9 +96,9 @@ inline std::int64_t whole_blocks(std::int64_t rows, const Route& route) {
   return (rows + route.rows - 1) / route.rows * route.rows;
 }
 
-// T rows of x, as many at a time as are laid out together. `lay(row, count, to)` lays out `count` of them from `row` on.
+// T rows of x, laid out `rows_at_once` at a time. `lay(row, count, to)` lays out `count` rows from `row` on.
 template <class Lay>
-inline Status in_turns(const Linear& linear, const Route& route, float* out, std::int64_t T, const Lay& lay) {
+inline Status in_batches(const Linear& linear, const Route& route, float* out, std::int64_t T, const Lay& lay) {
   const std::int64_t most = whole_blocks(std::min(T, rows_at_once), route);
   const Scratch room = scratch(most * route.x_length * sizeof(float));
   if (!room) return NO_MEMORY;
@@ -112,11 +113,11 @@ inline Status in_turns(const Linear& linear, const Route& route, float* out, std
   return OK;
 }
 
-// Y = X W for T rows of float32 activations. A row of the result has the same bits whatever T is and however many
-// threads there are. TINY where the route's powers of two would round an activation; nothing is written then.
+// Y = X W for T rows of float32 activations. The bits of a row of the result depend neither on T nor on the number of
+// threads. TINY if the powers of two of the route would round an activation; then nothing is written.
 inline Status multiply(const Linear& linear, const Route& route, const float* x, float* out, std::int64_t T) {
   if (route.folded && any_tiny(x, T * linear.shape.rows)) return TINY;
-  return in_turns(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
+  return in_batches(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
     const float* const from = x + row * linear.shape.rows;
     if (route.layout == SUMS) lay_sums(linear.shape, route, from, to);
     else lay_values(linear.shape, route, from, count, to);
@@ -127,7 +128,7 @@ inline Status multiply(const Linear& linear, const Route& route, const float* x,
 inline Status multiply_blocks(const Linear& linear, const Route& route, const std::int8_t* mantissas,
                               const std::int16_t* exponents, float* out, std::int64_t T) {
   const std::int64_t K = linear.shape.rows, blocks = (K + activation_block - 1) / activation_block;
-  return in_turns(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
+  return in_batches(linear, route, out, T, [&](std::int64_t row, std::int64_t count, float* to) {
     lay_mantissas(linear.shape, route, mantissas + row * K, exponents + row * blocks, count, blocks, to);
   });
 }

@@ -1,7 +1,7 @@
-// Where threads wait: a number that they look at for a moment, and then sleep on until somebody says that it changed.
+// Waiting of threads: they spin on a number for a moment, then sleep until another thread reports that it changed.
 //
-// On Linux sleeping is one system call on the number itself, and waking is another, made only when somebody sleeps.
-// Elsewhere (and with LOWBIT_NO_FUTEX, so that the tests can try it here) a condition variable does the same.
+// On Linux sleeping is one system call on the number itself, and waking is another, made only when a thread sleeps.
+// Elsewhere a condition variable does the same; LOWBIT_NO_FUTEX selects it on Linux too, for tests.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace lowbit {
 
-// Tells the processor that this thread only looks at memory: it saves power, and leaves the core to its sibling thread.
+// Tells the processor that this thread spins: that saves power and leaves the core to its sibling thread.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -31,7 +31,7 @@ inline void relax() {
 #endif
 }
 
-// Looks until the condition holds, for so long at most; whether it came to hold. Never a system call.
+// Spins until the condition holds, for at most this time; returns whether it holds. Makes no system call.
 template <class Condition>
 bool watch(std::chrono::nanoseconds patience, Condition condition) {
   if (condition()) return true;
@@ -50,7 +50,7 @@ class Word {
  public:
   std::atomic<std::uint32_t> value{0};
 
-  // Sleeps while the number is `old`; may also return early, so the caller looks again.
+  // Sleeps while the number is `old`. It may return early, so the caller checks again.
   void sleep_while(std::uint32_t old) {
 #if LOWBIT_FUTEX
     ::syscall(SYS_futex, &value, FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
@@ -60,12 +60,12 @@ class Word {
 #endif
   }
 
-  // Wakes so many of those who sleep, after the number was changed.
+  // Wakes up to this many sleeping threads, after the number was changed.
   void wake(int most) {
 #if LOWBIT_FUTEX
     ::syscall(SYS_futex, &value, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
 #else
-    { std::lock_guard<std::mutex> guard(mutex_); }  // nobody is now between looking and falling asleep
+    { std::lock_guard<std::mutex> guard(mutex_); }  // now no thread is between its check and its sleep
     static_cast<void>(most);
     changed_.notify_all();
 #endif

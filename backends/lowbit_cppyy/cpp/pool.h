@@ -1,10 +1,10 @@
 // A pool of threads that ends with its owner.
 //
-// One call of `run` cuts a range into chunks, and gives every thread a share of neighbouring ones, so that each reads
-// one long stretch of memory. A thread takes chunks from the front of its share; when that is done, it takes over the
-// back half of what is left of another's. The caller begins at once, and so does every worker that is awake by then; a
-// worker that is late finds its share taken over and is not waited for. So a small call never pays for a slow wake-up,
-// and which thread computes a chunk never changes what is computed. Between calls the workers sleep.
+// A call of `run` cuts a range into chunks and gives every thread a share of neighbouring ones, so that each reads one
+// long stretch of memory. A thread takes chunks from the front of its share. When the share is done, it steals the back
+// half of the rest of another's. The caller begins at once, as does every worker that is awake by then. A late worker
+// finds its share stolen, and nobody waits for it. So a small call never pays for a slow wake-up. The result does not
+// depend on the thread that computes a chunk. Between calls the workers sleep.
 #pragma once
 
 #include <algorithm>
@@ -30,8 +30,8 @@ namespace lowbit {
 
 enum Status { OK = 0, NO_MEMORY = 1, FORKED = 2, CLOSED = 3, TINY = 4, STRANGE = 5 };
 
-// While it lives, this thread takes no signal but those of its own mistakes, and neither do threads that it starts:
-// signals from outside are for the threads of the program that uses this, whose handlers may not expect ours.
+// While it lives, this thread and those that it starts block all signals but those that their own faults raise. Signals
+// from outside belong to the threads of the host program, whose handlers may not expect other threads.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -48,9 +48,9 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-// While it lives, this thread rounds to nearest, keeps subnormal numbers and traps nothing, however the program that
-// uses this has set it; so results do not depend on that, nor on which thread computes them. The program's own mode, and
-// which exceptions have come up in it, are as before afterwards.
+// While it lives, this thread rounds to nearest, keeps subnormal numbers and traps nothing, whatever mode the host
+// program has set. So results depend neither on that mode nor on the thread that computes them. Afterwards the
+// program's mode and exception flags are restored.
 class StandardArithmetic {
  public:
 #if defined(__SSE__)
@@ -77,8 +77,7 @@ class Pool {
   using Body = void (*)(const void* context, std::int64_t first, std::int64_t last);
 
   // `threads` counts the caller: one thread means no workers. Where the system refuses a thread, fewer are used.
-  // The workers may run where the thread that makes the pool may run at that moment; a change of its affinity later
-  // on does not move them.
+  // The workers get the affinity that the creating thread has at that moment; later changes do not move them.
   explicit Pool(int threads) : owner_(::getpid()), shares_(new Share[std::max(threads, 1)]) {
     workers_.reserve(std::max(threads, 1));
     const SignalsBlocked blocked;
@@ -100,10 +99,10 @@ class Pool {
   // A child of fork has a copy of this object and none of its threads.
   bool forked() const { return ::getpid() != owner_; }
 
-  // Covers 0 .. count in chunks of `grain`. Several threads may call this at once, and a body may: the first has the
-  // workers, the others compute alone. Workers that watch for work always take part. Those that sleep are woken only
-  // where the caller says that this call is worth it, because waking them takes time before it saves any. Waking them
-  // now and then in a row of small calls was tried, and made calls of 20 us half as slow again.
+  // Covers 0 .. count in chunks of `grain`. Several threads, and a body, may call this at once: the first gets the
+  // workers, the others compute alone. Workers that spin for work always take part. Sleeping ones are woken only where
+  // the caller asks for it, because waking them costs time before it saves any. Waking them now and then in a row of
+  // small calls was measured, and made calls of 20 us half as slow again.
   Status run(std::int64_t count, std::int64_t grain, bool wake, Body body, const void* context) {
     if (forked()) return FORKED;
     if (stopped_.load(std::memory_order_acquire)) return CLOSED;
@@ -115,7 +114,7 @@ class Pool {
       return OK;
     }
     if (!wake && sleepers_.load(std::memory_order_relaxed) == static_cast<int>(workers_.size())) {
-      body(context, 0, count);  // nobody will come, so there is nothing to cut up
+      body(context, 0, count);  // no worker will take part, so the range is not cut
     } else {
       job_ = {body, context, count, grain_for(count, grain), processor()};
       open(wake);
@@ -126,12 +125,12 @@ class Pool {
     return OK;
   }
 
-  // The grain that is used: at least one, and so large that chunks can be counted in 32 bits.
+  // The grain in use: at least one, and large enough to count the chunks in 32 bits.
   static std::int64_t grain_for(std::int64_t count, std::int64_t grain) {
     return std::max({grain, count / (std::int64_t{1} << 31), std::int64_t{1}});
   }
 
-  // Refuses new calls, waits for those under way and ends the workers. Calling it twice, or in a forked child, is
+  // Refuses new calls, waits for the current ones and ends the workers. Calling it twice, or in a forked child, is
   // harmless.
   void stop() {
     if (forked()) return;
@@ -144,22 +143,22 @@ class Pool {
   }
 
  private:
-  // How long a worker watches for the next call before it sleeps: a little longer than Python takes from one call to
-  // the next (5 to 7 µs; nine in ten less than 9). Where it sleeps, waking it costs the caller 5 to 15 µs, and it comes
-  // after 20 to 45 µs (virtual machine, 2 processors).
+  // The time that a worker spins for the next call before it sleeps: a little more than Python takes from one call to
+  // the next (5 to 7 µs; nine in ten less than 9). Waking a sleeping worker costs the caller 5 to 15 µs, and the worker
+  // starts after 20 to 45 µs (virtual machine, 2 processors).
   static constexpr std::chrono::microseconds worker_patience{10};
-  // How long the caller, whose own chunks are done, watches workers that still compute one: about what sleeping and
-  // being woken would cost, so it loses at most as much again.
+  // The time that the caller, with its own chunks done, spins for workers that still compute one: about the cost of
+  // sleeping and being woken, so that it loses at most as much again.
   static constexpr std::chrono::microseconds caller_patience{20};
 
   struct Job {
     Body body;
     const void* context;
     std::int64_t count, grain;
-    int processor;  // where the caller is
+    int processor;  // of the caller
   };
 
-  // The chunks first .. last that a thread has still to do: `last` in the upper half, `first` in the lower.
+  // The chunks first .. last that a thread still has to do: `last` in the upper half, `first` in the lower.
   struct alignas(64) Share {
     std::atomic<std::uint64_t> range{0};
   };
@@ -179,7 +178,7 @@ class Pool {
       shares_[n].range.store(range(chunks * share / sharing, chunks * next / sharing), std::memory_order_relaxed);
     }
     state_.value.store(is_open, std::memory_order_release);
-    number_.value.fetch_add(1);  // before looking for sleepers: either they are seen here or they see this
+    number_.value.fetch_add(1);  // before looking for sleepers: either they are seen here, or they see this
     if (wake && sleepers_.load() > 0) number_.wake(static_cast<int>(std::min<std::uint64_t>(chunks - 1, INT_MAX)));
   }
 
@@ -215,8 +214,8 @@ class Pool {
     } while (take_over(thread));
   }
 
-  // Makes the back half of another's share this thread's own. Within one job no range comes back that has been there
-  // before, so a range that compares equal is the same.
+  // Steals the back half of another thread's share. Within one job no range occurs twice, so a range that compares
+  // equal is the same.
   bool take_over(int thread) {
     for (int n = 1; n < threads_; ++n) {
       std::atomic<std::uint64_t>& other = shares_[(thread + n) % threads_].range;
@@ -239,8 +238,8 @@ class Pool {
 #endif
   }
 
-  // Schedulers may wake a worker on the processor of its caller, who is still running there, and leave it there for
-  // many calls (seen: 0.1 s), in which two threads are no faster than one. So it goes to any other that it may use.
+  // Schedulers may wake a worker on the processor of its caller, which still runs there, and leave it there for many
+  // calls (seen: 0.1 s). Then two threads are no faster than one. So it moves to any other processor that it may use.
   void leave_the_caller_alone() {
 #if defined(__linux__)
     cpu_set_t allowed, others;
@@ -248,7 +247,7 @@ class Pool {
     others = allowed;
     CPU_CLR(job_.processor, &others);
     if (CPU_COUNT(&others) == 0 || ::sched_setaffinity(0, sizeof others, &others) != 0) return;
-    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; from here on, the scheduler decides again
+    ::sched_setaffinity(0, sizeof allowed, &allowed);  // it has moved; the scheduler decides again from here on
 #endif
   }
 
@@ -267,7 +266,7 @@ class Pool {
       }
       if (stopped_.load(std::memory_order_acquire)) return;
       seen = number_.value.load();
-      if (!enter()) continue;  // too late: the others have done it all
+      if (!enter()) continue;  // too late: the other threads have done the job
       if (!awake) leave_the_caller_alone();
       take_chunks(thread);
       leave();
@@ -278,11 +277,11 @@ class Pool {
   int threads_ = 1;
   std::vector<std::thread> workers_;
 
-  std::shared_mutex calls_;  // shared by all calls under way
-  std::atomic<bool> busy_{false};  // whether one of them has the workers
+  std::shared_mutex calls_;  // held shared by all current calls
+  std::atomic<bool> busy_{false};  // whether one of them uses the workers
   std::atomic<bool> stopped_{false};
 
-  // Of the call that has the workers; written while none of them is inside.
+  // Of the call that uses the workers; written while none of them is inside.
   Job job_{};
   std::unique_ptr<Share[]> shares_;
   Word state_;

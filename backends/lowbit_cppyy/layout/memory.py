@@ -1,12 +1,12 @@
-"""Memory for prepared matrices: lines of the cache, on huge pages.
+"""Memory for prepared matrices: aligned to cache lines, on huge pages.
 
-A stream is read once from front to back, from memory that no cache holds. With pages of 4 KiB the processor looks up a
-new page every sixty lines, and its own prefetching ends with each of them; pages of 2 MiB are five hundred times as
-long. The system gives them for memory that asks for them (``madvise``) and that is as large. So matrices of a few
-hundred KiB, of which a small model has two hundred, are laid side by side in *slabs* of several huge pages.
+A stream is read once from front to back, from memory that no cache holds. With pages of 4 KiB the processor translates
+a new page every sixty cache lines, and its prefetcher stops at each page. Pages of 2 MiB are five hundred times as
+long. The system gives them to memory that asks for them (``madvise``) and that is large enough. So matrices of a few
+hundred KiB, of which a small model has two hundred, are placed side by side in *slabs* of several huge pages.
 
-A slab is a numpy array, and what is handed out are views of it: it is given back when the last matrix in it is. So it
-is no larger than a few huge pages, since one matrix that stays keeps all of it.
+A slab is a numpy array, and matrices are views of it: it is freed with the last of them. A slab is no larger than a few
+huge pages, because one remaining matrix keeps all of it.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ Words = U32
 
 
 _lock = threading.RLock()
-if hasattr(os, "register_at_fork"):  # so that no child finds it held by a thread that it does not have
+if hasattr(os, "register_at_fork"):  # a child must not inherit it held by a thread that the child lacks
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _slab: U8 = np.empty(0, np.uint8)
-"""What is left of the slab that is being filled."""
+"""The unused rest of the current slab."""
 
 
 def aligned(elements: int) -> Words:
-    """Room for so many uint32 elements from an address that is a multiple of `ALIGNMENT`, not written to yet.
+    """Uninitialised room for this many uint32 elements, at an address that is a multiple of `ALIGNMENT`.
 
-    What is larger than half a slab has huge pages of its own.
+    A request larger than half a slab gets huge pages of its own.
     """
     global _slab
     size = -(-4 * elements // ALIGNMENT) * ALIGNMENT
@@ -49,7 +49,7 @@ def aligned(elements: int) -> Words:
 
 
 def _huge(size: int) -> U8:
-    """Memory of its own that begins on a huge page."""
+    """New memory that begins on a huge page."""
     room = np.empty(size + HUGE_PAGE, np.uint8)
     start = -room.ctypes.data % HUGE_PAGE
     _ask_for_huge_pages(room.ctypes.data + start, size // HUGE_PAGE * HUGE_PAGE)
@@ -57,7 +57,7 @@ def _huge(size: int) -> U8:
 
 
 def _ask_for_huge_pages(address: int, size: int) -> None:
-    """Silent where the system has none; nothing but speed depends on it."""
+    """Do nothing where the system has no huge pages; only speed depends on them."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is not None and size:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)

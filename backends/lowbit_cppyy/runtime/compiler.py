@@ -1,14 +1,14 @@
-"""The one place that touches cppyy: compile, once in a process, and call what was compiled.
+"""The only module that uses cppyy: it compiles each function once in a process, and calls it.
 
-cppyy has no type information, so what comes from it is `Any` in here and typed outside. Importing cppyy takes half a
-second and starts a compiler; nothing here does so before `runtime` is called.
+cppyy has no type information, so its objects are `Any` in here and typed outside. Importing cppyy takes half a second
+and starts a compiler; nothing here does so before `runtime` is called.
 
-Four things about cppyy decide how this is written. It runs code that it finds in the current folder, so it is imported
-in an empty one (`lowbit_cppyy.runtime.empty_folder`), and the current folder is then taken from its library path.
-Defining the same C++ twice in a process is an error, so the process has one `Runtime`, which remembers. Passing a numpy
-array where C++ takes a pointer costs 0.1 µs, asking numpy for its address costs 0.8 µs, so arrays are passed as they
-are. And importing it puts ROOT's handlers on a dozen signals, which turn a crash into a long trace and exit code 129,
-and its paths into the environment; both are taken off again.
+Four properties of cppyy shape this module. It runs code that it finds in the current folder, so it is imported in an
+empty one (`lowbit_cppyy.runtime.empty_folder`), and the current folder is then removed from its library path. Defining
+the same C++ twice in a process is an error, so the process has one `Runtime`, which remembers its definitions. Passing
+a numpy array where C++ takes a pointer costs 0.1 µs and asking numpy for its address costs 0.8 µs, so arrays are passed
+as they are. Importing cppyy installs ROOT's handlers for a dozen signals, which turn a crash into a long trace and exit
+code 129, and writes its paths into the environment; both are undone.
 """
 
 import atexit
@@ -34,8 +34,8 @@ from lowbit.system.memory import check_address_space
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.codegen.lowering import prelude
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.layout.streams import Stream
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.empty_folder import NoFolderOfOwnError, run_in_empty_folder
 from lowbit_cppyy.runtime.toolchain import check_toolchain
 
@@ -47,23 +47,23 @@ MultiplyBlocks = Callable[[int, int, U8, npt.NDArray[np.int16], F32, int], int]
 Result = TypeVar("Result")
 
 TINY = 4
-"""What `multiply` answers where an activation is too small for the route; another one must be taken."""
+"""Status of `multiply` when an activation is too small for the kernel of the route; another route must be taken."""
 
 FIRST_CALLS = 2
-"""The calls of a function for which cppyy compiles something."""
+"""In this many first calls of a function, cppyy compiles something."""
 START_BYTES, COMPILE_BYTES = 384 * 2**20, 64 * 2**20
-"""Address space for cppyy (230 MiB, measured) and some kernels, and for one more compilation (20 MiB at most). Its
-compiler aborts the process where an allocation fails."""
+"""Address space for cppyy (230 MiB, measured) with some kernels, and for one more compilation (20 MiB at most). Its
+compiler aborts the process if an allocation fails."""
 
 FAILURES = {
     1: ("there is no memory for a copy of the activations", "multiply fewer rows at once"),
-    2: ("its threads stayed behind when this process was forked", "load the backend in the child, or use spawn"),
+    2: ("its threads do not exist in a forked process", "load the backend in the child, or use spawn"),
     3: ("it was closed", "load it again"),
 }
 
 
 def raise_failure(code: int) -> None:
-    """Turn the code of a call that failed into an error.
+    """Raise the error for the status of a call that failed.
 
     Raises:
         UnavailableError: no memory, a forked process, a closed backend.
@@ -72,7 +72,7 @@ def raise_failure(code: int) -> None:
 
 
 class Compilable(Protocol):
-    """A kernel as it is compiled: a function of this name in the namespace of its table."""
+    """A kernel for the compiler: a function of this name in the namespace of its table."""
 
     @property
     def name(self) -> str: ...
@@ -85,16 +85,21 @@ class Compilable(Protocol):
 
 
 class Runtime:
-    """cppyy with the C++ of `cpp/` compiled, and the kernels compiled so far."""
+    """cppyy, the headers of `cpp/` and the kernels that were compiled so far.
+
+    Attributes:
+        tables: names of the instruction sets whose prelude is compiled.
+        namespace: `lowbit` of C++.
+    """
 
     def __init__(self) -> None:
         check_toolchain()
         check_address_space("backend cppyy", START_BYTES)
         self._kernels: dict[str, int] = {}
-        self._preludes: set[str] = set()
+        self.tables: set[str] = set()
         self._included: set[str] = set()
         for entry in sys.path:
-            pkgutil.get_importer(entry)  # remembered, so that a relative entry keeps its meaning in another folder
+            pkgutil.get_importer(entry)  # cached, so that a relative entry keeps its meaning in another folder
         with _signal_handlers_kept(), _environment_kept():
             run_in_empty_folder("backend cppyy", self._start)
         self.include("bridge.h")
@@ -104,30 +109,30 @@ class Runtime:
         self.multiply_blocks: MultiplyBlocks = bridge.multiply_blocks
 
     def _start(self) -> None:
-        """Import cppyy; from then on it looks for libraries in its own folder only."""
+        """Import cppyy, and let it look for libraries in its own folder only."""
         imported_before = "cppyy" in sys.modules
         import cppyy
 
         self._cppyy: Any = cppyy
-        if not imported_before:  # a program that has imported it itself may rely on the path
+        if not imported_before:  # a program that imported it itself may rely on the path
             libraries = Path(sys.modules["cppyy_backend"].__path__[0]) / "lib"
             cppyy.gbl.gSystem.SetDynamicPath(str(libraries))
-        self._compile("")  # so that cppyy loads what it loads for the first compilation
+        self._compile("")  # the first compilation loads further libraries
 
     def include(self, header: str) -> None:
-        """Compile a header of `cpp/`; once, however often it is asked for."""
+        """Compile a header of `cpp/`, the first time that it is requested."""
         with preparing, as_file(files("lowbit_cppyy") / "cpp") as folder:
             if header not in self._included:
-                self._define(f'#include "{folder.absolute()}/{header}"')
-                self.apart(self._call_bridge_once if header == "bridge.h" else self._call_passes_once)
+                self.define(f'#include "{folder.absolute()}/{header}"')
+                self.apart(self._call_bridge_once if header == "bridge.h" else self._call_kernel_set_once)
                 self._included.add(header)
 
     def apart(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns, which has cppyy compile something.
+        """The result of `work`, during which cppyy compiles something.
 
-        The compiler looks for a file of the name that it gives to each input, such as ``input_line_27``, in the current
-        folder. It does not read the file, but confuses it with others if it is a link to them, and then fails. So this
-        too is done in an empty folder, where that is possible.
+        The compiler looks in the current folder for a file with the name that it gives to each input, such as
+        ``input_line_27``. It does not read the file, but if it is a link to another one it confuses the two and fails.
+        So this too is done in an empty folder, where that is possible.
         """
         try:
             return run_in_empty_folder("backend cppyy", work)
@@ -135,12 +140,13 @@ class Runtime:
             return work()
 
     def _call_bridge_once(self) -> None:
-        """Have cppyy compile what every function of ``bridge.h`` is called by.
+        """Have cppyy compile its wrapper of every function of ``bridge.h``.
 
-        It does so in the first two calls. These may not be calls that let go of the GIL, since a child that is forked
-        meanwhile finds the compiler's lock held, and may not be made in a folder in which others place files.
+        It does so in the first two calls of each. They must not release the GIL, because a child that is forked
+        meanwhile would inherit the locked lock of the compiler; and not run in a folder to which others can write.
         """
-        self.bridge: Any = self._cppyy.gbl.lowbit.bridge
+        self.namespace: Any = self._cppyy.gbl.lowbit
+        self.bridge: Any = self.namespace.bridge
         bridge = self.bridge
         without_gil = (bridge.multiply, bridge.multiply_cast, bridge.multiply_blocks, bridge.stop_pool)
         for call in (*without_gil, bridge.destroy_pool):
@@ -157,35 +163,41 @@ class Runtime:
             bridge.stop_pool(pool)
             bridge.destroy_pool(pool)
 
-    def _call_passes_once(self) -> None:
+    def _call_kernel_set_once(self) -> None:
         """The same for the functions of ``decode.h`` that every operation uses."""
         for _ in range(FIRST_CALLS):
-            self.bridge.destroy_passes(self.bridge.create_passes(0, np.zeros(1, np.uint64), 0, 0, 0))
+            self.bridge.destroy_kernel_set(self.bridge.create_kernel_set(0, np.zeros(1, np.uint64), 0, 0, 0))
 
     def kernel(self, kernel: Compilable) -> int:
-        """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first asked for."""
+        """The address of a kernel (a `lowbit::MicroKernel` of C++), compiled when it is first requested."""
         with preparing:
             if kernel.name not in self._kernels:
                 table = kernel.table
-                if table.name not in self._preludes:
-                    self._define(once(table.name, prelude(table)))
-                    self._preludes.add(table.name)
+                self.include_table(table)
                 address_of = (
                     f"namespace lowbit::kernels {{ inline std::uintptr_t {kernel.name}()"
                     f" {{ return reinterpret_cast<std::uintptr_t>(&{table.name}::{kernel.name}); }} }}"
                 )
-                self._define(once(kernel.name, kernel.source + address_of))
+                self.define(once(kernel.name, kernel.source + address_of))
                 name = kernel.name
-                self._kernels[name] = self.apart(lambda: int(getattr(self._cppyy.gbl.lowbit.kernels, name)()))
+                self._kernels[name] = self.apart(lambda: int(getattr(self.namespace.kernels, name)()))
             return self._kernels[kernel.name]
 
-    def _define(self, source: str) -> None:
+    def include_table(self, table: InstructionSet) -> None:
+        """Compile the prelude of an instruction set, the first time that it is requested."""
+        with preparing:
+            if table.name not in self.tables:
+                self.define(once(table.name, prelude(table)))
+                self.tables.add(table.name)
+
+    def define(self, source: str) -> None:
+        """Compile C++, which must not have been compiled before."""
         check_address_space("compiling a kernel", COMPILE_BYTES)
         self.apart(lambda: self._compile(source))
 
     def _compile(self, source: str) -> None:
-        # On a processor without AVX the compiler warns that vectors would be passed in another way than with it. They
-        # never are passed, because the functions that take them are inlined.
+        # Without AVX the compiler warns that vectors are passed in another way than with it. None are ever passed,
+        # because the functions that take them are inlined.
         quiet = f'#pragma clang diagnostic push\n#pragma clang diagnostic ignored "-Wpsabi"\n{source}'
         try:
             self._cppyy.cppdef(f"{quiet}\n#pragma clang diagnostic pop")
@@ -196,13 +208,13 @@ class Runtime:
 
 
 def once(name: str, source: str) -> str:
-    """C++ that may be compiled twice: Ctrl-C may fall between the compiler's answer and our taking note of it."""
+    """C++ that may be compiled twice, because Ctrl-C may arrive after the compilation and before it is recorded."""
     return f"#ifndef LOWBIT_HAS_{name}\n#define LOWBIT_HAS_{name}\n{source}\n#endif"
 
 
 preparing = threading.RLock()
-"""Held while anything is compiled or made for later calls. A fork waits for it, so that no child finds it held by a
-thread that it does not have."""
+"""Held while anything is compiled or made for later calls. A fork waits for it, so that no child inherits it held by a
+thread that the child lacks."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=preparing.acquire, after_in_parent=preparing.release, after_in_child=preparing.release)
 
@@ -210,7 +222,7 @@ _runtime: Runtime | None = None
 
 
 def runtime() -> Runtime:
-    """The process's one runtime, made when it is first asked for.
+    """The only runtime of the process, made when it is first requested.
 
     Raises:
         UnavailableError: cppyy or the C++ headers are missing.
@@ -219,16 +231,16 @@ def runtime() -> Runtime:
     with preparing:
         if _runtime is None:
             _runtime = Runtime()
-            atexit.register(_stop_pools)  # runs before cppyy's own, which was registered before
+            atexit.register(_stop_pools)  # runs before cppyy's own handler, which was registered earlier
         return _runtime
 
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Give every signal the handler back that it had, whatever happens inside."""
+    """Restore the handler of every signal, whatever happens inside."""
     libc = ctypes.CDLL(None)
-    room = 256  # bytes, more than a struct sigaction takes anywhere
-    handlers = {number: ctypes.create_string_buffer(room) for number in range(1, 32)}
+    size = 256  # bytes, more than a struct sigaction takes on any system
+    handlers = {number: ctypes.create_string_buffer(size) for number in range(1, 32)}
     for number, handler in handlers.items():
         libc.sigaction(number, None, handler)
     try:
@@ -240,7 +252,7 @@ def _signal_handlers_kept() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """Take away the variables that cppyy tells its own libraries its paths by; they have read them by then."""
+    """Remove the variables by which cppyy passes paths to its own libraries; they have been read by then."""
     before = dict(os.environ)
     try:
         yield
@@ -253,18 +265,18 @@ def _environment_kept() -> Iterator[None]:
 
 
 class Pool:
-    """Threads of our own; stopped by `stop`, when the last owner is gone, or at the end of the interpreter."""
+    """A pool of threads, stopped by `stop`, with its last owner, or at the end of the interpreter."""
 
     def __init__(self, threads: int) -> None:
         bridge = runtime().bridge
         self._bridge = bridge
         self.handle: int = bridge.create_pool(threads)
         self._finalizer = weakref.finalize(self, bridge.destroy_pool, self.handle)
-        self._finalizer.atexit = False  # a daemon thread may still be calling then; `_stop_pools` is enough
+        self._finalizer.atexit = False  # a daemon thread may still be in a call then; `_stop_pools` is enough
         _pools.add(self)
 
     def stop(self) -> None:
-        """End the threads, after the calls that they are in; later calls fail in words. Stopping twice is harmless."""
+        """End the threads after their current calls; later calls raise an error. Stopping twice is harmless."""
         self._bridge.stop_pool(self.handle)
 
 
@@ -272,17 +284,17 @@ _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _stop_pools() -> None:
-    """At the end of the interpreter: no thread may be inside a kernel when it goes away."""
+    """At the end of the interpreter: no thread may still be inside a kernel."""
     for pool in list(_pools):
         pool.stop()
     if any(thread.daemon for thread in threading.enumerate()):
-        # Python ends a daemon thread when it next takes the lock of the interpreter, and through cppyy's frames that
-        # would abort the process. Those that were inside a kernel need that lock now, so let them have it.
+        # Python ends a daemon thread when it next takes the lock of the interpreter. Through cppyy's frames that would
+        # abort the process. Threads that were inside a kernel take the lock now, while it is still safe.
         time.sleep(0.05)
 
 
 class Linear:
-    """A matrix as C++ sees it; keeps alive what it points to."""
+    """A matrix for C++; it keeps alive what it points to."""
 
     def __init__(self, layout: PanelLayout, stream: U32, pool: Pool) -> None:
         bridge = runtime().bridge
@@ -297,9 +309,9 @@ class Linear:
 
 
 class Route:
-    """A kernel with the stream of activations that it reads; keeps alive what it points to."""
+    """A kernel with the stream of activations that it reads; it keeps alive what it points to."""
 
-    def __init__(self, kernel: Kernel, stream: Stream) -> None:
+    def __init__(self, kernel: Kernel, stream: ActivationStream) -> None:
         compiled = runtime()
         lists = stream.lists()
         self._kept = lists

@@ -1,13 +1,13 @@
-"""Doing something that looks for files in the current folder, while standing in an empty one.
+"""Running a function in an empty current folder, because it looks for files there.
 
-cppyy is built on ROOT, which begins its search for libraries in ``.``, and reads ``.rootrc`` and ``.rootmap`` there.
-While it starts it also has a shell run ``ls`` with ``LD_LIBRARY_PATH=DOESNOTEXIST``, so that libraries in a folder of
-that name are loaded. No setting turns any of this off. So it is started in a folder in which there is nothing.
+cppyy is built on ROOT, which begins its search for libraries in ``.``, and reads ``.rootrc`` and ``.rootmap`` there. At
+its start a shell also runs ``ls`` with ``LD_LIBRARY_PATH=DOESNOTEXIST``, so that libraries in a folder of that name are
+loaded. No setting turns this off. So it is started in an empty folder.
 
-The current folder belongs to all threads of a process. On Linux a thread can have one of its own: `unshare` with
-``CLONE_FS`` needs no privilege. The work is therefore done in a new thread, and the process does not notice. Where the
-system has no such call, or a container refuses it, the process itself changes its folder for the time, provided that no
-other thread of Python could be misled by that; otherwise the work is refused.
+The current folder belongs to all threads of a process. On Linux a thread can have its own: `unshare` with ``CLONE_FS``
+needs no privilege. So the function runs in a new thread, and the rest of the process is not affected. Where the system
+has no such call, or a container forbids it, the process itself changes its folder for that time, but only while no
+other Python thread runs; otherwise an error is raised.
 """
 
 import ctypes
@@ -29,18 +29,18 @@ STACK = 16 << 20  # bytes; the compiler recurses deeply
 
 
 def run_in_empty_folder(what: str, work: Callable[[], Result]) -> Result:
-    """What `work` returns, called while the thread that it runs in stands in an empty folder.
+    """Call `work` in a thread whose current folder is empty, and return its result.
 
-    An interrupt does not end the work; it is raised when the work is done.
+    An interrupt does not end the work; it is raised afterwards.
 
     Args:
-        what: for errors, what is unavailable if the work cannot be done.
-        work: run in a thread of its own where the system allows it.
+        what: what is unavailable if the work cannot be done, for errors.
+        work: called in a thread of its own where the system allows it.
 
     Raises:
         NoFolderOfOwnError: the folder of the process would have to be changed while other threads run.
         UnavailableError: there is no temporary folder, or no thread can be started.
-        Exception: whatever `work` raises.
+        Exception: any that `work` raises.
     """
     with _empty_folder(what) as folder:
         apart = _Apart(folder, work)
@@ -53,16 +53,16 @@ def run_in_empty_folder(what: str, work: Callable[[], Result]) -> Result:
 
 
 class NoFolderOfOwnError(UnavailableError):
-    """A thread cannot have a current folder of its own here, and the process has other threads. Nothing was done."""
+    """A thread cannot have its own current folder here, and the process has other threads. Nothing was done."""
 
 
 class _Apart(Generic[Result]):
-    """The work, and what came of it.
+    """The work and its result.
 
     Attributes:
-        refused: a thread cannot have a folder of its own here, and nothing was done.
-        results: what the work returned, if it has.
-        error: what it raised.
+        refused: a thread cannot have its own current folder here, and nothing was done.
+        results: the result of the work, if it has returned.
+        error: the exception that it raised.
     """
 
     def __init__(self, folder: str, work: Callable[[], Result]) -> None:
@@ -74,7 +74,7 @@ class _Apart(Generic[Result]):
         self._decided, self._ended = threading.Event(), threading.Event()
 
     def run(self, what: str) -> None:
-        """Do it in a new thread; an interrupt is kept until the thread has ended."""
+        """Do the work in a new thread; an interrupt is kept until the thread has ended."""
         thread = threading.Thread(target=self._in_thread, name="lowbit-empty-folder", daemon=True)
         usual = threading.stack_size(STACK)
         try:
@@ -82,14 +82,14 @@ class _Apart(Generic[Result]):
             self._allowed = True
         except RuntimeError as error:
             raise UnavailableError(what, f"{error}", "raise the limit of threads (ulimit -u)") from None
-        finally:  # after an interrupt of `start` nobody knows whether the thread runs; it does nothing then
+        finally:  # after an interrupt of `start` the thread may or may not run; if it does, it does nothing
             self._decided.set()
             threading.stack_size(usual)
         interrupt: BaseException | None = None
-        while not self._ended.is_set():  # `Thread.join` forgets a running thread when it is interrupted
+        while not self._ended.is_set():  # an interrupted `Thread.join` forgets a running thread
             try:
                 self._ended.wait()
-            except BaseException as error:  # of a signal handler: the work is not left half done
+            except BaseException as error:  # from a signal handler: the work is not left half done
                 interrupt = interrupt or error
         thread.join()
         if interrupt is not None:
@@ -116,7 +116,7 @@ class _Apart(Generic[Result]):
 
 
 def _has_own_folder() -> bool:
-    """Give this thread a current folder of its own, as a copy of the process's; whether that was possible."""
+    """Give this thread its own current folder, a copy of the process's. Returns whether that was possible."""
     if sys.platform != "linux":
         return False
     try:
@@ -126,12 +126,12 @@ def _has_own_folder() -> bool:
 
 
 def _change_folder_of_process(what: str, folder: str, apart: _Apart[Result]) -> None:
-    """Do the work with the whole process in the folder, if there is no other thread that could be misled."""
+    """Do the work with the whole process in the folder, if no other thread could be affected."""
     if threading.active_count() > 1:
         raise NoFolderOfOwnError(
             what,
-            "this system does not let a thread have a current folder of its own (unshare), and other threads run",
-            "load the backend before other threads are started, or let the container allow unshare",
+            "this system does not let a thread have its own current folder (unshare), and other threads run",
+            "load the backend before other threads are started, or allow unshare in the container",
         )
     before = os.open(".", getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -143,12 +143,12 @@ def _change_folder_of_process(what: str, folder: str, apart: _Apart[Result]) -> 
 
 @contextmanager
 def _empty_folder(what: str) -> Iterator[str]:
-    """A new folder, which is removed at the end."""
+    """A new folder, removed at the end."""
     try:
         folder = tempfile.mkdtemp(prefix="lowbit-")
     except OSError as error:
         reason = f"no temporary folder can be created: {error.strerror}"
-        raise UnavailableError(what, reason, "name a folder that you can write to in TMPDIR") from None
+        raise UnavailableError(what, reason, "set TMPDIR to a folder that you can write to") from None
     try:
         yield folder
     finally:
@@ -157,9 +157,9 @@ def _empty_folder(what: str) -> Iterator[str]:
 
 
 def _check_empty() -> None:
-    """Make sure that the current folder is the one that was made: nobody has put another in its place."""
+    """Make sure that the current folder is the one that was made, and not another in its place."""
     found = os.stat(".")
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or os.listdir("."):
         place = tempfile.gettempdir()
         reason = f"another user has replaced a new folder in {place}"
-        raise UnavailableError("a temporary folder", reason, "name a folder of your own in TMPDIR")
+        raise UnavailableError("a temporary folder", reason, "set TMPDIR to a folder of your own")

@@ -1,4 +1,4 @@
-"""What to use of this machine: the best instruction set that it has or the one asked for, and how many threads."""
+"""The instruction set and the number of threads to use: those requested, or the best of this machine."""
 
 import os
 import re
@@ -18,11 +18,11 @@ OPENMP_VARIABLE = "OMP_NUM_THREADS"
 @cache
 def has(feature: str) -> bool:
     """Whether this processor has a feature, by archspec's name for it."""
-    with preparing:  # no fork meanwhile, which would leave the child with a module that is being imported for ever
-        import archspec.cpu  # takes 50 ms, so not before it is needed
+    with preparing:  # a fork meanwhile would leave the child with a module whose import never ends
+        import archspec.cpu  # takes 50 ms, so it waits until it is needed
         import archspec.cpu.detect
 
-    # The features as the system reports them; `host()` answers with a known processor, and may know fewer.
+    # `host()` gives the closest known processor, which may have fewer features than the system reports.
     return feature in archspec.cpu.host() or feature in archspec.cpu.detect.detected_info().features
 
 
@@ -30,10 +30,10 @@ def choose_table(isa: str | None) -> InstructionSet:
     """The instruction table for this processor.
 
     Args:
-        isa: the one to use; ``None`` stands for the environment's ``LOWBIT_CPPYY_ISA``, or else the best.
+        isa: the one to use; with ``None``, that of ``LOWBIT_CPPYY_ISA``, or else the best.
 
     Raises:
-        UnavailableError: the one asked for is unknown, or this processor lacks it.
+        UnavailableError: the requested one is unknown, or this processor lacks it.
     """
     wanted = isa or os.environ.get(ISA_VARIABLE)
     if not wanted:
@@ -49,13 +49,13 @@ def choose_table(isa: str | None) -> InstructionSet:
 
 
 def choose_threads(threads: int | None) -> int:
-    """How many threads to use: those asked for, or ``LOWBIT_NUM_THREADS``, or as many as the limits allow.
+    """The number of threads: as requested, or by ``LOWBIT_NUM_THREADS``, or as many as the limits allow.
 
-    The limits, of which the smallest counts: the processors that the calling thread may run on (`taskset`, Slurm); the
-    quota of the process's control groups (containers); ``OMP_NUM_THREADS``, of whose list the first number counts, and
-    which is ignored as a whole where it is malformed, as OpenMP's libraries do. ``LOWBIT_NUM_THREADS`` is obeyed even
-    beyond them, and its mistakes are errors. Threads start when the first matrix is prepared, with the affinity that
-    the preparing thread has then; what is changed later applies to backends made later.
+    The smallest limit applies: the processors that the calling thread may run on (`taskset`, Slurm); the quota of the
+    process's control groups (containers); the first number of ``OMP_NUM_THREADS``, which is ignored if any part of it
+    is malformed, as OpenMP's libraries do. ``LOWBIT_NUM_THREADS`` overrides all limits, and a malformed value is an
+    error. Threads start when the first matrix is prepared, with the affinity of the preparing thread; later changes
+    apply to backends made later.
 
     Raises:
         UnavailableError: ``LOWBIT_NUM_THREADS`` is not a number of threads.
@@ -74,14 +74,14 @@ def choose_threads(threads: int | None) -> int:
 
 
 def usable_processors() -> int:
-    """The processors that the calling thread may run on."""
+    """The number of processors that the calling thread may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def openmp_threads() -> int | None:
-    """The first number of ``OMP_NUM_THREADS``, a list of positive numbers; ``None`` where it is none."""
+    """The first number of ``OMP_NUM_THREADS``; ``None`` where it is not a list of positive numbers."""
     value = os.environ.get(OPENMP_VARIABLE, "")
     numbers = [number.strip(" \t") for number in value.split(",")]
     if not all(re.fullmatch("0*[1-9][0-9]{0,8}", number) for number in numbers):

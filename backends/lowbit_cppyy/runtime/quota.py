@@ -1,7 +1,7 @@
-"""How many processors' worth of time this process may use, where Linux limits it by control groups.
+"""The processor time that this process may use, where Linux limits it by control groups.
 
-A container that is allowed the time of two processors may still run on all sixty-four of its machine. Sixty-four
-threads would then use up a period's time in a thirty-second of it, and all stand still until the next.
+A container that may use the time of two processors can still run on all sixty-four of its machine. Sixty-four threads
+would then spend the time of a period in a thirty-second of it, and all wait for the next period.
 
 Source: the Linux kernel's documentation of control groups: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` in 1.
 """
@@ -12,21 +12,21 @@ from pathlib import Path, PurePosixPath
 
 
 def processor_quota(root: Path = Path("/")) -> int | None:
-    """The quota of this process in processors, rounded up because less would leave some of it unused.
+    """The quota of this process in processors, rounded up so that none of it is left unused.
 
     Args:
-        root: where ``/proc`` is, and what the system calls ``/``.
+        root: the folder that stands for ``/``.
 
     Returns:
-        The smallest quota of the groups that this process is in; ``None`` where there is no limit, or none that can
-        be read.
+        The smallest quota of the groups that this process is in; ``None`` where there is no limit, or no readable
+        one.
     """
     quotas = [quota for folder in _groups(root) if (quota := _quota(folder)) is not None]
     return max(1, ceil(min(quotas))) if quotas else None
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """The folder of every group that this process is in and whose mount it sees, the innermost first."""
+    """The folder of every group of this process whose mount is visible to it, the innermost first."""
     memberships = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup")]
     for line in _lines(root / "proc/self/mountinfo"):
         left, _, right = line.partition(" - ")
@@ -40,14 +40,14 @@ def _groups(root: Path) -> Iterator[Path]:
 
 
 def _mounted(controllers: str, kind: str, options: str) -> bool:
-    """Whether a mount shows the hierarchy in which a group limits processors: version 2, or the one with ``cpu``."""
+    """Whether a mount is of the hierarchy that limits processors: version 2, or that of the controller ``cpu``."""
     if kind == "cgroup2":
         return controllers == ""
     return kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
 
 
 def _upwards(place: Path, top: PurePosixPath, group: PurePosixPath) -> Iterator[Path]:
-    """The folders of a group and of those around it, below a mount that shows the hierarchy from `top` on."""
+    """The folders of a group and of the groups around it, below a mount whose root is the group `top`."""
     inside = group.relative_to(top) if group.is_relative_to(top) else PurePosixPath()
     for part in (inside, *inside.parents):
         yield place / part

@@ -1,8 +1,8 @@
-"""What must be installed before a kernel can be compiled, looked for without compiling anything.
+"""Checking that kernels can be compiled, without compiling anything.
 
-cppyy brings its own compiler, but not the headers of the C++ standard library: it takes those of the system's g++ or
-clang++. It asks the command ``c++`` where they are, or looks in the usual places. Where it finds none, importing cppyy
-ends the whole process; so this module looks first.
+cppyy has its own compiler, but not the headers of the C++ standard library. It uses those of the system's g++ or
+clang++: it asks the command ``c++`` for their folder, or looks in the usual places. If there are none, importing cppyy
+ends the process; so this module looks first.
 """
 
 import glob
@@ -21,7 +21,7 @@ def check_toolchain() -> None:
     """Make sure that cppyy can be imported and find its headers.
 
     Raises:
-        UnavailableError: says what is missing and what to install.
+        UnavailableError: something is missing; it says what to install.
     """
     for module in ("cppyy", "archspec"):
         if find_spec(module) is None:
@@ -34,7 +34,7 @@ def check_toolchain() -> None:
 
 @cache
 def has_headers(path: str) -> bool:
-    """Whether the system's C++ headers can be found by way of this PATH, as cppyy finds them."""
+    """Whether the system's C++ headers can be found with this PATH, in the way of cppyy."""
     compiler = shutil.which("c++", path=path)
     if compiler is None:
         return bool(glob.glob(USUAL_HEADERS))

@@ -1,6 +1,6 @@
-"""A search as a picture: what was predicted against what was measured, and what won.
+"""A picture of a search: predictions against measurements, and the fastest kernels.
 
-It is drawn from the JSON of ``lowbit tune --json``, by the command and by the documentation alike.
+The command and the documentation draw it from the JSON of ``lowbit tune --json``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ COLOURS = {
 }
 OTHER = "#636363"
 BARS = 12
-"""Bars of the fastest; those with a mark stand beside them."""
+"""Bars of the fastest kernels; those that `mark` names are added."""
 
 
 def draw(search: Document, scatter: Any, bars: Any) -> None:
@@ -42,10 +42,8 @@ def draw(search: Document, scatter: Any, bars: Any) -> None:
         colour = COLOURS.get(method, OTHER)
         scatter.plot([cycles(trial) for trial in points], times, "o", color=colour, label=method, alpha=0.6)
     if measured:
-        ratio, most = (
-            median(nanoseconds(trial, search) / cycles(trial) for trial in measured),
-            max(map(cycles, measured)),
-        )
+        ratio = median(nanoseconds(trial, search) / cycles(trial) for trial in measured)
+        most = max(map(cycles, measured))
         scatter.plot([0, most], [0, ratio * most], "--", color=OTHER, linewidth=1, label="in proportion")
     scatter.set(xlabel="predicted: cycles", ylabel="measured in the cache: ns", xlim=(0, None), ylim=(0, None))
     scatter.set_title(f"a register of {search['lanes']} products", fontsize="small")
@@ -54,50 +52,42 @@ def draw(search: Document, scatter: Any, bars: Any) -> None:
 
 
 def _bars(search: Document, bars: Any) -> None:
-    """The rates from memory, the fastest above."""
+    """The rates from memory, the fastest on top."""
     trials = [trial for trial in search["trials"] if trial["memory_gb_per_s"]]
     ranked = sorted(trials, key=lambda trial: float(trial["memory_gb_per_s"]))
     marked = [trial for trial in ranked if mark(trial, search)]
-    for place, trial in enumerate([each for each in ranked if each in marked or each in ranked[-BARS:]]):
-        bars.barh(place, trial["memory_gb_per_s"], color=COLOURS.get(method_of(trial), OTHER), alpha=0.6)
-        bars.text(0, place, f" {short(trial)}{mark(trial, search)}", va="center", fontsize="xx-small")
+    for height, trial in enumerate([each for each in ranked if each in marked or each in ranked[-BARS:]]):
+        bars.barh(height, trial["memory_gb_per_s"], color=COLOURS.get(method_of(trial), OTHER), alpha=0.6)
+        bars.text(0, height, f" {short(trial)}{mark(trial, search)}", va="center", fontsize="xx-small")
     bars.set(yticks=[], xlabel="measured from memory: GB/s")
     title = f"{search['bits']} bits, {search['purpose']}, {search['instruction_set']}, {search['threads']} thread(s)"
     bars.set_title(title, fontsize="small")
 
 
 def nanoseconds(trial: Document, search: Document) -> float:
-    """Time in the cache for one register of products, by one thread."""
+    """Time in the cache of one thread for one register of products."""
     each = trial["predicted"]["bytes_per_code"] * search["lanes"] / search["vectors"]
     return float(each * search["threads"] / trial["cache_gb_per_s"])
 
 
 def cycles(trial: Document) -> float:
-    """What was predicted for it."""
+    """The predicted cycles of a trial."""
     return float(trial["predicted"]["cycles"])
 
 
 def method_of(trial: Document) -> str:
-    """The method, by the kernel's name."""
+    """The method, from the name of the kernel."""
     return str(trial["kernel"]).split("_")[4]
 
 
 def short(trial: Document) -> str:
-    """What tells a kernel from the others of its search."""
-    name = "_".join(str(trial["kernel"]).split("_")[4:7])
-    block = trial["block"]
-    return f"{name}, blocks of {block['groups']} × {block['panels']}" if block else name
+    """The part of a kernel's name that differs within its search."""
+    return "_".join(str(trial["kernel"]).split("_")[4:7])
 
 
 def mark(trial: Document, search: Document) -> str:
-    """Whether it is the default, the chosen one, or the block of equation 5."""
-    marks = []
-    if trial["kernel"] == search["default"] and not trial["block"]:
-        marks.append("default")
-    if trial["kernel"] == search["chosen"] and trial["block"] == search["chosen_block"]:
-        marks.append("chosen")
-    if trial["block"]:
-        marks.append("equation 5")
+    """Whether a kernel is the default or the chosen one."""
+    marks = [name for name in ("default", "chosen") if trial["kernel"] == search[name]]
     return f" ({', '.join(marks)})" if marks else ""
 
 
@@ -119,7 +109,7 @@ def picture(searches: Sequence[Document]) -> Any:
 
 
 def save(searches: Sequence[Document], file: Path) -> None:
-    """Write the picture, in the place of an older one only when it is whole."""
+    """Write the picture; it replaces an older one only when it is complete."""
     metadata = {"Date": None} if file.suffix == ".svg" else {}
     with written(file) as stream:
         picture(searches).savefig(stream, format=file.suffix[1:], metadata=metadata)

@@ -1,16 +1,17 @@
-"""What a search found, kept on disk.
+"""The outcomes of searches, kept on disk.
 
-Each outcome is one JSON file below the user's cache folder for lowbit (``LOWBIT_CACHE``), one for each processor,
-instruction set, width, class of group sizes, kind of scales, purpose and class of shapes. So two processes that write
-at once write different files, or the same one after the other: a file is written under a temporary name and then takes
-the place of the old one. A file counts only while what it was measured with is the same: the generator (all files
-that shape a kernel, by their SHA-256) and cppyy. What is older is passed over in silence; what is damaged, newer or
-not what its name says is passed over with a warning. None of it is an error: then the defaults are used.
+Each outcome is one JSON file below the user's cache folder for lowbit (``LOWBIT_CACHE``). There is one for each
+processor, instruction set, width, class of group sizes, dtype of scales, convention, purpose and class of shapes. So
+two processes that write at once write different files, or the same one after the other: a file is written under a
+temporary name and then replaces the old one. A file is valid only for the generator (all files that shape a kernel, by
+their SHA-256) and the cppyy that it was measured with. An older file is ignored in silence. A file that is damaged,
+newer, or inconsistent with its name is ignored with a warning. In none of these cases is there an error: the defaults
+are used.
 
-Which recipe is taken decides in which order sums are added, so results can differ in their last bits from one machine
-to another and before and after a search, as they do between instruction sets. Within a process they never change:
-each file is read once. And they do not depend on the number of threads, so that is not among what tells outcomes
-apart; it is written down for whoever reads them. ``LOWBIT_CPPYY_TUNED=off`` turns all of this off.
+The recipe decides in which order sums are added. So results can differ in their last bits from one machine to another
+and before and after a search, as they do between instruction sets. Within a process they never change: each file is
+read once. They do not depend on the number of threads, so it is not part of the key; the file only records it.
+``LOWBIT_CPPYY_TUNED=off`` disables all outcomes.
 """
 
 import hashlib
@@ -38,26 +39,26 @@ from lowbit.system.json_files import parsed, read_bytes
 from lowbit.system.storage import cache_folder, make_folder, write_whole
 from lowbit.text import cleaned
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.recipe.recipe import METHODS_FOR, PANELS, PURPOSES, Recipe
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import METHODS_FOR, PANELS, PURPOSES, Recipe
 from lowbit_cppyy.runtime.hardware import processor_key
 
 VARIABLE = "LOWBIT_CPPYY_TUNED"
 FORMAT, VERSION = "lowbit-tuned-kernel", 1
 MOST_BYTES = 1 << 20
 NARROW_BELOW = 2048
-"""Columns below which laying out the activations is a large part of a call, and a matrix may stay in a cache."""
+"""With fewer columns, laying out the activations takes much of a call, and the matrix may stay in a cache."""
 
 SHAPING = (
-    *("recipe/recipe", "recipe/places", "recipe/unpacking", "layout/layout", "layout/streams", "layout/memory"),
-    *("codegen/isa", "codegen/isa_plain", "codegen/microkernel", "codegen/integers", "codegen/lowering"),
-    *("codegen/kernels", "lazily"),
+    *("caching", "recipe", "layout/interleaving", "layout/memory", "layout/panels"),
+    *("codegen/floats", "codegen/integers", "codegen/isa", "codegen/isa_plain", "codegen/kernels", "codegen/lowering"),
+    *("codegen/microkernel", "codegen/steps", "codegen/unpacking", "runtime/activations"),
 )
-"""The modules that shape a kernel of a matrix, or what it reads."""
+"""The modules that shape the kernel of a matrix, or what it reads."""
 
 
 class OutcomeWarning(UserWarning):
-    """A file of a search is passed over."""
+    """A file of a search is ignored."""
 
 
 CLASSES = (16, 32, 64, 128)
@@ -66,7 +67,7 @@ SCALES = ("float32", "float16")
 
 @dataclass(frozen=True)
 class Key:
-    """What an outcome is for.
+    """The matrices and the machine that an outcome is for.
 
     Attributes:
         processor: by `lowbit_cppyy.runtime.hardware.processor_key`.
@@ -75,7 +76,7 @@ class Key:
         groups: the class of group sizes: up to 16, 32, 64, 128, or more.
         scales: dtype of the scales.
         convention: of the zeros.
-        purpose: of `lowbit_cppyy.tuning.choices.PURPOSES`.
+        purpose: of `lowbit_cppyy.recipe.PURPOSES`.
         shape: ``narrow`` or ``wide``, by columns.
     """
 
@@ -124,29 +125,12 @@ def folder(processor: str) -> Path:
     return cache_folder() / "tuned" / f"{name}-{hashlib.sha256(processor.encode()).hexdigest()[:8]}"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a search found.
-
-    Attributes:
-        recipe: the fastest.
-        block_groups: groups down a block of the Z-curve; ``None`` for column panels. It counts for ``vector``.
-        block_panels: panels across it; 0 for column panels.
-        evidence: what was measured and when, for whoever reads the file.
-    """
-
-    recipe: Recipe
-    block_groups: int | None
-    block_panels: int
-    evidence: Mapping[str, Any]
-
-
-# **Made with**: an outcome of another generator or compiler is none.
+# **Made with**: an outcome of another generator or compiler does not count.
 
 
 @cache
 def generator_digest() -> str:
-    """SHA-256 of all that shapes a kernel and its call."""
+    """SHA-256 of all files that shape a kernel and its call."""
     here, digest = files("lowbit_cppyy"), hashlib.sha256()
     sources = [here / f"{name}.py" for name in SHAPING]
     sources += sorted((here / "cpp").iterdir(), key=lambda source: source.name)
@@ -156,7 +140,7 @@ def generator_digest() -> str:
 
 
 def made_with() -> dict[str, str]:
-    """What has to be the same for an outcome to count."""
+    """The versions that must be the same for an outcome to count."""
     try:
         return {"generator": generator_digest(), "cppyy": version("cppyy")}
     except PackageNotFoundError:
@@ -166,8 +150,17 @@ def made_with() -> dict[str, str]:
 # **Writing.**
 
 
-def write(key: Key, outcome: Outcome) -> Path:
-    """Keep an outcome in the place of an older one.
+FILE_FIELDS = {"unroll": "turn"}
+"""Fields of a recipe that have another name in files; the names in files do not change."""
+
+
+def write(key: Key, recipe: Recipe, evidence: Mapping[str, Any]) -> Path:
+    """Keep the outcome of a search, in place of an older one.
+
+    Args:
+        key: what it is for.
+        recipe: the fastest.
+        evidence: what was measured and when, for those who read the file.
 
     Raises:
         UnavailableError: the folder cannot be written.
@@ -177,9 +170,8 @@ def write(key: Key, outcome: Outcome) -> Path:
         "version": VERSION,
         "made_with": made_with(),
         "key": asdict(key),
-        "recipe": asdict(outcome.recipe),
-        "block": {"groups": outcome.block_groups, "panels": outcome.block_panels},
-        "evidence": dict(outcome.evidence),
+        "recipe": {FILE_FIELDS.get(name, name): choice for name, choice in asdict(recipe).items()},
+        "evidence": dict(evidence),
     }
     text = json.dumps(document, indent=1) + "\n"
     with _in_words(key.path.parent):
@@ -189,7 +181,7 @@ def write(key: Key, outcome: Outcome) -> Path:
 
 
 def check_place(key: Key) -> None:
-    """Refuse a folder in which an outcome could not be kept, before the search for it.
+    """Refuse a folder that an outcome cannot be written to, before the search.
 
     Raises:
         UnavailableError: the folder cannot be written.
@@ -203,7 +195,7 @@ def check_place(key: Key) -> None:
 
 @contextmanager
 def _in_words(folder: Path) -> Iterator[None]:
-    """Say what to do about a folder that cannot be written."""
+    """Turn a failure to write into an error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -214,61 +206,55 @@ def _in_words(folder: Path) -> Iterator[None]:
 # **Reading.**
 
 
-def read(key: Key) -> Outcome | None:
-    """The outcome for a key, if there is one that counts; a file that should and does not is warned of."""
+def read(key: Key) -> Recipe | None:
+    """The recipe of the outcome for a key, if there is a valid one. Warns of a damaged file."""
     path = key.path
-    if not os.path.isfile(path):  # nor where the folder is another user's, as under sudo
+    if not os.path.isfile(path):  # false also if the folder is another user's, as under sudo
         return None
     try:
         return _checked(key, parsed(path.name, read_bytes(path, MOST_BYTES, "cache")).values)
     except LowbitError as error:
-        message = f"{cleaned(str(path))} is passed over, and default kernels are used: {cleaned(str(error))}"
+        message = f"{cleaned(str(path))} is ignored, and default kernels are used: {cleaned(str(error))}"
         warnings.warn(message, OutcomeWarning, stacklevel=2)
         return None
 
 
-def _checked(key: Key, document: Mapping[str, Any]) -> Outcome | None:
-    """The outcome that a document states; ``None`` if it was made with something else."""
+def _checked(key: Key, document: Mapping[str, Any]) -> Recipe | None:
+    """The recipe of a document; ``None`` if it was made with another generator or compiler."""
     if document.get("format") != FORMAT:
         raise ArgumentError("its format", "another one", f"the JSON object {FORMAT}")
     if document.get("version") != VERSION:
         raise ArgumentError("its version", shown(document.get("version")), f"{VERSION}, which this lowbit writes")
     if document.get("key") != asdict(key):
-        raise ArgumentError("its key", "another one", "the one that its name says")
+        raise ArgumentError("its key", "another one", "the one of its file name")
     if document.get("made_with") != made_with():
         return None
-    block, evidence = document.get("block"), document.get("evidence")
-    if not isinstance(block, dict) or not isinstance(evidence, dict):
-        raise ArgumentError("block or evidence", "missing", "JSON objects")
-    if block.get("groups") is not None:
-        check_integer("block groups", block.get("groups"), 1, 1 << 20)
-    check_integer("block panels", block.get("panels"), 0, 1 << 20)
-    return Outcome(checked_recipe(document.get("recipe"), key), block.get("groups"), block["panels"], evidence)
+    return checked_recipe(document.get("recipe"), key)
 
 
 def checked_recipe(stated: Any, key: Key) -> Recipe:
-    """A recipe from JSON.
+    """A recipe from JSON, checked.
 
     Raises:
-        ArgumentError: something is missing, or not what a recipe for this key can be.
+        ArgumentError: a field is missing, or not allowed in a recipe for this key.
     """
-    names = set(Recipe.__dataclass_fields__)
+    names = {FILE_FIELDS.get(name, name) for name in Recipe.__dataclass_fields__}
     if not isinstance(stated, dict) or set(stated) != names:
         raise ArgumentError("recipe", "other fields", ", ".join(sorted(names)))
     for name, allowed in (("bits", BITS), ("scales", SCALES), ("convention", CONVENTIONS)):
         check_choice(name, stated[name], allowed)
         if stated[name] != getattr(key, name):
-            raise ArgumentError(name, stated[name], f"{getattr(key, name)}, as its name says")
+            raise ArgumentError(name, stated[name], f"{getattr(key, name)}, as in its file name")
     purpose = next(purpose for purpose in PURPOSES if purpose == key.purpose)
     check_choice("method", stated["method"], METHODS_FOR[purpose])
     for name, least, most in _RANGES:
         check_integer(name, stated[name], least, most)
-    check_choice("panel", stated["panel"], PANELS)  # or the kernels of other purposes would not fit the layout
-    recipe = Recipe(**stated)
+    check_choice("panel", stated["panel"], PANELS)  # or kernels of other purposes would not fit the layout
+    recipe = Recipe(**{name: stated[FILE_FIELDS.get(name, name)] for name in Recipe.__dataclass_fields__})
     if purpose != "vector":
-        check_choice("chains", recipe.chains, (1,))  # or bits would depend on how many rows of x there are
-    written = recipe.rows * recipe.registers * recipe.turn * recipe.unit_codes
-    check_integer("products written out", written, 1, MOST_WRITTEN)  # or it would be compiled for minutes
+        check_choice("chains", recipe.chains, (1,))  # or bits would depend on the number of rows of x
+    written = recipe.rows * recipe.registers * recipe.unroll * recipe.unit_codes
+    check_integer("products written out", written, 1, MOST_WRITTEN)  # or compiling it would take minutes
     return recipe
 
 
@@ -286,16 +272,16 @@ _RANGES = (
 
 # **Looking up**, once in a process for each file.
 
-_seen: dict[Path, Outcome | None] = {}
-"""Filled without a lock, which a forked child would find held for ever. Of threads that read a file at once, the first
-to come back decides."""
+_seen: dict[Path, Recipe | None] = {}
+"""Filled without a lock, which a forked child might inherit locked. If several threads read a file at once, the first
+result is kept."""
 
 
 def active() -> bool:
-    """Whether outcomes are used at all.
+    """Whether outcomes are used.
 
     Raises:
-        UnavailableError: the environment variable says neither ``on`` nor ``off``.
+        UnavailableError: the environment variable is neither ``on`` nor ``off``.
     """
     wanted = os.environ.get(VARIABLE) or "on"
     if wanted not in ("on", "off"):
@@ -303,33 +289,33 @@ def active() -> bool:
     return wanted == "on"
 
 
-def tuned(purpose: str, layout: PanelLayout, table: InstructionSet) -> Outcome | None:
-    """The outcome for a matrix as it was when this process first asked; ``None`` where there is none."""
+def tuned(purpose: str, layout: PanelLayout, table: InstructionSet) -> Recipe | None:
+    """The recipe of the outcome for a matrix, as this process first read it; ``None`` if there was none."""
     return _found(Key.of(purpose, layout, table)) if active() else None
 
 
-def _found(key: Key) -> Outcome | None:
+def _found(key: Key) -> Recipe | None:
     path = key.path
     return _seen[path] if path in _seen else _seen.setdefault(path, read(key))
 
 
 def forget() -> None:
-    """Read the files anew when they are next asked for; for tests."""
+    """Forget the outcomes that were read; for tests."""
     _seen.clear()
 
 
 def described(table: InstructionSet) -> str:
-    """Which kernels are in use with an instruction set, in words: for reports."""
+    """The kernels that are in use with an instruction set, in words: for reports."""
     if not active() or not os.path.isdir(folder(processor_key())):
         return "default"
     there = set(folder(processor_key()).glob(f"{table.name}_u*.json"))
     found = ((key, _found(key)) for key in every_key(table) if key.path in there)
-    names = [f"{key.path.stem}: {outcome.recipe.name}" for key, outcome in found if outcome]
+    names = [f"{key.path.stem}: {recipe.name}" for key, recipe in found if recipe]
     return f"tuned: {'; '.join(sorted(names))}" if names else "default"
 
 
 def every_key(table: InstructionSet) -> Iterator[Key]:
-    """Every key that there can be for an instruction set on this processor."""
+    """Every possible key for an instruction set on this processor."""
     classes = (*map(str, CLASSES), "more")
     for bits, groups, purpose, shape in product(BITS, classes, PURPOSES, ("narrow", "wide")):
         for scales, convention in product(SCALES, CONVENTIONS):

@@ -1,25 +1,25 @@
-r"""What can be said of a kernel before it is compiled: registers, instructions, cycles, bytes.
+r"""Predictions about a kernel before it is compiled: registers, instructions, cycles, bytes.
 
 **Registers.** `lowbit.kernels.program.live_registers` counts every value that is live anywhere. A compiler need not
-keep all of them in registers: what a loop does not touch can be put aside around it, and what was loaded and not
-changed since can be loaded again, or be an operand in memory, from where most instructions of x86 take one. So what is
-*counted* here are the registers that the innermost loop uses and that hold something computed: the sums, and codes on
-their way. Not counted are masks (``m_…``), words (``w…``), activations (``x_…``) and tables (``t``, ``table``), which
-are only ever loaded or broadcast; and ``y`` and whatever else is touched only where a group or a segment ends. A kernel
-*fits* if the count is at most η. Equation 4 as printed, with :math:`m_u = 1` since codes are taken one after the other,
-stands beside it: it knows neither rows of x nor chains.
+keep all of them in registers: it can spill values that a loop does not use, and values that were only loaded can be
+loaded again or be operands in memory, which most instructions of x86 accept. So the prediction counts the registers
+that the innermost loop uses and that hold a computed value: the sums, and codes while they are unpacked. It does not
+count masks (``m_…``), words (``w…``), activations (``x_…``) and tables (``t``, ``table``), which are only loaded or
+broadcast; nor ``y`` and other values that are used only at the end of a group or segment. A kernel *fits* if the count
+is at most η. Equation 4 as printed, with :math:`m_u = 1` because codes are unpacked one at a time, is given beside it;
+it includes neither rows of x nor chains.
 
 **Instructions** are those of one group, divided by its *products*: registers of columns × rows of x × codes. A word of
-the vocabulary counts as many as the intrinsics that its table spells it with.
+the vocabulary counts as the number of intrinsics in its table.
 
-**Cycles** are what such a group takes at least where two vector instructions and two loads begin in a cycle, and a sum
-can be added to in every fourth:
+**Cycles** are a lower bound for such a group, where two vector instructions and two loads begin in each cycle, and an
+addition to the same sum can begin in every fourth:
 
 .. math:: \text{cycles} = \max\Bigl(\frac{\text{arithmetic}}{2},\; \frac{\text{loads}}{2},\;
    4 \cdot \text{additions to one sum}\Bigr).
 
-A processor that begins more takes fewer; what matters for the search is the order. Nothing is said of memory. What is
-predicted so is set beside what was measured by `lowbit tune`.
+A wider processor takes fewer; only the order matters for the search. Memory is not modelled. `lowbit tune` shows the
+predictions beside the measurements.
 """
 
 from collections import Counter
@@ -31,16 +31,16 @@ from lowbit.kernels.program import Element, Instruction, Loop, Program, Step, li
 from lowbit.kernels.vector import VOCABULARY
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.microkernel import micro_kernel
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.layout.streams import Stream
-from lowbit_cppyy.recipe.recipe import Recipe
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import Recipe
+from lowbit_cppyy.runtime.activations import ActivationStream
 
 LOADS = ("load_int", "load_float", "load_half", "load_byte", "broadcast_int", "broadcast_float")
 """Words that only fetch a value."""
 
 PREFETCHES = ("prefetch", "prefetch_once")
 FREE = (*PREFETCHES, "store", "as_float")
-"""Words that are no arithmetic."""
+"""Words that are not arithmetic."""
 
 PER_CYCLE = 2
 LATENCY = 4
@@ -50,14 +50,14 @@ Sizes = Mapping[str, int | Sequence[int]]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the models say of a recipe for a layout.
+    """The predictions for a recipe and a layout.
 
     Attributes:
-        live: every value that is live at once, as the specification counts.
+        live: all values that are live at once, as the specification counts them.
         registers: those that must be in registers, as counted above.
         equation_4: the paper's formula.
         instructions: for each register of products.
-        cycles: at least, for each register of products.
+        cycles: a lower bound, for each register of products.
         bytes_per_code: of codes, scales and zeros together.
     """
 
@@ -78,7 +78,9 @@ def predict(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> Predi
         table: the instruction set.
     """
     program = micro_kernel(recipe, table.lanes)
-    products, instructions = _instructions(recipe, layout, table, program)
+    words = words_of_a_group(recipe, layout, program)
+    instructions = {word: count * spelled(table, word) for word, count in words.items() if word not in PREFETCHES}
+    products = min(layout.group_size, layout.rows) * recipe.rows * recipe.registers
     return Prediction(
         live_registers(program),
         counted_registers(program),
@@ -87,23 +89,6 @@ def predict(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> Predi
         _cycles(recipe, layout, instructions) / products,
         layout.nbytes / (layout.rows * layout.columns),
     )
-
-
-def rank(recipe: Recipe, layout: PanelLayout, table: InstructionSet) -> tuple[float, int]:
-    """Cycles and registers alone, as `predict`: what a search orders hundreds of recipes by."""
-    program = micro_kernel(recipe, table.lanes)
-    products, instructions = _instructions(recipe, layout, table, program)
-    return _cycles(recipe, layout, instructions) / products, counted_registers(program)
-
-
-def _instructions(
-    recipe: Recipe, layout: PanelLayout, table: InstructionSet, program: Program
-) -> tuple[int, Mapping[str, int]]:
-    """The products of a group, and for each word the instructions that it comes to."""
-    words = words_of_a_group(recipe, layout, program)
-    group = min(layout.group_size, layout.rows)
-    spelled_out = {word: count * spelled(table, word) for word, count in words.items() if word not in PREFETCHES}
-    return group * recipe.rows * recipe.registers, spelled_out
 
 
 def _cycles(recipe: Recipe, layout: PanelLayout, instructions: Mapping[str, int]) -> float:
@@ -117,11 +102,11 @@ def counted_registers(program: Program) -> int:
     """The registers that the innermost loop needs at once for what it computes."""
     instructions = list(program.instructions())
     computed = {step.target for step in instructions if step.target and step.word not in LOADS}
-    loop = next(_loops_of_turns(program.body))
+    loop = next(_inner_loops(program.body))
     inside = [step for step in loop.body if isinstance(step, Instruction)]
     used = {name for step in inside for name in (step.target, *step.reads())}
     first = {step.target: step for step in reversed(instructions) if step.target in used}
-    alone = Program(program.lanes, (*_read_first(inside, first), loop))  # the loop with what it needs, and nothing else
+    alone = Program(program.lanes, (*_read_first(inside, first), loop))  # only the loop and its operands
     return live_registers(alone, set(first) - computed)
 
 
@@ -137,16 +122,16 @@ def _read_first(inside: Sequence[Instruction], first: Mapping[str, Instruction])
         written.add(step.target)
 
 
-def _loops_of_turns(steps: Sequence[Step]) -> Iterator[Loop]:
+def _inner_loops(steps: Sequence[Step]) -> Iterator[Loop]:
     for step in steps:
         if isinstance(step, Loop):
             if isinstance(step.count, Element) and step.count.name == "turns":
                 yield step
-            yield from _loops_of_turns(step.body)
+            yield from _inner_loops(step.body)
 
 
 def additions(recipe: Recipe, group: int) -> float:
-    """How often something is added to one sum in a group of so many codes, one after the other."""
+    """The number of additions to one sum, one after the other, in a group of this many codes."""
     if recipe.integer:
         return group / 4
     if recipe.method == "sums":
@@ -155,7 +140,7 @@ def additions(recipe: Recipe, group: int) -> float:
 
 
 def spelled(table: InstructionSet, word: str) -> int:
-    """How many instructions a word is, by the intrinsics of its body; 1 where it is plain C++."""
+    """The number of instructions of a word, by the intrinsics of its body; 1 for plain C++."""
     if word in LOADS:
         return 1
     body = table.words[word]
@@ -164,8 +149,8 @@ def spelled(table: InstructionSet, word: str) -> int:
 
 
 def words_of_a_group(recipe: Recipe, layout: PanelLayout, program: Program) -> Counter[str]:
-    """How often each word is carried out for the first group of a tile of columns."""
-    stream = Stream(recipe, layout)
+    """How often each word is executed in the first group of a tile of columns."""
+    stream = ActivationStream(recipe, layout)
     entries = 1
     if recipe.integer:
         entries = 1 + next(n for n, segment in enumerate(stream.segments) if segment.ends)
@@ -173,7 +158,7 @@ def words_of_a_group(recipe: Recipe, layout: PanelLayout, program: Program) -> C
     sizes: Sizes = {
         "groups": 1,
         "segments": entries,
-        "turns": [int(turns) for turns in stream.turns[:entries]],
+        "turns": stream.iterations[:entries].tolist(),
         "back": [int(segment.back) for segment in flags],
         "ends": [int(segment.ends) for segment in flags],
     }
@@ -192,13 +177,13 @@ def tally(steps: Sequence[Step], sizes: Sizes, indices: Mapping[str, int] | None
             for word, count in tally(step.body, sizes, at).items():
                 words[word] += count * _times(step, sizes, at)
         elif isinstance(step, Loop):
-            for turn in range(_times(step, sizes, at)):
-                words += tally(step.body, sizes, {**at, step.index: turn})
+            for iteration in range(_times(step, sizes, at)):
+                words += tally(step.body, sizes, {**at, step.index: iteration})
     return words
 
 
 def _uses(steps: Sequence[Step], index: str) -> bool:
-    """Whether loops inside are counted by this one's index."""
+    """Whether the count of a loop inside depends on this index."""
     loops = [step for step in steps if isinstance(step, Loop)]
     counts = [loop.count for loop in loops]
     return any(isinstance(count, Element) and count.index == index for count in counts) or any(

@@ -1,17 +1,17 @@
-"""Measuring a kernel: in the cache, without what every kernel has to do besides; and from memory, as a model runs it.
+"""Measuring a kernel: in the cache, without the work that every kernel has; and from memory, as a model runs it.
 
-**In the cache.** A call lays the activations out and then multiplies; the first takes longer for some methods and does
+**In the cache.** A call lays out the activations and then multiplies. Laying out takes longer for some methods and does
 not depend on the number of columns. So two matrices of the same rows are measured, a narrow and a wide one that both
-stay in the second cache, by one thread. The difference in time by the difference in bytes is the kernel's time per
-byte, and what is left of the narrow one's time belongs to the activations. Both are carried over to the whole matrix:
-time per byte × bytes ÷ threads, and the rest by its rows.
+stay in the second-level cache, by one thread. The difference in time by the difference in bytes is the kernel's time
+per byte. The rest of the time of the narrow one is that of the activations. Both are extrapolated to the whole matrix:
+time per byte × bytes ÷ threads, and the rest by the number of rows.
 
-**From memory.** Every call reads another copy of the whole matrix, and so many copies take turns that none is left in
-the last cache when it is read again, whichever candidate read it before. All threads compute.
+**From memory.** Every call reads another copy of the whole matrix. There are so many copies that none is left in the
+last-level cache when it is read again, whichever candidate read it before. All threads compute.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -22,38 +22,40 @@ from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
-from lowbit_cppyy.layout.layout import PanelLayout, Words
 from lowbit_cppyy.layout.memory import aligned
-from lowbit_cppyy.layout.streams import Stream
-from lowbit_cppyy.recipe.recipe import Purpose
+from lowbit_cppyy.layout.panels import PanelLayout, Words
+from lowbit_cppyy.recipe import Purpose, Recipe
+from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import Linear, Pool, Route, raise_failure, runtime
-from lowbit_cppyy.runtime.hardware import cache_of_level
-from lowbit_cppyy.tuning.candidates import VECTORS, Candidate
-from lowbit_cppyy.tuning.search import Place
+from lowbit_cppyy.runtime.hardware import cache_bytes
+from lowbit_cppyy.tuning.search import Location
 
 ROWS_IN_CACHE = 2048
 NARROW = 128
 """Columns of the narrow matrix: a panel, or two."""
 
-SHARE_OF_CACHE = 0.5
-"""How much of the second cache the wide matrix takes."""
+FRACTION_OF_CACHE = 0.5
+"""Size of the wide matrix, by that of the second-level cache."""
 
 TIMES_THE_CACHE = 4
-"""All copies together, by the last cache."""
+"""Size of all copies together, by that of the last-level cache."""
 
 CALLS = 5
-"""Calls of one sample in the cache, of which the shortest counts: it is the least disturbed."""
+"""Calls of one sample in the cache. The shortest counts, as the least disturbed one."""
+
+VECTORS: Mapping[Purpose, int] = {"vector": 1, "rows": 4, "many rows": 16, "integer vector": 1, "integer rows": 4}
+"""Rows of x that a purpose is measured with."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is measured.
+    """The problem of a search.
 
     Attributes:
         layout: of the whole matrix, in column panels.
         table: the instruction set.
         purpose: what for.
-        threads: that compute.
+        threads: the number that compute.
     """
 
     layout: PanelLayout
@@ -78,28 +80,28 @@ class Clock:
         self.problem = problem
         self.compile_seconds: dict[str, float] = {}
         self._alone, self._all = Pool(1), Pool(problem.threads)
-        self._calls: dict[tuple[Candidate, Place], Callable[[], float]] = {}
-        self._linears: dict[tuple[PanelLayout, Place], list[Linear]] = {}
-        self._turns: dict[PanelLayout, cycle[int]] = {}
+        self._calls: dict[tuple[Recipe, Location], Callable[[], float]] = {}
+        self._linears: dict[tuple[PanelLayout, Location], list[Linear]] = {}
+        self._next_copy: dict[PanelLayout, cycle[int]] = {}
 
     def close(self) -> None:
         """End the threads."""
         self._alone.stop()
         self._all.stop()
 
-    def sample(self, candidate: Candidate, place: Place) -> float:
+    def sample(self, recipe: Recipe, location: Location) -> float:
         """As `lowbit_cppyy.tuning.search.Stopwatch`."""
-        key = candidate, place
+        key = recipe, location
         if key not in self._calls:
-            self._calls[key] = self._in_cache(candidate) if place == "cache" else self._from_memory(candidate)
+            self._calls[key] = self._in_cache(recipe) if location == "cache" else self._from_memory(recipe)
             self._calls[key]()
         return self._calls[key]()
 
-    def _in_cache(self, candidate: Candidate) -> Callable[[], float]:
-        whole = candidate.layout(self.problem.layout)
+    def _in_cache(self, recipe: Recipe) -> Callable[[], float]:
+        whole = replace(self.problem.layout, panel=recipe.panel)
         wide = part_in_cache(whole)
         narrow = replace(wide, columns=NARROW)
-        route = self._route(candidate, wide)
+        route = self._route(recipe, wide)
         calls = [self._call(self._linear(each, "cache")[0], route, each) for each in (narrow, wide)]
         more = wide.nbytes - narrow.nbytes
 
@@ -111,18 +113,17 @@ class Clock:
 
         return sample
 
-    def _from_memory(self, candidate: Candidate) -> Callable[[], float]:
-        layout = candidate.layout(self.problem.layout)
-        route = self._route(candidate, layout)
+    def _from_memory(self, recipe: Recipe) -> Callable[[], float]:
+        layout = replace(self.problem.layout, panel=recipe.panel)
+        route = self._route(recipe, layout)
         calls = [self._call(linear, route, layout) for linear in self._linear(layout, "memory")]
-        turns = self._turns.setdefault(
-            layout, cycle(range(len(calls)))
-        )  # shared, or each would warm the next one's copy
-        return lambda: _timed(calls[next(turns)])
+        # One cycle for all candidates, or each would warm the next one's copy.
+        copies = self._next_copy.setdefault(layout, cycle(range(len(calls))))
+        return lambda: _timed(calls[next(copies)])
 
-    def _route(self, candidate: Candidate, layout: PanelLayout) -> Route:
-        kernel, start = Kernel(candidate.recipe, self.problem.table), time.perf_counter()
-        route = Route(kernel, Stream(candidate.recipe, layout))
+    def _route(self, recipe: Recipe, layout: PanelLayout) -> Route:
+        kernel, start = Kernel(recipe, self.problem.table), time.perf_counter()
+        route = Route(kernel, ActivationStream(recipe, layout))
         self.compile_seconds.setdefault(kernel.name, time.perf_counter() - start)
         return route
 
@@ -134,32 +135,31 @@ class Clock:
         multiply = runtime().multiply_cast if integer else runtime().multiply
         return lambda: multiply(linear.handle, route.handle, x, out, vectors)
 
-    def _linear(self, layout: PanelLayout, place: Place) -> list[Linear]:
-        """The matrix: once, or as many times as no cache holds."""
-        if (layout, place) not in self._linears:
+    def _linear(self, layout: PanelLayout, location: Location) -> list[Linear]:
+        """The matrix once, or as many copies of it as no cache holds."""
+        if (layout, location) not in self._linears:
             stream = layout.apply(some_matrix(layout))
-            if place == "cache":
-                self._linears[layout, place] = [Linear(layout, stream, self._alone)]
+            if location == "cache":
+                self._linears[layout, location] = [Linear(layout, stream, self._alone)]
             else:
-                copies = -(-TIMES_THE_CACHE * cache_of_level(3).bytes // stream.nbytes)
+                copies = -(-TIMES_THE_CACHE * cache_bytes(3) // stream.nbytes)
                 streams = [stream, *(_copy(stream) for _ in range(max(2, copies) // 2 * 2))]  # an odd number in all
-                self._linears[layout, place] = [Linear(layout, each, self._all) for each in streams]
-        return self._linears[layout, place]
+                self._linears[layout, location] = [Linear(layout, each, self._all) for each in streams]
+        return self._linears[layout, location]
 
 
 def part_in_cache(layout: PanelLayout) -> PanelLayout:
-    """The upper left part of a matrix, whole groups high where they are small, that stays in the second cache."""
+    """The upper left part of a matrix that stays in the second-level cache: whole groups, where they are small."""
     group = layout.group_size
     rows = min(layout.rows, max(ROWS_IN_CACHE // group * group, ROWS_IN_CACHE if group > ROWS_IN_CACHE else group))
     rows -= rows % CODES_PER_UNIT[layout.bits]
     part = replace(layout, rows=rows, columns=layout.panel, group_size=min(group, rows))
-    part = replace(part, block_groups=min(layout.block_groups, part.groups))
-    panels = int(SHARE_OF_CACHE * cache_of_level(2).bytes) // part.nbytes
+    panels = int(FRACTION_OF_CACHE * cache_bytes(2)) // part.nbytes
     return replace(part, columns=max(panels * layout.panel, 2 * NARROW))
 
 
 def some_matrix(layout: PanelLayout) -> QuantizedMatrix:
-    """A matrix of random codes and small scales; speed does not depend on their values."""
+    """A matrix of random codes and small scales; the speed does not depend on their values."""
     rng = np.random.default_rng(0)
     words = rng.integers(0, 2**32, (layout.rows * layout.bits // 32, layout.columns), np.uint32)
     shape = layout.groups, layout.columns

@@ -10,7 +10,7 @@ from paths import ROOT
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe.recipe import Recipe
+from lowbit_cppyy.recipe import Recipe
 
 PAGE = ROOT / "docs/kernels.rst"
 

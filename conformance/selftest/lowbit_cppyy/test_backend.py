@@ -1,4 +1,4 @@
-"""The cppyy backend from outside: what it chooses, what it refuses, and how its threads live and end."""
+"""The cppyy backend from outside: what it chooses, what it refuses, and when its threads start and end."""
 
 import signal
 import subprocess
@@ -24,7 +24,7 @@ from lowbit_cppyy.tuning import outcomes
 
 @pytest.fixture(autouse=True)
 def nothing_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels do not depend on what was searched on this machine."""
+    """The kernels do not depend on searches on this machine."""
     monkeypatch.setenv(outcomes.VARIABLE, "off")
 
 
@@ -34,7 +34,7 @@ def some_matrix(rows: int = 64, columns: int = 1000, bits: int = 4, group_size: 
 
 
 def ran(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a Python of its own, because it ends, forks or crashes."""
+    """Run a script in a new Python process, because it ends, forks or crashes."""
     common = """
         import os, signal, sys, threading, time
         import numpy as np
@@ -61,7 +61,7 @@ def processor_with(monkeypatch: pytest.MonkeyPatch, *features: str) -> None:
 
 
 def test_the_best_instruction_set_of_the_processor_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of the tables whose every feature is there."""
+    """The first table whose features are all present."""
     monkeypatch.delenv(processor.ISA_VARIABLE, raising=False)
     avx2, avx512 = ("avx2", "fma", "f16c"), ("avx512f", "avx512bw", "avx512vl")
     for features, best in (
@@ -81,7 +81,7 @@ def test_the_best_instruction_set_of_the_processor_is_chosen(monkeypatch: pytest
 def test_a_forced_instruction_set_that_is_missing_is_refused_before_anything_is_compiled(
     isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of its features missing alone: unavailable in words, and `prepare` refuses without touching the compiler."""
+    """With any one of its features missing: unavailable with a reason, and `prepare` refuses without the compiler."""
     monkeypatch.setattr(compiler, "runtime", lambda: pytest.fail("the compiler was asked for"))
     for missing in TABLES[isa].requires:
         processor_with(monkeypatch, *(EVERYTHING - {missing}))
@@ -94,7 +94,7 @@ def test_a_forced_instruction_set_that_is_missing_is_refused_before_anything_is_
 
 @pytest.mark.parametrize("isa", TABLES)
 def test_every_instruction_set_of_this_processor_can_be_forced(isa: str) -> None:
-    """And is then what computes: its own prelude is compiled."""
+    """It is then in use: its prelude is compiled."""
     backend = CppyyBackend(isa, threads=1)
     if not backend.availability().usable:
         pytest.skip(f"this processor lacks {isa}")
@@ -103,7 +103,7 @@ def test_every_instruction_set_of_this_processor_can_be_forced(isa: str) -> None
     with backend:
         matrix, x = some_matrix(columns=9), np.ones(64, np.float32)
         np.testing.assert_allclose(backend.prepare(matrix).qgemv(x), qgemv(x, matrix), rtol=1e-4, atol=1e-4)
-    assert isa in compiler.runtime()._preludes
+    assert isa in compiler.runtime().tables
 
 
 def test_the_environment_chooses_and_its_mistakes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_missing_headers_are_reported_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No c++ command and no headers where they usually are; and a c++ command that knows of none."""
+    """No c++ command and no headers in the usual places; and a c++ command that finds none."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(toolchain, "USUAL_HEADERS", str(tmp_path / "*"))
     toolchain.has_headers.cache_clear()
@@ -165,7 +165,7 @@ def test_a_missing_package_is_reported_in_words(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_asking_does_not_import_the_compiler() -> None:
-    """Importing the package, availability and capabilities leave cppyy alone; preparing does not."""
+    """Importing the package, availability and capabilities do not import cppyy; preparing does."""
     result = ran("""
         backend = CppyyBackend()
         backend.availability(), backend.capabilities()
@@ -177,7 +177,7 @@ def test_asking_does_not_import_the_compiler() -> None:
 
 
 def test_the_compiler_takes_no_signal_from_the_process() -> None:
-    """A crash after cppyy was imported is a crash by its signal, and SIGCHLD and the like stay as they were."""
+    """A crash after cppyy was imported ends by its signal, and handlers of SIGCHLD and others stay as they were."""
     result = ran("""
         def caught():
             return next(line for line in open("/proc/self/status") if line.startswith("SigCgt"))
@@ -195,7 +195,7 @@ def test_the_compiler_takes_no_signal_from_the_process() -> None:
 
 
 def test_declared_roundings_mean_something_at_every_size() -> None:
-    """γ of the declaration is far below a tenth, even for one group of 11008 and for groups of one."""
+    """γ of the declaration is far below a tenth, even for one group of 11008 and for groups of 1."""
     arithmetic = Arithmetic("factored", "float32", roundings)
     for rows, group_size in ((4096, 128), (11008, 11008), (11008, 1), (8, 8)):
         assert checked_gamma(arithmetic, rows, group_size) < 2e-3
@@ -261,7 +261,7 @@ def test_closing_ends_the_threads_and_later_calls_fail_in_words() -> None:
 
 
 def test_a_forked_child_gets_an_error_and_not_a_hang() -> None:
-    """And a backend of the child's own works, the parent's goes on working, and both end cleanly."""
+    """A backend that the child loads works, the parent's still works, and both end cleanly."""
     result = ran("""
         import warnings
         warnings.simplefilter("ignore")  # newer Pythons warn of forking with threads; that is what this is about
@@ -281,13 +281,13 @@ def test_a_forked_child_gets_an_error_and_not_a_hang() -> None:
         print(prepared.qgemv(x)[0])
         """)
     lines = result.stdout.splitlines()
-    assert "stayed behind when this process was forked" in lines[0] and lines[1:] == ["4096.0", "4096.0"], result.stderr
+    assert "do not exist in a forked process" in lines[0] and lines[1:] == ["4096.0", "4096.0"], result.stderr
     assert result.returncode == 0
 
 
 @pytest.mark.parametrize("caller", ("none", "daemon"))
 def test_the_interpreter_ends_cleanly_with_a_backend_still_open(caller: str) -> None:
-    """Nothing is closed; or daemon threads are even inside calls."""
+    """Nothing is closed; or daemon threads are still inside calls."""
     result = ran(
         """
         prepared = CppyyBackend(threads=3).prepare(matrix)
@@ -312,8 +312,8 @@ def test_the_interpreter_ends_cleanly_with_a_backend_still_open(caller: str) -> 
 
 
 def test_nothing_beyond_x_and_out_is_touched() -> None:
-    """All arrays end where an inaccessible page begins, and then begin where one ends: in all four products, with
-    every instruction set, each with another width of codes."""
+    """All arrays end where an inaccessible page begins, then begin where one ends: in all four products, with every
+    instruction set, each with another width of codes."""
     result = ran("""
         import ctypes, mmap
         from lowbit.quantization.bfp import Blocks, cast

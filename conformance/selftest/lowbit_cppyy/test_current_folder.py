@@ -1,4 +1,4 @@
-"""Backend cppyy runs nothing that lies in the current folder, whatever it is called.
+"""The cppyy backend runs no file of the current folder, whatever its name.
 
 The names are those that strace shows ROOT, cling, the dynamic linker and the shell looking for.
 """
@@ -71,7 +71,7 @@ REFUSED = """
 
 @pytest.fixture
 def planted(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder full of files with names that are looked for, and the file that one writes to if it is run."""
+    """A folder full of files with names that cppyy looks for, and the file that each of them writes to if it is run."""
     folder, marker = tmp_path / "here", tmp_path / "marker"
     folder.mkdir()
     source = tmp_path / "planted.c"
@@ -104,7 +104,7 @@ def planted(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def plant_headers(folder: Path) -> None:
-    """Every name that cppyy's own headers and the library of C++ have, as a header that cannot be compiled."""
+    """Every name of a header of cppyy or of the C++ library, as a header that cannot be compiled."""
     headers = Path(str(files("cppyy_backend"))) / "include"
     names = {path.name for path in headers.iterdir()} | {
         "string",
@@ -126,14 +126,14 @@ def plant_inputs(folder: Path) -> None:
 
 
 def ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a Python of its own, standing in a folder."""
+    """Run a script in a new Python process with this current folder."""
     command = [sys.executable, "-P", "-c", textwrap.dedent(USE) + textwrap.dedent(script)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("where", ["main", "another"])
 def test_nothing_in_the_current_folder_is_run(planted: tuple[Path, Path], where: str) -> None:
-    """Libraries, settings, maps, headers and inputs: none has an effect, and no thread leaves its folder."""
+    """Libraries, settings, maps, headers and inputs: none has an effect, and no thread changes its folder."""
     folder, marker = planted
     plant_headers(folder)
     plant_inputs(folder)
@@ -148,7 +148,7 @@ def test_nothing_in_the_current_folder_is_run(planted: tuple[Path, Path], where:
     platform.machine() not in ("x86_64", "aarch64"), reason="the number of the system call is not known"
 )
 def test_where_unshare_is_refused_the_process_stands_elsewhere_while_it_is_alone(planted: tuple[Path, Path]) -> None:
-    """As in a container: nothing is run either, and the folder of the process is as before."""
+    """As in a container: nothing is run either, and the folder of the process is unchanged."""
     folder, marker = planted
     plant_headers(folder)
     done = ran(folder, textwrap.dedent(REFUSED) + "use()")
@@ -160,7 +160,7 @@ def test_where_unshare_is_refused_the_process_stands_elsewhere_while_it_is_alone
     platform.machine() not in ("x86_64", "aarch64"), reason="the number of the system call is not known"
 )
 def test_where_unshare_is_refused_other_threads_are_not_misled(planted: tuple[Path, Path]) -> None:
-    """Beside another thread it is unavailable, in a sentence; once it has been loaded, other threads do no harm."""
+    """Beside another thread it is unavailable, with a reason; once it has been loaded, other threads do not matter."""
     folder, marker = planted
     beside = """
         done = threading.Event()
@@ -187,7 +187,7 @@ def test_where_unshare_is_refused_other_threads_are_not_misled(planted: tuple[Pa
 
 
 def test_a_temporary_folder_is_left_by_nobody(planted: tuple[Path, Path], tmp_path: Path) -> None:
-    """The empty folders are gone after use, and where none can be made, that is said."""
+    """The empty folders are removed after use, and an error says if none can be made."""
     room = tmp_path / "room"
     room.mkdir()
     script = f"import tempfile\ntempfile.tempdir = {str(room)!r}\nuse()\n"
@@ -198,7 +198,7 @@ def test_a_temporary_folder_is_left_by_nobody(planted: tuple[Path, Path], tmp_pa
 
 
 def test_what_the_work_raises_or_returns_comes_back() -> None:
-    """Results and exceptions pass through; the work stands in a folder that is empty and its owner's alone."""
+    """Results and exceptions pass through; the current folder of the work is empty and accessible to its owner only."""
     before = os.getcwd()
 
     def fail() -> None:
@@ -213,7 +213,7 @@ def test_what_the_work_raises_or_returns_comes_back() -> None:
 
 
 def test_an_interrupt_does_not_leave_the_work_half_done() -> None:
-    """Ctrl-C in the middle is raised when the work has ended."""
+    """Ctrl-C during the work is raised when the work has ended."""
     script = """
         import signal, time
         from lowbit_cppyy.runtime.empty_folder import run_in_empty_folder

@@ -1,4 +1,4 @@
-"""``lowbit kernel``: names are read by their grammar, and kernels are shown without a compiler."""
+"""``lowbit kernel``: names are parsed by their grammar, and kernels are printed without a compiler."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import EXAMPLE, kernel_of
-from lowbit_cppyy.recipe.recipe import PURPOSES
+from lowbit_cppyy.recipe import PURPOSES
 from lowbit_cppyy.runtime.toolchain import has_headers
 from lowbit_cppyy.tuning.choices import default_recipe
 
@@ -60,7 +60,7 @@ def test_a_wrong_name_is_refused_by_its_wrong_part(old: str, new: str, said: str
 
 
 def test_show_prints_the_kernel_and_with_its_prelude_what_it_calls() -> None:
-    """By name and by choices it is the same text, and no colours go into a pipe."""
+    """The text is the same by name and by choices, and a pipe gets no colours."""
     name = Kernel(
         default_recipe("vector", layout_of(4, 128, "4096x11008", "float16", "zero_point"), TABLES["avx2"]),
         TABLES["avx2"],
@@ -77,7 +77,7 @@ def test_program_prints_every_step_and_the_counts() -> None:
     program = kernel_of(EXAMPLE).program
     lines = [line.strip() for line in shown.splitlines()]
     assert sum("fmadd" in line for line in lines) >= sum(step.word == "fmadd" for step in program.instructions())
-    assert "for u in 0 … turns[g]:" in lines and any("need a register, of 32" in line for line in lines)
+    assert "for u in 0 … turns[g]:" in lines and any("need a register; there are 32" in line for line in lines)
     told = json.loads(answer("program", EXAMPLE, "--json"))
     assert told["kernel"] == EXAMPLE and told["words_of_a_group"]["fmadd"] == 128 * 4 + 2 * 4
     assert told["predicted"]["registers"] == 9
@@ -108,7 +108,7 @@ def test_wrong_arguments_are_refused_in_words(arguments: list[str], said: str) -
 
 
 def test_nothing_here_needs_cppyy_archspec_or_matplotlib() -> None:
-    """In a Python in which none of them can be imported."""
+    """In a Python in which none of these modules can be imported."""
     script = """
         import sys
         for name in ("cppyy", "archspec", "archspec.cpu", "matplotlib"):
@@ -125,7 +125,7 @@ def test_nothing_here_needs_cppyy_archspec_or_matplotlib() -> None:
 
 
 def test_assembly_is_that_of_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the plain table, which every compiler knows; and without a compiler it is refused in words."""
+    """Of the plain table, which every compiler accepts; without a compiler there is an error."""
     if not has_headers(__import__("os").environ["PATH"]):
         pytest.skip("no C++ compiler")
     shown = answer("show", "--assembly", "--isa", "plain", "--purpose", "rows", "--bits", "2")

@@ -1,4 +1,4 @@
-"""The text of the kernels: the same every time, one for each name, the same for every instruction set."""
+"""The text of kernels: deterministic, one for each name, the same for every instruction set."""
 
 import doctest
 import importlib
@@ -15,7 +15,7 @@ from lowbit_cppyy.codegen.isa import PLAIN, TABLES
 from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
 from lowbit_cppyy.codegen.lowering import function
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe.recipe import Recipe
+from lowbit_cppyy.recipe import Recipe
 from lowbit_cppyy.runtime import compiler
 
 BASE = Recipe(3, "float16", "zero_point", "shift", registers=1)
@@ -24,7 +24,7 @@ OTHERS = [
     replace(BASE, scales="float32"),
     replace(BASE, convention="minimum"),
     *(replace(BASE, method=method) for method in ("fold", "sums", "dot4", "pairs")),
-    *(replace(BASE, rows=2), replace(BASE, registers=2), replace(BASE, chains=2), replace(BASE, turn=2)),
+    *(replace(BASE, rows=2), replace(BASE, registers=2), replace(BASE, chains=2), replace(BASE, unroll=2)),
     *(replace(BASE, panel=128, ahead=ahead) for ahead in (0, 64)),
 ]
 KERNELS = [
@@ -33,13 +33,13 @@ KERNELS = [
 
 
 def test_names_tell_kernels_apart() -> None:
-    """A recipe that differs in anything has another name, from which the kernel can be read back."""
+    """Any other recipe has another name, and the name gives the kernel back."""
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS) > 70
     assert all(kernel_of(kernel.name) == kernel for kernel in KERNELS)
 
 
 def test_emission_is_deterministic() -> None:
-    """The same recipe gives the same text, which has the kernel's name; what cannot be made is refused."""
+    """The same recipe gives the same text, with the kernel's name in it; an impossible recipe is refused."""
     for kernel in KERNELS[:: len(KERNELS) // 12]:
         assert Kernel(replace(kernel.recipe), kernel.table).source == kernel.source
         assert f"void {kernel.name}(" in kernel.source and kernel.source in kernel_source(kernel)
@@ -62,13 +62,13 @@ def test_a_kernel_is_compiled_once_in_a_process(monkeypatch: pytest.MonkeyPatch)
     """Matrices of one width and kind share the kernel, whatever their groups and sizes."""
     defined: list[str] = []
     runtime = compiler.runtime()
-    original = runtime._define
+    original = runtime.define
 
     def define(source: str) -> None:
         defined.append(source)
         original(source)
 
-    monkeypatch.setattr(runtime, "_define", define)
+    monkeypatch.setattr(runtime, "define", define)
     recipe = Recipe(4, "float32", "minimum", "shift", registers=1, ahead=48)
     for rows, columns, group_size in ((16, 3, 8), (32, 70, 32), (16, 1, 5), (16, 3, 8)):
         Compiled(some_matrix(4, rows, columns, group_size), recipe, PLAIN)

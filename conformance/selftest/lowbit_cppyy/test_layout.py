@@ -1,4 +1,4 @@
-"""Places and layouts: every bit of every code, scale and zero has one place, and everything can be found again."""
+"""Interleaving and layouts: every bit of every code, scale and zero lies somewhere, once, and can be found again."""
 
 from itertools import pairwise
 from typing import Any
@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 
 from lowbit.arrays import Array
-from lowbit.kernels.layouts import morton
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
-from lowbit_cppyy.layout.layout import LINE, PanelLayout
+from lowbit_cppyy.layout.interleaving import Field, deinterleave, fields, interleave
 from lowbit_cppyy.layout.memory import ALIGNMENT, HUGE_PAGE, SLAB, aligned
-from lowbit_cppyy.recipe.places import Field, fields, place, unplace
+from lowbit_cppyy.layout.panels import LINE, PanelLayout
 
 
 def matrix_of(
@@ -43,16 +42,15 @@ def matrices(draw: st.DrawFn) -> QuantizedMatrix:
 
 @st.composite
 def layouts(draw: st.DrawFn) -> tuple[QuantizedMatrix, PanelLayout]:
-    """A matrix with one of its layouts: panels of two to eight lines, whole, cut into blocks, or along the Z-curve."""
+    """A matrix with one of its layouts: panels of two to eight lines, whole or cut into blocks."""
     matrix = draw(matrices())
     panel = draw(st.sampled_from((32, 64, 128)))
     if draw(st.booleans()):
         return matrix, PanelLayout.of(matrix, panel)
-    down, across = draw(st.integers(1, matrix.groups)), draw(st.integers(0, 3))
-    return matrix, PanelLayout.of(matrix, panel, block_groups=down, block_panels=across)
+    return matrix, PanelLayout.of(matrix, panel, block_rows=draw(st.integers(1, matrix.rows)))
 
 
-# **Places**: where in a unit the codes lie.
+# **Interleaving**: where in a unit the codes lie.
 
 
 @pytest.mark.parametrize("bits", BITS)
@@ -72,17 +70,19 @@ def test_the_codes_of_a_unit_fill_its_words_without_overlap(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_place_puts_every_code_into_its_fields(bits: int) -> None:
+def test_interleave_puts_every_code_into_its_fields(bits: int) -> None:
     """Code by code against `fields`, two units and three columns; and back."""
     codes = np.random.default_rng(bits).integers(0, 2**bits, (2 * CODES_PER_UNIT[bits], 3)).astype(np.uint8)
     words = pack(codes, bits)
-    placed = place(words, bits)
+    interleaved = interleave(words, bits)
     for k, column in np.ndindex(*codes.shape):
         unit, code = divmod(k, CODES_PER_UNIT[bits])
         first = unit * WORDS_PER_UNIT[bits]
-        parts = [(int(placed[first + f.word, column]) & f.mask) >> f.position << f.first for f in fields(bits, code)]
+        parts = [
+            (int(interleaved[first + f.word, column]) & f.mask) >> f.position << f.first for f in fields(bits, code)
+        ]
         assert sum(parts) == codes[k, column]
-    np.testing.assert_array_equal(unplace(placed, bits), words)
+    np.testing.assert_array_equal(deinterleave(interleaved, bits), words)
 
 
 # **Layouts.**
@@ -154,15 +154,6 @@ def test_everything_begins_on_a_line_of_the_cache(case: tuple[QuantizedMatrix, P
     ends = [0, *(stop for _, stop in sorted(blocks))]
     assert [start for start, _ in sorted(blocks)] == ends[:-1]
     assert 4 * ends[-1] == layout.nbytes
-
-
-def test_blocks_follow_the_z_curve() -> None:
-    """Blocks of two panels by one of three groups: in the order of their Morton codes, panels side by side in each."""
-    matrix = matrix_of(4, 48, 5 * 32, 16, "minimum", "float32")
-    layout = PanelLayout.of(matrix, 32, block_groups=1, block_panels=2)
-    order = sorted(((panel, block) for panel in range(5) for block in range(3)), key=lambda at: layout.starts[at])
-    cells = sorted(((block, across) for block in range(3) for across in range(3)), key=lambda cell: morton(*cell))
-    assert order == [(panel, block) for block, across in cells for panel in range(2 * across, min(2 * across + 2, 5))]
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -1,4 +1,4 @@
-"""How many threads the cppyy backend takes: affinity, quotas of control groups, OMP_NUM_THREADS, LOWBIT_NUM_THREADS."""
+"""The number of threads of the cppyy backend: affinity, quotas, OMP_NUM_THREADS, LOWBIT_NUM_THREADS."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ VERSION_1 = (
 
 @pytest.fixture(autouse=True)
 def eight_free_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of eight processors without limits, whatever the one under the test is."""
+    """A machine of eight processors without limits, whatever machine runs the test."""
     monkeypatch.delenv(processor.THREADS_VARIABLE, raising=False)
     monkeypatch.delenv(processor.OPENMP_VARIABLE, raising=False)
     monkeypatch.setattr(processor, "usable_processors", lambda: 8)
@@ -27,7 +27,7 @@ def eight_free_processors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def system(root: Path, mounts: str, membership: str, **contents: str) -> Path:
-    """A root folder with what the kernel would show; names of files are given with ``__`` for ``/``."""
+    """A root folder with files of the kernel; their names are given with ``__`` for ``/``."""
     process = root / "proc/self"
     process.mkdir(parents=True)
     (process / "mountinfo").write_text(mounts)
@@ -40,7 +40,7 @@ def system(root: Path, mounts: str, membership: str, **contents: str) -> Path:
 
 
 def test_the_smallest_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processors, quota and OpenMP's variable bound the number, none of them raises it; an argument is obeyed."""
+    """Processors, quota and OpenMP's variable limit the number and never raise it; an argument overrides them."""
     assert processor.choose_threads(None) == 8
     monkeypatch.setattr(processor, "processor_quota", lambda: 5)
     assert processor.choose_threads(None) == 5
@@ -71,7 +71,7 @@ def test_the_first_number_of_openmps_list_is_the_limit(
     "value", ("", " ", "0", "-2", "two", "2x", "4,", ",2", "4,0", "1.5", "٣", "9" * 10, "9" * 9999)
 )
 def test_a_malformed_list_of_openmp_is_ignored_as_a_whole(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """As GNU's OpenMP does; and a number of more digits than Python converts is no accident of ours."""
+    """As GNU's OpenMP does; a number of more digits than Python converts causes no exception."""
     monkeypatch.setenv(processor.OPENMP_VARIABLE, value)
     assert processor.choose_threads(None) == 8
 
@@ -115,7 +115,7 @@ def test_a_quota_of_version_2_is_rounded_up(tmp_path: Path, content: str, proces
 
 
 def test_the_tightest_group_around_the_process_counts(tmp_path: Path) -> None:
-    """The limit may be on any group around the process's own; a group beside it is none of its business."""
+    """The limit may be on any group around the process's own; a group beside it does not count."""
     limits = {"a__cpu_max": "400000 100000", "a__b__cpu_max": "max 100000", "a__c__cpu_max": "100000 100000"}
     root = system(tmp_path, VERSION_2.format(top="/"), "0::/a/b\n", **limits)
     assert processor_quota(root) == 4

@@ -1,4 +1,4 @@
-"""What stands between two linear layers in the cppyy backend: its passes, their errors, threads and memory.
+"""The operations between two linear layers in the cppyy backend: their kernels, errors, threads and memory.
 
 The suite (`lowbit conformance cppyy`) judges results; here are the programs behind them, on every instruction set of
 this processor.
@@ -23,11 +23,11 @@ from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.kernels import interpreter
 from lowbit.quantization import bfp, bfp_dot
 from lowbit_cppyy import CppyyBackend
-from lowbit_cppyy.codegen import heads, pieces
+from lowbit_cppyy.codegen import attention
+from lowbit_cppyy.codegen.block_products import block_products, fits
+from lowbit_cppyy.codegen.elementwise import CHUNK, PASSES, ProgramKernel, pass_kernel
 from lowbit_cppyy.codegen.isa import PLAIN, InstructionSet
 from lowbit_cppyy.codegen.lowering import prelude
-from lowbit_cppyy.codegen.pieces import PASSES, TURN, Piece, piece
-from lowbit_cppyy.runtime import blocks_of_integers
 from lowbit_cppyy.runtime.compiler import runtime
 
 KINDS = list({table.types: table for table in reversed(HERE)}.values())
@@ -45,14 +45,14 @@ class Sizes(ctypes.Structure):
     _fields_ = (("groups", ctypes.c_int64), ("segments", ctypes.c_int64), *((n, ctypes.c_void_p) for n in "tbe"))
 
 
-def run_compiled(one: Piece, memory: dict[str, Array], groups: int) -> None:
+def run_compiled(one: ProgramKernel, memory: dict[str, Array], groups: int) -> None:
     """Call a kernel as C++ does."""
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 5, ctypes.POINTER(Sizes))(runtime().kernel(one))
     pointers = [memory[name].ctypes.data if name in memory else None for name in "wszxy"]
     call(*pointers, Sizes(groups, groups, None, None, None))
 
 
-def assert_same_bits(one: Piece, memory: dict[str, Array], groups: int) -> None:
+def assert_same_bits(one: ProgramKernel, memory: dict[str, Array], groups: int) -> None:
     other = {name: array.copy() for name, array in memory.items()}
     run_compiled(one, memory, groups)
     interpreter.run(one.program, other, {"groups": groups}, fused=one.table.fused)
@@ -69,36 +69,36 @@ def numbers(*shape: int, seed: int = 0) -> F32:
 @by_table
 @pytest.mark.parametrize("name", sorted(PASSES))
 def test_a_pass_has_the_bits_of_its_program(name: str, table: InstructionSet) -> None:
-    """Three turns of it; not one rounding differs."""
-    memory = {pointer: numbers(6 * TURN, seed=ord(pointer)) for pointer in "wszxy"}
+    """In three iterations; not one rounding differs."""
+    memory = {pointer: numbers(6 * CHUNK, seed=ord(pointer)) for pointer in "wszxy"}
     if name == "exponentials":
         memory["w"] = -np.abs(memory["w"])
         memory["w"][::7] = -np.inf
         memory["x"][0] = -0.75
-    assert_same_bits(piece(name, table), memory, 3)
+    assert_same_bits(pass_kernel(name, table), memory, 3)
 
 
 @by_table
 @pytest.mark.parametrize("head_dim", (2, 20, 64, 300))
 def test_heads_have_the_bits_of_their_programs(head_dim: int, table: InstructionSet) -> None:
-    """Channels that are no whole sixteens, and so many that they are not written one after another."""
-    channels = 16 * heads.sixteens(head_dim)
+    """Channels that are not whole sixteens, and so many that their loop is not unrolled."""
+    channels = 16 * attention.sixteens(head_dim)
     rows = numbers(2 * table.lanes * head_dim + 16, seed=head_dim)
     query = np.concatenate([numbers(head_dim), np.zeros(channels - head_dim), [0.125]]).astype(np.float32)
     scores = {"w": rows, "x": query, "y": np.empty(2 * table.lanes, np.float32)}
-    assert_same_bits(heads.scores(head_dim, table), scores, 2)
+    assert_same_bits(attention.scores(head_dim, table), scores, 2)
     np.testing.assert_allclose(
         scores["y"], rows[:-16].reshape(-1, head_dim) @ query[:head_dim] / 8, rtol=1e-4, atol=1e-3
     )
     mixed = {"w": rows, "x": numbers(2 * table.lanes), "y": numbers(channels, seed=1)}
-    assert_same_bits(heads.mixed(head_dim, table), mixed, table.lanes)
+    assert_same_bits(attention.mixed(head_dim, table), mixed, table.lanes)
 
 
 @by_table
 @pytest.mark.parametrize(("columns", "block"), ((64, 64), (64, 32), (128, 16), (128, 128), (1024, 1024)))
 def test_block_products_are_those_of_integers(columns: int, block: int, table: InstructionSet) -> None:
     """Interpreted, compiled, and by numpy; the largest mantissas of either sign among them."""
-    if not blocks_of_integers.fits(columns, block, table.lanes):
+    if not fits(columns, block, table.lanes):
         pytest.skip("not made for registers of this length")
     random = np.random.default_rng(block)
     rows = 2 * table.lanes * block // columns
@@ -106,27 +106,27 @@ def test_block_products_are_those_of_integers(columns: int, block: int, table: I
     a[0, ::3], b[0, ::3], b[1, ::3] = 127, 127, -127
     words = (b.astype(np.int8).view(np.uint32).reshape(-1), (a + 128).astype(np.uint8).view(np.uint32).reshape(-1))
     memory = {"w": words[0], "s": words[1], "y": np.empty(2 * table.lanes, np.float32)}
-    assert_same_bits(blocks_of_integers.block_products(columns, block, table), memory, 2)
+    assert_same_bits(block_products(columns, block, table), memory, 2)
     expected = (a * b).reshape(-1, block).sum(axis=1)
     assert memory["y"].view(np.int32).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("table", {PLAIN.name: PLAIN, HERE[0].name: HERE[0]}.values(), ids=lambda table: table.name)
 def test_the_exponential_is_off_by_no_more_than_was_derived(table: InstructionSet) -> None:
-    """A quarter of a million numbers down to where it vanishes, and all next to halves of ln 2: at most 2.2 u."""
+    """A quarter of a million numbers down to where it becomes 0, and those next to halves of ln 2: at most 2.2 u."""
     even = np.linspace(-87.3, 0, 2**18 - 2**14, dtype=np.float32)
     halves = np.float32(np.log(2) / 2) * -np.arange(1, 251, 2, dtype=np.float32)
     bits = halves.view(np.uint32)[:, np.newaxis] + np.arange(-65, 66, dtype=np.int64).astype(np.uint32)
     x = np.concatenate([even, bits.view(np.float32).reshape(-1)])
-    x = np.concatenate([x, np.zeros(-len(x) % TURN, np.float32)])
+    x = np.concatenate([x, np.zeros(-len(x) % CHUNK, np.float32)])
     memory = {"w": x, "x": np.zeros(1, np.float32), "y": np.empty_like(x)}
-    run_compiled(piece("exponentials", table), memory, len(x) // TURN)
+    run_compiled(pass_kernel("exponentials", table), memory, len(x) // CHUNK)
     exact = np.exp(x.astype(np.float64))
     error = np.abs(memory["y"] - exact) / exact
     assert error[exact > 2.0**-126].max() <= 2.2 * 2.0**-24
-    below = {"w": np.full(TURN, -87.7, np.float32), "x": memory["x"], "y": np.ones(TURN, np.float32)}
+    below = {"w": np.full(CHUNK, -87.7, np.float32), "x": memory["x"], "y": np.ones(CHUNK, np.float32)}
     below["w"][1:5] = -88, -1000, -3e38, -np.inf
-    run_compiled(piece("exponentials", table), below, 1)
+    run_compiled(pass_kernel("exponentials", table), below, 1)
     assert not below["y"].any()
 
 
@@ -162,7 +162,7 @@ def calls(scale: int) -> dict[str, Run]:
 
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
-    """One, two and three threads, with more work than one would be given."""
+    """One, two and three threads, with more work than one thread is given."""
     found = []
     for threads in (1, 2, 3):
         with CppyyBackend(threads=threads) as backend:
@@ -171,7 +171,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 
 def test_instruction_sets_that_round_once_agree_to_the_bit() -> None:
-    """Sums go by places and not by lanes, so registers of eight and of sixteen lanes give the same."""
+    """Sums do not depend on lanes, so registers of eight and of sixteen lanes give the same bits."""
     fused = [table for table in HERE if table.fused]
     found = []
     for table in fused:
@@ -181,8 +181,8 @@ def test_instruction_sets_that_round_once_agree_to_the_bit() -> None:
 
 
 def test_keys_may_lie_anywhere_behind_each_other() -> None:
-    """Heads of a cache with room for more tokens, which lie farther apart than their tokens need: nothing is copied,
-    and what lies between them is not looked at."""
+    """Heads of a cache with room for more tokens lie farther apart than their tokens need. Nothing is copied, and the
+    memory between them is not read."""
     rng = np.random.default_rng(0)
     room = np.full((2, 3, 90, 20), np.nan, np.float32)
     room[:, :, :75] = rng.standard_normal((2, 3, 75, 20))
@@ -195,7 +195,7 @@ def test_keys_may_lie_anywhere_behind_each_other() -> None:
 
 
 def test_a_rotation_with_strange_partners_is_refused() -> None:
-    """A layout is made by anyone: what it names is looked at before it is used."""
+    """Anyone can make a layout, so its partners are checked before they are used."""
     turn = rope.rotation(rope.half_split(8), 10000.0, 0, 1)
     turn.layout.partner[3] = 8
     with CppyyBackend(threads=1) as backend:
@@ -225,7 +225,7 @@ def test_attention_of_many_tokens_is_that_of_each() -> None:
 
 
 def test_wide_rows_of_the_norm_are_right() -> None:
-    """Squares that sum to more than float32 holds: the row is right, and not made of zeros."""
+    """The sum of squares overflows float32: the row is right, and not zeros."""
     x = np.array([[1e30, -2e30, 3e38, 0, 1e25]], np.float32)
     with CppyyBackend(threads=1) as backend:
         given = backend.run("blocks.rms_norm", x, np.ones(5, np.float32), 1e-5)
@@ -259,12 +259,12 @@ int main() {
   const auto passes = [&](std::initializer_list<lowbit::MicroKernel> list, std::int64_t channels = 0) {
     std::vector<std::uint64_t> kernels;
     for (lowbit::MicroKernel one : list) kernels.push_back(reinterpret_cast<std::uintptr_t>(one));
-    return create_passes(pool, kernels.data(), int(kernels.size()), LANES, channels);
+    return create_kernel_set(pool, kernels.data(), int(kernels.size()), LANES, channels);
   };
   using namespace lowbit::TABLE;
   const std::uintptr_t norm = passes({squares_TABLE, normed_TABLE}), gate = passes({gated_TABLE});
   const std::uintptr_t shares = passes({largest_TABLE, exponentials_TABLE, sums_TABLE, scaled_TABLE});
-  const std::uintptr_t turns = passes({turned_TABLE}), products = passes({block_products_n64b32_TABLE});
+  const std::uintptr_t turns = passes({rotated_TABLE}), products = passes({block_products_n64b32_TABLE});
   const std::uintptr_t heads = passes({scores_d20_TABLE, largest_TABLE, exponentials_TABLE, sums_TABLE,
                                        weighted_d20cCHANNELS_TABLE, scaled_TABLE}, CHANNELS);
   std::int64_t which;
@@ -291,7 +291,7 @@ int main() {
     std::fwrite(out.bytes.get(), 1, out.size, stdout);
     std::fwrite(second.bytes.get(), 1, second.size, stdout);
   }
-  for (const std::uintptr_t one : {norm, gate, shares, turns, products, heads}) destroy_passes(one);
+  for (const std::uintptr_t one : {norm, gate, shares, turns, products, heads}) destroy_kernel_set(one);
   destroy_pool(pool);
 }
 """
@@ -299,9 +299,9 @@ int main() {
 
 def sanitized(folder: Path, table: InstructionSet) -> Path:
     """The driver for an instruction set."""
-    channels = heads.tile_channels(20, table.lanes)
-    kernels: list[Piece] = [piece(name, table) for name in pieces.PASSES]
-    kernels += [heads.scores(20, table), heads.mixed(20, table), blocks_of_integers.block_products(64, 32, table)]
+    channels = attention.tile_channels(20, table.lanes)
+    kernels: list[ProgramKernel] = [pass_kernel(name, table) for name in PASSES]
+    kernels += [attention.scores(20, table), attention.mixed(20, table), block_products(64, 32, table)]
     source = '#include "blocks.h"\n' + prelude(table) + "".join(kernel.source for kernel in kernels)
     source += DRIVER.replace("TABLE", table.name).replace("LANES", str(table.lanes)).replace("CHANNELS", str(channels))
     (folder / "driver.cpp").write_text(source)
@@ -362,8 +362,8 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.parametrize("table", KINDS, ids=lambda table: table.name)
 def test_every_access_is_inside_its_array(table: InstructionSet, tmp_path: Path) -> None:
-    """Nothing is read or written outside, nothing is undefined, the bits are those of cppyy's compiler; and one float
-    less than is said of an argument is noticed."""
+    """Nothing is read or written outside, nothing is undefined, and the bits are those of cppyy's compiler. An argument
+    with one float less than stated is detected."""
     driver = sanitized(tmp_path, table)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0"}
 

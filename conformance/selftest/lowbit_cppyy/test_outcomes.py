@@ -1,4 +1,4 @@
-"""What a search keeps on disk, and how the backend goes by it."""
+"""The outcomes that a search keeps on disk, and their use by the backend."""
 
 import ast
 import json
@@ -22,10 +22,11 @@ from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.backend import roundings
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES
-from lowbit_cppyy.layout.layout import PanelLayout
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import Recipe
 from lowbit_cppyy.tuning import choices, outcomes
 from lowbit_cppyy.tuning.choices import default_recipe, layout_for, recipe_for
-from lowbit_cppyy.tuning.outcomes import Key, Outcome, OutcomeWarning
+from lowbit_cppyy.tuning.outcomes import Key, OutcomeWarning
 
 AVX2, AVX512 = TABLES["avx2"], TABLES["avx512"]
 
@@ -34,9 +35,11 @@ def layout(bits: int = 4, group: int = 128, shape: str = "4096x11008") -> PanelL
     return layout_of(bits, group, shape, "float16", "zero_point")
 
 
-def an_outcome(**changes: Any) -> Outcome:
-    recipe = replace(default_recipe("vector", layout(), AVX2), ahead=512, **changes)
-    return Outcome(recipe, None, 0, {"made": "today"})
+def a_recipe(**changes: Any) -> Recipe:
+    return replace(default_recipe("vector", layout(), AVX2), ahead=512, **changes)
+
+
+EVIDENCE = {"made": "today"}
 
 
 def a_key(purpose: str = "vector") -> Key:
@@ -44,10 +47,10 @@ def a_key(purpose: str = "vector") -> Key:
 
 
 def test_an_outcome_is_read_back_and_used(kept: Path) -> None:
-    """By the choices for a matrix of its class, and not for others, and not when it is turned off."""
-    path = outcomes.write(a_key(), an_outcome())
-    assert outcomes.read(a_key()) == an_outcome()
-    assert recipe_for("vector", layout(), AVX2) == an_outcome().recipe
+    """By the choices for a matrix of its class, not for others, and not when outcomes are off."""
+    path = outcomes.write(a_key(), a_recipe(), EVIDENCE)
+    assert outcomes.read(a_key()) == a_recipe()
+    assert recipe_for("vector", layout(), AVX2) == a_recipe()
     assert recipe_for("vector", layout(shape="512x2048"), AVX2).ahead == 512
     for other in (layout(shape="512x2040"), layout(bits=2), layout(group=64)):
         assert recipe_for("vector", other, AVX2) == default_recipe("vector", other, AVX2)
@@ -59,7 +62,7 @@ def test_an_outcome_is_read_back_and_used(kept: Path) -> None:
 def test_the_environment_turns_outcomes_off_and_its_mistakes_are_named(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes.write(a_key(), an_outcome())
+    outcomes.write(a_key(), a_recipe(), EVIDENCE)
     monkeypatch.setenv(outcomes.VARIABLE, "off")
     assert recipe_for("vector", layout(), AVX2).ahead != 512 and outcomes.described(AVX2) == "default"
     monkeypatch.setenv(outcomes.VARIABLE, "perhaps")
@@ -73,32 +76,32 @@ def test_what_this_process_has_read_does_not_change(kept: Path) -> None:
     assert recipe_for("vector", layout(), AVX2).ahead != 512
     (kept / "tuned").mkdir(exist_ok=True)
     assert outcomes.tuned("vector", layout(), AVX2) is None
-    outcomes.write(a_key(), an_outcome())
+    outcomes.write(a_key(), a_recipe(), EVIDENCE)
     assert outcomes.tuned("vector", layout(), AVX2) is None
     outcomes.forget()
-    assert outcomes.tuned("vector", layout(), AVX2) == an_outcome()
+    assert outcomes.tuned("vector", layout(), AVX2) == a_recipe()
 
 
 def test_an_outcome_of_another_generator_or_compiler_does_not_count(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passed over in silence: nothing is wrong with it."""
-    outcomes.write(a_key(), an_outcome())
+    """Ignored in silence: nothing is wrong with it."""
+    outcomes.write(a_key(), a_recipe(), EVIDENCE)
     monkeypatch.setattr(outcomes, "version", lambda name: "99.0")
     assert outcomes.read(a_key()) is None
     monkeypatch.undo()
 
 
 def parts(node: ast.ImportFrom) -> list[str]:
-    """What an import may mean, as files of the package: the module, and each name as a module in it."""
+    """The files of the package that an import may refer to: the module, and each name as a module in it."""
     inner = str(node.module).split(".")[1:]
     return ["/".join(inner), *("/".join([*inner, name.name]) for name in node.names)]
 
 
 def test_the_digest_covers_every_module_that_shapes_a_kernel() -> None:
-    """All that `kernels`, `layout` and `streams` import of this package, at any distance."""
+    """All that `kernels`, `panels` and `activations` import of this package, at any distance."""
     folder = Path(lowbit_cppyy.__file__).parent
-    pending, found = ["codegen/kernels", "layout/layout", "layout/streams"], set[str]()
+    pending, found = ["codegen/kernels", "layout/panels", "runtime/activations"], set[str]()
     while pending:
         name = pending.pop()
         if name in found:
@@ -108,6 +111,15 @@ def test_the_digest_covers_every_module_that_shapes_a_kernel() -> None:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lowbit_cppyy."):
                 pending += [name for name in parts(node) if (folder / f"{name}.py").is_file()]
     assert found == set(outcomes.SHAPING)
+
+
+def test_a_file_of_the_first_format_is_still_valid(kept: Path) -> None:
+    """The names of its fields are part of the format: `turn`, and a `block` that is no longer written."""
+    path = outcomes.write(a_key(), a_recipe(unroll=2), EVIDENCE)
+    document = json.loads(path.read_text())
+    assert document["recipe"]["turn"] == 2 and "unroll" not in document["recipe"]
+    path.write_text(json.dumps(document | {"block": {"groups": None, "panels": 0}}))
+    assert outcomes.read(a_key()) == a_recipe(unroll=2)
 
 
 def spoilt(document: dict[str, Any]) -> dict[str, str]:
@@ -127,10 +139,8 @@ def spoilt(document: dict[str, Any]) -> dict[str, str]:
         "foreign": '{"format": "others"}',
         "newer": changed(version=2),
         "key": changed(key=document["key"] | {"bits": 2}),
-        "block": changed(block=None),
-        "panels": changed(block={"groups": 3, "panels": -1}),
         "fields": recipe(colour="red"),
-        "method": recipe(method="mantissa"),
+        "method": recipe(method="exotic"),
         "bits": recipe(bits=8),
         "text": recipe(rows="1"),
         "true": recipe(rows=True),
@@ -141,19 +151,19 @@ def spoilt(document: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", spoilt({"recipe": {}, "key": {}}))
-def test_a_spoilt_file_is_passed_over_with_a_warning(kept: Path, kind: str) -> None:
-    """Cut off, foreign, newer, or stating what no search writes: the default is used, and said so, once."""
-    path = outcomes.write(a_key(), an_outcome())
+def test_a_spoilt_file_is_ignored_with_a_warning(kept: Path, kind: str) -> None:
+    """Cut off, foreign, newer, or with content that no search writes: the default is used, with one warning."""
+    path = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     path.write_text(spoilt(json.loads(path.read_text()))[kind])
-    with pytest.warns(OutcomeWarning, match="is passed over, and default kernels are used: ") as caught:
+    with pytest.warns(OutcomeWarning, match="is ignored, and default kernels are used: ") as caught:
         assert recipe_for("vector", layout(), AVX2) == default_recipe("vector", layout(), AVX2)
         assert recipe_for("vector", layout(), AVX2) == default_recipe("vector", layout(), AVX2)
     assert len(caught) == 1 and "\n" not in str(caught[0].message)
 
 
-def test_what_is_no_file_is_no_outcome(kept: Path) -> None:
-    """A folder, a pipe that nobody writes to, and bytes that are no text."""
-    path = outcomes.write(a_key(), an_outcome())
+def test_other_things_than_files_are_not_outcomes(kept: Path) -> None:
+    """A folder, a pipe without a writer, and bytes that are not text."""
+    path = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     path.unlink()
     path.mkdir()
     assert outcomes.read(a_key()) is None
@@ -167,11 +177,11 @@ def test_what_is_no_file_is_no_outcome(kept: Path) -> None:
 
 
 def test_entries_that_do_not_fit_a_matrix_are_not_used(kept: Path) -> None:
-    """A turn of the loop that its groups are not whole turns of; a panel that the layout does not have."""
-    outcomes.write(a_key(), an_outcome(turn=8))
+    """An iteration of more units than divide its groups; a panel that the layout does not have."""
+    outcomes.write(a_key(), a_recipe(unroll=8), EVIDENCE)
     odd = layout(group=72)
     assert group_of(odd) == "128" and recipe_for("vector", odd, AVX2) == default_recipe("vector", odd, AVX2)
-    outcomes.write(a_key("rows"), Outcome(replace(default_recipe("rows", layout(), AVX2), panel=128), None, 0, {}))
+    outcomes.write(a_key("rows"), replace(default_recipe("rows", layout(), AVX2), panel=128), EVIDENCE)
     assert recipe_for("rows", layout(), AVX2).panel == layout().panel
 
 
@@ -185,27 +195,27 @@ def small_matrix(columns: int = 2100) -> QuantizedMatrix:
 
 
 def test_the_layout_of_a_matrix_is_that_of_its_outcome(kept: Path) -> None:
-    """Panels and blocks; the other purposes then take the default for that panel."""
+    """Its panel; the other purposes then take the default for that panel."""
     matrix = small_matrix()
     plain = PanelLayout.of(matrix, choices.PANEL)
     key = Key.of("vector", plain, AVX2)
     recipe = replace(default_recipe("vector", plain, AVX2), panel=128)
-    outcomes.write(key, Outcome(recipe, 2, 3, {}))
+    outcomes.write(key, recipe, EVIDENCE)
     tuned = layout_for(matrix, AVX2)
-    assert (tuned.panel, tuned.block_groups, tuned.block_panels) == (128, 2, 3)
+    assert tuned.panel == 128
     assert recipe_for("vector", tuned, AVX2) == recipe and recipe_for("rows", tuned, AVX2).panel == 128
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_in_words(kept: Path) -> None:
     (kept / "tuned").write_text("in the way")
     with pytest.raises(UnavailableError, match=r"cannot be written: .*set LOWBIT_CACHE"):
-        outcomes.write(a_key(), an_outcome())
+        outcomes.write(a_key(), a_recipe(), EVIDENCE)
 
 
 WRITER = """
 import sys
 from unittest import mock
-from lowbit_cppyy import outcomes
+from lowbit_cppyy.tuning import outcomes
 from lowbit_cppyy.codegen.isa import TABLES
 from lowbit_cppyy.tuning.choices import default_recipe
 from lowbit_cppyy.cli.tune import layout_of
@@ -215,19 +225,19 @@ with mock.patch.object(outcomes, "processor_key", lambda: "Abacus 3000; avx2; L1
     key = outcomes.Key.of("vector", layout, TABLES["avx2"])
     recipe = replace(default_recipe("vector", layout, TABLES["avx2"]), ahead=int(sys.argv[1]))
     for _ in range(30):
-        outcomes.write(key, outcomes.Outcome(recipe, None, 0, {"filling": "x" * 50_000}))
+        outcomes.write(key, recipe, {"filling": "x" * 50_000})
 """
 
 
 def test_two_processes_may_write_at_once(kept: Path) -> None:
-    """Whoever reads meanwhile sees the whole outcome of one or of the other, and nothing is left lying about."""
-    first = outcomes.write(a_key(), an_outcome())
+    """A reader meanwhile sees the complete outcome of one or of the other, and no other file remains."""
+    first = outcomes.write(a_key(), a_recipe(), EVIDENCE)
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, ahead]) for ahead in ("512", "2048")]
     seen = set()
     while any(writer.poll() is None for writer in writers):
-        outcome = outcomes.read(a_key())
-        assert outcome is not None
-        seen.add(outcome.recipe.ahead)
+        recipe = outcomes.read(a_key())
+        assert recipe is not None
+        seen.add(recipe.ahead)
     assert [writer.returncode for writer in writers] == [0, 0] and seen <= {512, 2048}
     assert [file.name for file in first.parent.iterdir()] == [first.name]
 
@@ -236,13 +246,13 @@ def test_two_processes_may_write_at_once(kept: Path) -> None:
 
 
 def test_the_backend_says_what_it_uses_and_computes_with_it(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tuned kernel adds in another order than the default one, and both are within the bound that is declared."""
+    """A tuned kernel adds in another order than the default one, and both keep the declared bound."""
     matrix = small_matrix()
     monkeypatch.setenv("LOWBIT_CPPYY_ISA", "plain")
     table = TABLES["plain"]
     plain = PanelLayout.of(matrix, choices.PANEL)
-    recipe = replace(default_recipe("vector", plain, table), method="shift", registers=2, chains=4, turn=2)
-    outcomes.write(Key.of("vector", plain, table), Outcome(recipe, 2, 5, {}))
+    recipe = replace(default_recipe("vector", plain, table), method="shift", registers=2, chains=4, unroll=2)
+    outcomes.write(Key.of("vector", plain, table), recipe, EVIDENCE)
     x = np.random.default_rng(0).standard_normal(512).astype(np.float32)
     with CppyyBackend(threads=1) as backend:
         if not backend.availability().usable:

@@ -1,6 +1,6 @@
-"""The pool of threads by itself, compiled by g++: what it promises (pool_stress.cpp), under sanitizers, and idle.
+"""The pool of threads alone, compiled by g++: its promises (pool_stress.cpp), under sanitizers, and when idle.
 
-Each test that passes stands beside one that shows how it fails: with a line of the pool changed.
+Beside each test stands one that shows that it can fail, with a line of the pool changed.
 """
 
 import os
@@ -31,7 +31,7 @@ Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Program:
-    """Compile a program over the pool, changed or not; what comes back runs it."""
+    """Compile a program that uses the pool, changed or not. Returns a function that runs it."""
 
     def build(name: str, *options: str, change: str = "") -> Callable[[], subprocess.CompletedProcess[str]]:
         pool = (HEADERS / "pool.h").read_text()
@@ -64,7 +64,7 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
     "options", (THREAD, (*THREAD, NO_FUTEX), MEMORY), ids=("races", "races without a futex", "memory")
 )
 def test_the_pool_holds_what_it_promises(program: Program, options: tuple[str, ...]) -> None:
-    """Every index once, shares and their taking over, calls at once, inside calls, and stops in between."""
+    """Every index once, with shares stolen, concurrent calls, calls inside calls, and stops in between."""
     stress = program("pool_stress", *options)
     for _ in range(2):
         result = stress()
@@ -72,12 +72,12 @@ def test_the_pool_holds_what_it_promises(program: Program, options: tuple[str, .
 
 
 def test_the_sanitizer_notices_a_race(program: Program) -> None:
-    """The test above can fail: where a worker leaves without letting the caller see what it has written."""
+    """The test above can fail: with a worker that leaves before the caller can see its writes."""
     assert "data race" in program("pool_stress", *THREAD, change="leaves silently")().stderr
 
 
 def test_the_checks_notice_a_pool_that_does_not_do_its_work(program: Program) -> None:
-    """And shares of workers that come too late, if nobody took them over."""
+    """And with shares of late workers that nobody steals."""
     assert "not so: every index exactly once" in program("pool_stress", change="leaves shares undone")().stderr
 
 

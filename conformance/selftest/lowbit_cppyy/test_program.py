@@ -26,8 +26,8 @@ from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import AVX2, PLAIN, TABLES, InstructionSet
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.recipe.recipe import INTEGER, Method, Recipe
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import INTEGER, Method, Recipe
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 
 LANES = sorted({table.lanes for table in TABLES.values()})
@@ -61,14 +61,13 @@ def test_every_method_is_exact_on_the_lattice(
 
 
 @pytest.mark.parametrize("bits", BITS)
-def test_rows_chains_and_turns_change_nothing_on_the_lattice(bits: int) -> None:
-    """Three rows of x in kernels for four, three chains, as many registers as a panel has, several units in a turn."""
+def test_rows_chains_and_unrolling_change_nothing_on_the_lattice(bits: int) -> None:
+    """Three rows of x in kernels for four, three chains, as many registers as a panel has, several units at once."""
     unit = CODES_PER_UNIT[bits]
     rows = 4 * max(unit, 16)
     matrix = some_matrix(bits, rows, 17, rows // 2, lattice=True)
     for recipe in recipes(16, bits, "float32", "minimum"):
-        turn = max(1, 32 // unit)
-        several = replace(recipe, rows=4, chains=3, turn=turn, registers=2, panel=32)
+        several = replace(recipe, rows=4, chains=3, unroll=max(1, 32 // unit), registers=2, panel=32)
         if several.fits(16):
             several = replace(several, rows=1)
         x = activations(several, min(several.rows, 3), rows, lattice=True)
@@ -106,7 +105,7 @@ def test_the_largest_codes_and_mantissas_stay_exact(method: Method) -> None:
 
 @cache
 def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[QuantizedMatrix, F32 | Blocks, F32]:
-    """A random case with a group that cuts a unit and a tail in N, and what the interpreter makes of it."""
+    """A random case with a group that cuts a unit and a tail in N, and its result by the interpreter."""
     matrix = some_matrix(recipe.bits, 32, 21, 23, recipe.convention, recipe.scales)
     x = activations(recipe, count, 32)
     return matrix, x, interpreted(matrix, x, recipe, lanes, fused=fused)
@@ -115,7 +114,7 @@ def expected(recipe: Recipe, count: int, lanes: int, fused: bool) -> tuple[Quant
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 @pytest.mark.parametrize("bits", BITS)
 def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
-    """Every method that there is: not one rounding differs."""
+    """For every method: not one rounding differs."""
     for recipe in recipes(table.lanes, bits, *KINDS[BITS.index(bits)]):
         if table.name in ADDS_TO and recipe.method != "dot4":
             continue
@@ -126,7 +125,7 @@ def test_compiled_kernels_have_the_bits_of_the_interpreted_program(bits: int, ta
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 @pytest.mark.parametrize("bits", BITS)
 def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits: int, table: InstructionSet) -> None:
-    """Those of `choices`, for one row of x less than they take; the kinds of scales go round."""
+    """The default kernels, for one row of x less than they take; the kinds of scales alternate."""
     for purpose in purposes_of(table):
         scales, convention = kind_of(purpose, bits)
         layout = PanelLayout.of(some_matrix(bits, 32, 21, 23, convention, scales), PANEL)
@@ -136,7 +135,7 @@ def test_the_kernels_that_are_used_have_the_bits_of_the_interpreted_program(bits
 
 
 def test_instruction_sets_differ_in_nothing_but_the_fused_multiply_add() -> None:
-    """A program for eight lanes gives the plain kernel's bits where `fmadd` rounds twice, and AVX2's where once."""
+    """A program for eight lanes gives the plain kernel's bits if `fmadd` rounds twice, and AVX2's if it rounds once."""
     matrix = some_matrix(4, 64, 40, 24)
     recipe = Recipe(4, "float32", "minimum", "fold", rows=4, registers=1)
     x = activations(recipe, 4, 64)
@@ -151,8 +150,8 @@ def test_instruction_sets_differ_in_nothing_but_the_fused_multiply_add() -> None
 
 
 @pytest.mark.parametrize(("method", "rows"), [("fold", 1), ("fold", 3), ("table", 3), ("sums", 1), ("pairs", 3)])
-def test_blocks_along_the_z_curve_change_no_bit(method: Method, rows: int) -> None:
-    """Three panels of five groups, in blocks of two groups and two panels: compiled and interpreted, all the same."""
+def test_blocks_change_no_bit(method: Method, rows: int) -> None:
+    """Three panels of five groups, in blocks of two groups: compiled and interpreted, all the same."""
     table = HERE[0]
     recipe = Recipe(4, "float16", "zero_point", method, rows=rows, registers=1, panel=32)
     if recipe.fits(table.lanes):
@@ -160,7 +159,7 @@ def test_blocks_along_the_z_curve_change_no_bit(method: Method, rows: int) -> No
     matrix = some_matrix(4, 64, 70, 14, "zero_point", "float16")
     x = activations(recipe, rows, 64)
     whole = interpreted(matrix, x, recipe, table.lanes, fused=table.fused)
-    in_blocks = interpreted(matrix, x, recipe, table.lanes, fused=table.fused, block_groups=2, block_panels=2)
+    in_blocks = interpreted(matrix, x, recipe, table.lanes, fused=table.fused, block_rows=2 * 14)
     assert_same_bits(in_blocks, whole)
-    assert_same_bits(Compiled(matrix, recipe, table, block_groups=2, block_panels=2)(x), whole)
+    assert_same_bits(Compiled(matrix, recipe, table, block_rows=2 * 14)(x), whole)
     assert_same_bits(Compiled(matrix, recipe, table)(x), whole)

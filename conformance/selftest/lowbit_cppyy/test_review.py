@@ -1,4 +1,4 @@
-"""The cppyy backend where it is least expected: forks, Ctrl-C, other users' folders, other modes of arithmetic."""
+"""The cppyy backend in unusual surroundings: forks, Ctrl-C, other users' folders, other modes of arithmetic."""
 
 import ctypes
 import os
@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,23 +16,25 @@ import pytest
 from lowbit.arrays import Array
 from lowbit.quantization.affine import quantize
 from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import TABLES
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.lazily import cached_property
+from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.tuning import outcomes
 from lowbit_cppyy.tuning.choices import default_recipe
 
-LAYOUT = PanelLayout(4, 64, 100, 32, "float32", "minimum", panel=64, block_groups=2, block_panels=0)
+LAYOUT = PanelLayout(4, 64, 100, 32, "float32", "minimum", panel=64)
 
 
 def ran(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a Python of its own, where nothing has been compiled yet."""
+    """Run a script in a new Python process, where nothing has been compiled yet."""
     common = """
         import os, sys, threading, time
         import numpy as np
         from lowbit.quantization.affine import quantize
-        from lowbit_cppyy import CppyyBackend, compiler, outcomes
+        from lowbit_cppyy import CppyyBackend
+        from lowbit_cppyy.runtime import compiler
+        from lowbit_cppyy.tuning import outcomes
         matrix = quantize(np.ones((64, 100), np.float32), bits=4, group_size=32)
         x = np.ones((2, 64), np.float32)
         """
@@ -47,40 +49,41 @@ def ran(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder for outcomes, in which there is nothing yet, not even the folder for them."""
+def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """An empty cache folder, without the folder for outcomes."""
     monkeypatch.setenv("LOWBIT_CACHE", str(tmp_path))
     monkeypatch.delenv(outcomes.VARIABLE, raising=False)
-    monkeypatch.setattr(outcomes, "_seen", {})
-    return tmp_path
+    outcomes.forget()
+    yield tmp_path
+    outcomes.forget()
 
 
 def write(panel: int) -> outcomes.Key:
     table = TABLES["plain"]
     key = outcomes.Key.of("vector", LAYOUT, table)
     recipe = replace(default_recipe("vector", LAYOUT, table), panel=panel, registers=1)
-    outcomes.write(key, outcomes.Outcome(recipe, None, 0, {}))
+    outcomes.write(key, recipe, {})
     return key
 
 
 @pytest.mark.usefixtures("kept")
 def test_a_first_search_changes_nothing_in_a_process_that_found_no_outcomes_before() -> None:
-    """That there is no folder is remembered like everything else that is read: results keep their bits."""
+    """The absence of the folder is remembered like every outcome that was read: results keep their bits."""
     assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
     write(panel=64)
     assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
 
 
 @pytest.mark.usefixtures("kept")
-def test_an_outcome_whose_panel_suits_no_other_purpose_is_passed_over() -> None:
-    """With a panel of 16, the kernels for several rows would not fit the layout, and be refused when first called."""
+def test_an_outcome_whose_panel_suits_no_other_purpose_is_ignored() -> None:
+    """With a panel of 16, the kernels for several rows would not fit the layout, and fail at their first call."""
     with pytest.warns(outcomes.OutcomeWarning, match="panel is 16; allowed: 64 or 128"):
         assert outcomes.read(write(panel=16)) is None
 
 
 @pytest.mark.usefixtures("kept")
 def test_a_cache_folder_that_cannot_be_looked_into_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a service has it that keeps HOME and gives up root; here the system refuses the name, as it does to root."""
+    """As for a service that keeps HOME and drops root; here the system refuses the name, also to root."""
     monkeypatch.setenv("LOWBIT_CACHE", "/" + 300 * "x")
     assert outcomes.tuned("vector", LAYOUT, TABLES["plain"]) is None
     assert outcomes.described(TABLES["plain"]) == "default"
@@ -90,15 +93,15 @@ def test_a_cache_folder_that_cannot_be_looked_into_is_none(monkeypatch: pytest.M
 
 
 def test_a_kernel_can_be_asked_for_again_after_it_was_interrupted() -> None:
-    """Wherever Ctrl-C falls: here right behind each of the first times that the compiler was called."""
+    """Whenever Ctrl-C arrives: here right after each of the first calls of the compiler."""
     result = ran("""
-        define, interrupted = compiler.Runtime._define, set()
+        define, interrupted = compiler.Runtime.define, set()
         def interrupting(self, source):
             define(self, source)
             if source not in interrupted:
                 interrupted.add(source)
                 raise KeyboardInterrupt
-        compiler.Runtime._define = interrupting
+        compiler.Runtime.define = interrupting
         backend = CppyyBackend("plain", threads=1)
         for attempt in range(20):
             try:
@@ -115,10 +118,10 @@ def test_a_kernel_can_be_asked_for_again_after_it_was_interrupted() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_child_does_not_wait_for_what_another_thread_was_working_out() -> None:
-    """As it would on Python 3.11 with the property of `functools`, which has a lock for all objects of a class."""
+    """As it would on Python 3.11 with the property of `functools`, which has one lock for all objects of a class."""
     result = ran("""
         import signal
-        from lowbit_cppyy.lazily import cached_property
+        from lowbit_cppyy.caching import cached_property
         go_on, results = threading.Event(), []
         def slowly():
             if threading.current_thread() is not threading.main_thread():
@@ -152,7 +155,7 @@ def test_a_child_does_not_wait_for_what_another_thread_was_working_out() -> None
 
 
 def test_a_property_is_worked_out_once() -> None:
-    """And is the object's own, and keeps its documentation."""
+    """It is stored in the object, and keeps its documentation."""
     asked: list[object] = []
 
     class One:
@@ -169,7 +172,7 @@ def test_a_property_is_worked_out_once() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_layers_of_torch_work_in_a_child_that_is_forked_while_another_thread_prepares_one() -> None:
-    """As loaders of data fork; the child prepares its own, with a backend of its own."""
+    """As data loaders fork; the child prepares its own matrix with its own backend."""
     pytest.importorskip("torch")
     result = ran("""
         import signal, torch
@@ -206,7 +209,7 @@ UPWARD = {"x86_64": 0x800, "aarch64": 0x400000}
 
 @pytest.mark.skipif(platform.machine() not in UPWARD or sys.platform != "linux", reason="fenv.h is not known here")
 def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None:
-    """Rounding upward in the thread that calls: a worker does not, and which of them computes a panel is chance."""
+    """Rounding upward in the calling thread: a worker does not, and either may compute a panel."""
     c = ctypes.CDLL("libm.so.6")
     random = np.random.default_rng(0)
     x = random.standard_normal((3, 256)).astype(np.float32)
@@ -233,7 +236,7 @@ def test_results_do_not_depend_on_the_mode_of_arithmetic_of_the_caller() -> None
 
 
 def test_a_processor_is_asked_for_no_instructions_that_no_word_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers with AVX-512 and VNNI that lack the byte permutations of VBMI, of which there are many, get both."""
+    """Servers with AVX-512 and VNNI but without the byte permutations of VBMI, of which there are many, get both."""
     lacking = {"avx512vbmi", "avx_vnni"}
     monkeypatch.delenv(processor.ISA_VARIABLE, raising=False)
     monkeypatch.setattr(processor, "has", lambda feature: feature not in lacking)

@@ -1,4 +1,4 @@
-"""The roundings that the backend declares are counted here in its programs, term by term.
+"""The roundings that the backend declares, counted in its programs, term by term.
 
 A program is run on numbers that are not numbers but counts: a value is, for each term that went into it, how often
 that term was rounded on the way. An operation on an exact zero rounds nothing; every other one rounds once, even where
@@ -18,11 +18,12 @@ from lowbit.kernels.program import Address, Advance, Element, Instruction, Loop,
 from lowbit.quantization.affine import CONVENTIONS
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy.backend import integer_roundings, roundings
-from lowbit_cppyy.codegen.microkernel import TABLE, micro_kernel
-from lowbit_cppyy.recipe.recipe import METHODS_FOR, PURPOSES, Recipe
+from lowbit_cppyy.codegen.microkernel import micro_kernel
+from lowbit_cppyy.codegen.steps import TABLE
+from lowbit_cppyy.recipe import METHODS_FOR, PURPOSES, Recipe
 
 Count = dict[Any, int]
-"""For each term, its roundings so far; under `None`, those of a number that is no term but a factor of some."""
+"""For each term, its roundings so far; under `None`, those of a number that is a factor of terms."""
 
 ZERO: Count = {}
 EXACT: Count = {None: 0}
@@ -87,7 +88,7 @@ class Machine:
             return operands[0]
         if word in ("broadcast_float", "load_float"):
             return self.read(word, arguments[0])
-        return EXACT  # integers, what they are converted to, and scales in memory: whatever they are, nothing rounds
+        return EXACT  # integers, conversions of them, and scales in memory: nothing rounds
 
     def read(self, word: str, argument: Any) -> Count:
         if not isinstance(argument, Address):
@@ -98,7 +99,7 @@ class Machine:
         return self.x[place] if word == "broadcast_float" else reduce(either, self.x[place : place + TABLE])
 
 
-# **Streams of counts**, as `kernel_runs` has them of numbers.
+# **Streams of counts**, like the streams of numbers of `kernel_runs`.
 
 
 def group_sum(terms: list[Count]) -> Count:
@@ -138,7 +139,7 @@ def segment_stream(recipe: Recipe, first: int, stop: int) -> Iterator[tuple[list
 
 
 def most_roundings(recipe: Recipe, rows: int, group_size: int, *, fused: bool) -> int:
-    """The most that any term meets, in a matrix of so many rows."""
+    """The most roundings of any term, in a matrix of this many rows."""
     x, turns, back, ends = [EXACT] * (TABLE if recipe.method == "table" else 0), list[int](), list[int](), list[int]()
     for first in range(0, rows, group_size):
         stop = min(first + group_size, rows)
@@ -162,7 +163,7 @@ def most_roundings(recipe: Recipe, rows: int, group_size: int, *, fused: bool) -
 
 
 def kinds(bits: int, *, integer: bool) -> list[Recipe]:
-    """What the backend may use for a width, one register wide and for one row, for which the roundings are the same."""
+    """The recipes that the backend may use for a width, of one register and one row; others round as often."""
     found = set()
     for purpose, convention, chains in product(PURPOSES, CONVENTIONS, (1, 3)):
         for method in METHODS_FOR[purpose]:
@@ -177,7 +178,7 @@ SIZES = (*range(1, 7), 8, 9, 16, 17, 31, 32, 33, 36)
 
 @pytest.mark.parametrize("bits", BITS)
 def test_no_term_meets_more_roundings_than_are_declared(bits: int) -> None:
-    """Groups of every size up to some units, alone and with a short one behind them, fused and not."""
+    """Groups of every size up to some units, alone and followed by a short one, fused and not."""
     spare = []
     for recipe, n, fused in product(kinds(bits, integer=False), SIZES, (True, False)):
         for rows in (n, 2 * n + n // 2):
@@ -187,9 +188,9 @@ def test_no_term_meets_more_roundings_than_are_declared(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", BITS)
 def test_no_segment_meets_more_roundings_than_are_declared(bits: int) -> None:
-    """The same of integer products, whose blocks and groups cut each other."""
+    """The same for integer products, whose blocks and groups cut each other."""
     spare = []
     for recipe, n in product(kinds(bits, integer=True), (1, 7, 31, 32, 33, 34, 64, 65, 96, 98)):
         for rows, fused in product((n, 2 * n + n // 2), (True, False)):
             spare.append(integer_roundings(rows, n) - most_roundings(recipe, rows, n, fused=fused))
-    assert 0 <= min(spare) <= 3  # of the loop that is declared for every backend, three are not met here
+    assert 0 <= min(spare) <= 3  # the declaration of every backend's loop has three that do not occur here

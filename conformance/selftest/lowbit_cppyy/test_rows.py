@@ -1,4 +1,4 @@
-"""What the bits of a result depend on: its own row of x and the matrix, and neither other rows nor threads."""
+"""The bits of a result depend on its row of x and the matrix, and neither on other rows nor on threads."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ COUNTS = (*range(1, 21), *range(63, 71))
 
 @pytest.fixture(autouse=True)
 def nothing_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels do not depend on what was searched on this machine."""
+    """The kernels do not depend on searches on this machine."""
     monkeypatch.setenv(outcomes.VARIABLE, "off")
 
 
@@ -27,8 +27,8 @@ def some_of(x: Blocks, rows: slice) -> Blocks:
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
 def test_a_row_has_the_same_bits_alone_and_among_others(table: InstructionSet) -> None:
-    """For one to seventy rows, with kernels for few and for many of them, K being two blocks of a panel. The rows
-    beside it may be anything: infinite, not a number, tiny, huge."""
+    """For one to seventy rows, with kernels for few and for many of them, and K of two blocks of a panel. The rows
+    beside it may be anything: infinite, NaN, tiny, huge."""
     matrix = some_matrix(BITS[HERE.index(table) % len(BITS)], 2048, 20, 100, "zero_point")
     x, blocks = some_rows(70, 2048), some_blocks(70, 2048)
     with CppyyBackend(table.name, threads=1) as backend:
@@ -61,7 +61,7 @@ def test_results_do_not_depend_on_the_number_of_threads(table: InstructionSet, b
 
 
 def extreme_rows() -> F32:
-    """A row of 64 for every exponent of float32, with what a cast may do wrong there: ties, saturation, both zeros."""
+    """A row of 64 for every exponent of float32, with difficult numbers for a cast: ties, saturation, both zeros."""
     mantissas = np.array([1, 1.5, 127 / 64, 127.5 / 64, 127.75 / 64, 2 - 2.0**-23, -1, -1.9921875, 0, -0.0], np.float64)
     steps = np.array([0.5, 1.5, 2.5, 126.5, -0.5, -2.5, 1, 0.25]) / 64
     row = np.resize(np.concatenate([mantissas, steps]), 64)
@@ -73,7 +73,7 @@ def extreme_rows() -> F32:
 
 @pytest.mark.parametrize("table", (HERE[0], HERE[-1]), ids=lambda table: table.name)
 def test_cast_and_product_are_the_two_one_by_one(table: InstructionSet) -> None:
-    """Of every size from subnormal numbers to the largest, together and row by row, to the bit."""
+    """From subnormal numbers to the largest, together and row by row, to the bit."""
     x = extreme_rows()
     with CppyyBackend(table.name, threads=1) as backend:
         prepared = backend.prepare(some_matrix(4, 64, 19, 40))

@@ -28,10 +28,10 @@ from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.codegen.lowering import prelude
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.layout.streams import Stream
-from lowbit_cppyy.recipe.recipe import Purpose, Recipe
+from lowbit_cppyy.layout.panels import BLOCK_ROWS, PanelLayout
+from lowbit_cppyy.recipe import Purpose, Recipe
 from lowbit_cppyy.runtime import compiler, processor
+from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 
 COMPILERS = [path for name in ("g++", "clang++") if (path := shutil.which(name))]
@@ -41,7 +41,7 @@ SHORT = {
     "g++": ("--param", "asan-instrumentation-with-call-threshold=0"),
     "clang++": ("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
 }
-"""Checks are called and not written out: compiled in half the time."""
+"""Checks are calls and not inlined, which halves the time of compilation."""
 
 HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
 
@@ -105,9 +105,9 @@ class Case:
 
     @cached_property
     def layout(self) -> PanelLayout:
-        """As the backend has it, or where there are seven to nine groups in blocks of three by two panels."""
-        blocks = {"block_groups": 3, "block_panels": 2} if 6 < self.matrix.groups < 10 else {}
-        return PanelLayout.of(self.matrix, PANEL, **blocks)
+        """As the backend has it; where there are seven to nine groups, in blocks of three."""
+        rows = 3 * self.matrix.group_size if 6 < self.matrix.groups < 10 else BLOCK_ROWS
+        return PanelLayout.of(self.matrix, PANEL, rows)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -129,7 +129,7 @@ def every_case(table: InstructionSet) -> Iterator[Case]:
     for bits, purpose in product(BITS, purposes_of(table)):
         unit, (scales, convention) = CODES_PER_UNIT[bits], kind_of(purpose, bits)
         shapes = [(unit, 1, unit), (3 * unit, PANEL, 3), (3 * unit, PANEL, 3 * unit), (224, 2 * PANEL + 13, 100)]
-        if purpose != "integer rows":  # where every segment is whole turns; for one row that is enough
+        if purpose != "integer rows":  # where every segment is whole iterations; for one row that is enough
             shapes += [(224, 2 * PANEL + 13, 32), (224, 2 * PANEL + 13, 224)]
         for rows, columns, group_size in shapes:
             matrix = some_matrix(bits, rows, columns, group_size, convention, scales)
@@ -146,7 +146,7 @@ def recipes_of(isa: str) -> list[Recipe]:
 
 
 class Recorder:
-    """Stands where the compiled C++ stands, and keeps what would be passed to it."""
+    """Takes the place of the compiled C++, and records the arguments that would be passed to it."""
 
     def __init__(self) -> None:
         self.bridge, self.passed = self, list[Array]()
@@ -168,8 +168,8 @@ class Recorder:
 
 
 def written(case: Case, monkeypatch: pytest.MonkeyPatch, *, short: int = 0, cast: bool = False) -> bytes:
-    """A case as the driver reads it; the stream may be cut short by some elements, to see that it is noticed."""
-    recorder, stream = Recorder(), Stream(case.recipe, case.layout)
+    """A case as the driver reads it; the stream may be cut short by some elements, to see that this is detected."""
+    recorder, stream = Recorder(), ActivationStream(case.recipe, case.layout)
     words, x = case.layout.apply(case.matrix), case.x
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "runtime", lambda: recorder)
@@ -204,7 +204,7 @@ Driver = Callable[[InstructionSet], Path]
 
 @pytest.fixture(scope="module", params=COMPILERS, ids=lambda path: Path(path).name)
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """The kernels of an instruction set with two sanitizers, compiled when it is first asked for."""
+    """The kernels of an instruction set with two sanitizers, compiled at the first request."""
     made: dict[str, Path] = {}
 
     def make(table: InstructionSet) -> Path:
@@ -246,9 +246,8 @@ def test_every_access_is_inside_its_array(
     result = answer(driver(table), inputs)
     assert result.returncode == 0, result.stderr.decode()[:2000]
     expected = []
-    for case in cases(table.name):  # only now: what the sanitizers found would end this process
-        blocks = {"block_groups": case.layout.block_groups, "block_panels": case.layout.block_panels}
-        compiled = Compiled(case.matrix, case.recipe, table, **blocks)
+    for case in cases(table.name):  # only now: a fault that the sanitizers find would end this process
+        compiled = Compiled(case.matrix, case.recipe, table, block_rows=case.layout.block_rows)
         expected.append(compiled(case.x).tobytes())
     assert result.stdout == b"".join(expected)
 
@@ -265,7 +264,7 @@ def test_the_cast_is_inside_its_arrays(driver: Driver, monkeypatch: pytest.Monke
 def test_the_sanitizer_notices_a_stream_that_is_a_line_short(
     driver: Driver, table: InstructionSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tests above can fail: with a line less than the layout says, the driver stops, for each width of codes."""
+    """The tests above can fail: with one cache line less than the layout states, the driver stops, for each width."""
     seen = set[int]()
     for case in cases(table.name):
         wanted = purposes_of(table)[BITS.index(case.matrix.bits) % len(purposes_of(table))]

@@ -1,4 +1,4 @@
-"""The cppyy backend's threads as the process that they live in sees them: signals, affinity, fork, the GIL."""
+"""The threads of the cppyy backend in a process: signals, affinity, fork, the GIL."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ linux = pytest.mark.skipif(not TASKS.exists(), reason="only Linux shows a proces
 
 
 def prepared(backend: CppyyBackend, columns: int) -> PreparedLinear:
-    """Of so few rows that numpy does not free the GIL when it looks at x."""
+    """With so few rows that numpy does not release the GIL when it checks x."""
     return backend.prepare(quantize(np.ones((64, columns), np.float32), bits=4, group_size=64))
 
 
@@ -32,7 +32,7 @@ def workers() -> set[Path]:
 
 
 def new_workers(before: set[Path], count: int) -> set[Path]:
-    """The workers that were not there before, once there are so many; each takes its name when it starts."""
+    """The new workers, once there are this many; each takes its name when it starts."""
     for _ in range(1000):
         if len(new := workers() - before) == count:
             return new
@@ -47,7 +47,7 @@ def status(task: Path, field: str) -> str:
 
 @linux
 def test_workers_have_a_name_and_take_no_signals_from_outside() -> None:
-    """Ctrl-C and timers reach the program's own threads; what a worker itself does wrong is still its own."""
+    """Ctrl-C and timers reach the threads of the program; a fault of a worker is still delivered to the worker."""
     before, mask = workers(), status(TASKS / str(threading.get_native_id()), "SigBlk")
     with CppyyBackend(threads=3) as backend:
         prepared(backend, 64)
@@ -70,7 +70,7 @@ def test_workers_have_a_name_and_take_no_signals_from_outside() -> None:
 
 @linux
 def test_workers_run_where_the_thread_that_made_them_may() -> None:
-    """Its affinity is inherited; what another thread is bound to, or it itself later, is not."""
+    """Its affinity is inherited; that of another thread, or a later one, is not."""
     before = os.sched_getaffinity(0)
     one, known = {max(before)}, workers()
     with CppyyBackend(threads=2) as backend:
@@ -85,7 +85,7 @@ def test_workers_run_where_the_thread_that_made_them_may() -> None:
 
 @linux
 def test_working_leaves_the_affinity_of_a_worker_as_it_is() -> None:
-    """A worker that moves away from its caller's processor may afterwards run there again."""
+    """A worker that moves away from the processor of its caller may run there again afterwards."""
     before, known = os.sched_getaffinity(0), workers()
     with CppyyBackend(threads=2) as backend:
         matrix = prepared(backend, 100_000)
@@ -102,7 +102,7 @@ def test_working_leaves_the_affinity_of_a_worker_as_it_is() -> None:
 
 @pytest.fixture
 def patience() -> Iterator[None]:
-    """No thread of Python is asked to give up the GIL by another that waits for it."""
+    """No Python thread is made to release the GIL by another that waits for it."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(60)
     yield
@@ -110,7 +110,7 @@ def patience() -> Iterator[None]:
 
 
 def runs_during(call: Callable[[], object], times: int) -> bool:
-    """Whether another thread of Python gets to run during some of so many calls, and not only between them."""
+    """Whether another Python thread runs during some of these calls, and not only between them."""
     gate, ran = threading.Lock(), threading.Event()
 
     def run() -> None:
@@ -132,7 +132,7 @@ def runs_during(call: Callable[[], object], times: int) -> bool:
 
 @pytest.mark.usefixtures("patience")
 def test_the_gil_is_free_during_a_kernel() -> None:
-    """Another thread of Python runs during a call; were the GIL held, it would never, as the same calls show."""
+    """Another Python thread runs during a call. If the GIL were held it never would, as the same calls show."""
     multiply = compiler.runtime().multiply
     with CppyyBackend(threads=2) as backend:
         matrix = prepared(backend, 100_000)
@@ -170,7 +170,7 @@ FORKING = """
                 prepared.qgemv(x)
             except Exception as error:
                 backend.close()
-                os._exit(7 if "stayed behind when this process was forked" in str(error) else 8)
+                os._exit(7 if "do not exist in a forked process" in str(error) else 8)
             os._exit(9)
         errors.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     done.set()
@@ -181,7 +181,7 @@ FORKING = """
 
 
 def test_a_fork_in_the_middle_of_other_threads_calls_gives_errors_and_no_hangs() -> None:
-    """Whatever locks the other threads hold at that moment, the child is told, can close, and the parent goes on."""
+    """Whatever locks other threads hold at that moment, the child gets an error and can close; the parent continues."""
     script = [sys.executable, "-c", textwrap.dedent(FORKING)]
     result = subprocess.run(script, capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout == f"{[7] * 12} 256.0\n", result.stderr

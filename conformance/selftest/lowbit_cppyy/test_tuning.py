@@ -1,4 +1,4 @@
-"""The search of Algorithm 4 with a clock of its own, what it predicts, and the command ``lowbit tune``."""
+"""The search of Algorithm 4 with an artificial clock, its predictions, and the command ``lowbit tune``."""
 
 import json
 import re
@@ -17,20 +17,20 @@ from lowbit.kernels.interpreter import run
 from lowbit_cppyy.cli import tune as tune_command
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES
-from lowbit_cppyy.codegen.microkernel import micro_kernel, x_elements
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.layout.streams import Stream
-from lowbit_cppyy.recipe.recipe import PURPOSES, SEGMENT, Recipe
+from lowbit_cppyy.codegen.microkernel import micro_kernel
+from lowbit_cppyy.codegen.steps import x_elements
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import PURPOSES, SEGMENT, Recipe
 from lowbit_cppyy.runtime import hardware
+from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.tuning import outcomes
-from lowbit_cppyy.tuning.candidates import Candidate, block, tiles, turns
+from lowbit_cppyy.tuning.candidates import tiles, unrolled
 from lowbit_cppyy.tuning.choices import default_recipe, recipe_for
 from lowbit_cppyy.tuning.prediction import counted_registers, predict, words_of_a_group
-from lowbit_cppyy.tuning.search import WORTH, Place, search
+from lowbit_cppyy.tuning.search import WORTH, Location, search
 from lowbit_cppyy.tuning.stopwatch import Problem, part_in_cache
 
 AVX2, AVX512 = TABLES["avx2"], TABLES["avx512"]
-GAMMA = 32 * 1024 * 8
 Told = list[tuple[str, int, int]]
 
 
@@ -39,40 +39,40 @@ def layout(bits: int = 4, group: int = 128, shape: str = "4096x11008") -> PanelL
 
 
 class Table:
-    """A stopwatch that answers from a rule."""
+    """A stopwatch that computes times by a rule."""
 
-    def __init__(self, fastest: Recipe, blocks: float = 2.0) -> None:
-        self.fastest, self.blocks = fastest, blocks
-        self.asked: list[tuple[Candidate, Place]] = []
+    def __init__(self, fastest: Recipe) -> None:
+        self.fastest = fastest
+        self.asked: list[tuple[Recipe, Location]] = []
 
-    def sample(self, candidate: Candidate, place: Place) -> float:
-        self.asked.append((candidate, place))
-        recipe, wrong = candidate.recipe, 1.0
-        for name in ("method", "registers", "chains", "turn", "panel", "ahead"):
+    def sample(self, recipe: Recipe, location: Location) -> float:
+        self.asked.append((recipe, location))
+        wrong = 1.0
+        for name in ("method", "registers", "chains", "unroll", "panel", "ahead"):
             wrong += 0.1 * (getattr(recipe, name) != getattr(self.fastest, name))
-        return 1e-3 * wrong * (self.blocks if candidate.block_groups else 1.0)
+        return 1e-3 * wrong
 
 
 # The search.
 
 
 def test_the_search_finds_the_fastest_of_every_choice() -> None:
-    """Method, tile, turn, panel and distance ahead, each found in its own step, though all six differ at first."""
+    """Method, tile, unrolling, panel and prefetch distance, each found in its own step, though all differ at first."""
     default = default_recipe("vector", layout(), AVX512)
-    wanted = replace(default, method="table", registers=2, chains=4, turn=2, ahead=512, panel=128)
+    wanted = replace(default, method="table", registers=2, chains=4, unroll=2, ahead=512, panel=128)
     clock = Table(wanted)
-    found = search("vector", layout(), AVX512, GAMMA, clock)
-    assert found.default.recipe == default
-    assert found.chosen == Candidate(wanted)
-    assert found.faster >= WORTH and found.block is not None
-    assert {trial.step for trial in found.trials.values()} == {"tile", "turn", "ahead", "panel", "block"}
+    found = search("vector", layout(), AVX512, clock)
+    assert found.default == default
+    assert found.chosen == wanted
+    assert found.faster >= WORTH
+    assert {trial.step for trial in found.trials.values()} == {"tile", "unroll", "ahead", "panel"}
 
 
 def test_candidates_take_turns_and_the_slower_half_is_dropped() -> None:
     """In every round each candidate that is left is measured once; the slowest has the fewest samples."""
     default = default_recipe("rows", layout(), AVX2)
     clock = Table(replace(default, method="shift"))
-    found = search("rows", layout(), AVX2, GAMMA, clock)
+    found = search("rows", layout(), AVX2, clock)
     first = [candidate for candidate, _ in clock.asked[: len(tiles("rows", layout(), AVX2))]]
     assert len(set(first)) == len(first)
     counts = {
@@ -86,54 +86,37 @@ def test_the_default_stays_if_another_is_not_worth_it() -> None:
     """A difference of one percent may be chance."""
 
     class Near(Table):
-        def sample(self, candidate: Candidate, place: Place) -> float:
-            return 1.0e-3 if candidate.recipe.method == "table" else 1.01e-3
+        def sample(self, recipe: Recipe, location: Location) -> float:
+            return 1.0e-3 if recipe.method == "table" else 1.01e-3
 
-    found = search("vector", layout(), AVX512, GAMMA, Near(default_recipe("vector", layout(), AVX512)))
+    found = search("vector", layout(), AVX512, Near(default_recipe("vector", layout(), AVX512)))
     assert found.chosen == found.default and 1.0 < found.faster < WORTH
-
-
-def test_blocks_along_the_z_curve_win_where_they_are_faster() -> None:
-    default = default_recipe("vector", layout(), AVX2)
-    assert search("vector", layout(), AVX2, GAMMA, Table(default, blocks=0.5)).chosen.block_panels > 0
-    assert search("vector", layout(), AVX2, GAMMA, Table(default, blocks=2.0)).chosen.block_panels == 0
 
 
 def test_progress_is_told_and_never_beyond_its_end() -> None:
     told: Told = []
     clock = Table(default_recipe("integer rows", layout(), AVX2))
-    search("integer rows", layout(), AVX2, GAMMA, clock, lambda *step: told.append(step))
+    search("integer rows", layout(), AVX2, clock, lambda *step: told.append(step))
     assert told and all(0 <= done < total for _, done, total in told)
 
 
-# What is tried.
+# The candidates.
 
 
-@pytest.mark.parametrize("isa", ("avx512vnni", "avx2"))  # the others differ from these in no number
+@pytest.mark.parametrize("isa", ("avx512vnni", "avx2"))  # the others have the same numbers
 @pytest.mark.parametrize("purpose", PURPOSES)
 def test_every_candidate_can_be_made_and_fits_the_registers(isa: str, purpose: Any) -> None:
-    """The default comes first, whatever the model says of it; for several rows there is one chain."""
+    """The default comes first, whatever the model predicts of it; several rows have one chain."""
     table = TABLES[isa]
     for bits in (3, 4):
-        found = tiles(purpose, layout(bits), table)
-        recipes = list(found)
+        recipes = tiles(purpose, layout(bits), table)
         assert recipes[0] == default_recipe(purpose, layout(bits), table) and len(recipes) > 1
         for recipe in recipes:
-            assert not recipe.fits(table.lanes) and Stream(recipe, layout(bits)).whole
-            assert recipe.method != "mantissa" and (purpose == "vector" or recipe.chains == 1)
-            assert recipe == recipes[0] or found[recipe].registers <= table.registers
-        for recipe in turns(recipes[0], layout(bits), table):
-            assert Stream(recipe, layout(bits)).whole
-
-
-def test_the_block_of_equation_5_is_whole_groups_and_panels_and_fits() -> None:
-    """Also where no block fits: a group of a whole column, whose part of x alone is larger than γ."""
-    candidate = Candidate(default_recipe("vector", layout(), AVX2))
-    blocked = block(candidate, layout(), AVX2, GAMMA)
-    assert blocked is not None and blocked.block_groups is not None
-    m_b, t_b = blocked.block_groups * 128, blocked.block_panels * 64
-    assert 32 * m_b + 4 * m_b * t_b + 32 * t_b + 64 * t_b * blocked.block_groups <= GAMMA
-    assert block(candidate, layout(group=0, shape="11008x4096"), AVX2, GAMMA) is None
+            assert not recipe.fits(table.lanes) and ActivationStream(recipe, layout(bits)).whole
+            assert purpose == "vector" or recipe.chains == 1
+            assert recipe == recipes[0] or predict(recipe, layout(bits), table).registers <= table.registers
+        for recipe in unrolled(recipes[0], layout(bits), table):
+            assert ActivationStream(recipe, layout(bits)).whole
 
 
 def test_the_part_in_the_cache_has_the_matrix_s_groups() -> None:
@@ -145,22 +128,22 @@ def test_the_part_in_the_cache_has_the_matrix_s_groups() -> None:
         assert part.group_size == min(whole.group_size, part.rows) and part.columns >= 256
 
 
-# What is predicted.
+# The predictions.
 
 
 @pytest.mark.parametrize(
     ("bits", "method", "purpose"), [(4, "fold", "vector"), (3, "shift", "rows"), (2, "sums", "vector")]
 )
 def test_predicted_words_are_those_that_the_interpreter_counts(bits: int, method: Any, purpose: Any) -> None:
-    """Of one group, less what stands outside of the loop over groups."""
+    """Those of one group, without the steps outside the loop over groups."""
     recipe = replace(default_recipe(purpose, layout(bits), AVX512), method=method)
     program = micro_kernel(recipe, 16)
     units = 128 // recipe.unit_codes
     memory: dict[str, Any] = {name: np.zeros(20000, np.uint32) for name in "wsz"}
     elements = (units * x_elements(recipe) + 1) * recipe.rows
     memory |= {"x": np.zeros(elements, np.float32), "y": np.zeros(recipe.rows * recipe.panel, np.float32)}
-    turns_of = [units // recipe.turn]
-    one, none = (run(program, memory, {"turns": turns_of, "groups": groups}) for groups in (1, 0))
+    iterations = [units // recipe.unroll]
+    one, none = (run(program, memory, {"turns": iterations, "groups": groups}) for groups in (1, 0))
     counted = one.instructions - none.instructions
     assert words_of_a_group(recipe, layout(bits), program) == counted
 
@@ -173,7 +156,7 @@ def test_predicted_words_of_integers_are_those_of_a_group_s_segments() -> None:
     assert words["cvt_signed_float"] == 128 // SEGMENT * recipe.registers
 
 
-def test_counted_registers_are_the_sums_and_what_is_on_its_way() -> None:
+def test_counted_registers_are_the_sums_and_a_code_being_unpacked() -> None:
     """Two chains of four sums, and one code; the masks, words, activations and y are not counted."""
     recipe = Recipe(4, "float16", "zero_point", "shift", registers=4, chains=2)
     assert counted_registers(micro_kernel(recipe, 16)) == 4 * 2 + 1
@@ -182,11 +165,11 @@ def test_counted_registers_are_the_sums_and_what_is_on_its_way() -> None:
     assert predicted.bytes_per_code == pytest.approx(0.5 + 3 / 128)
 
 
-# γ.
+# The caches.
 
 
-def test_gamma_is_read_from_the_system_and_has_a_default(tmp_path: Path) -> None:
-    """Only a data cache of the level counts; what cannot be read as a size does not."""
+def test_the_sizes_of_caches_are_read_from_the_system_and_have_defaults(tmp_path: Path) -> None:
+    """Only a data cache of the level counts; a malformed size is ignored."""
     for number, (level, kind, size) in enumerate(
         (("1", "Instruction", "64K"), ("1", "Data", "48K"), ("2", "Unified", "1M"))
     ):
@@ -194,11 +177,11 @@ def test_gamma_is_read_from_the_system_and_has_a_default(tmp_path: Path) -> None
         folder.mkdir()
         for name, text in (("level", level), ("type", kind), ("size", size)):
             (folder / name).write_text(text + "\n")
-    assert hardware.cache_of_level(1, tmp_path).bits == 48 * 1024 * 8
-    assert hardware.cache_of_level(2, tmp_path).bytes == 2**20
+    assert hardware.cache_bytes(1, tmp_path) == 48 * 1024
+    assert hardware.cache_bytes(2, tmp_path) == 2**20
     (tmp_path / "index2/size").write_text("much")
-    assert hardware.cache_of_level(2, tmp_path) == hardware.Cache(512 * 1024, "not known: a usual size")
-    assert hardware.cache_of_level(1, tmp_path / "nowhere").bytes >= 2**10
+    assert hardware.cache_bytes(2, tmp_path) == 512 * 1024
+    assert hardware.cache_bytes(1, tmp_path / "nowhere") >= 2**10
 
 
 # The command.
@@ -224,14 +207,14 @@ def rehearsed(kept: Path, monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
 
 
 def test_tune_answers_in_json_and_keeps_what_it_found(rehearsed: list[Problem]) -> None:
-    """Predicted and measured of everything that was tried; the outcome is used from then on."""
+    """Predictions and measurements of all candidates; the outcome is used from then on."""
     done = CliRunner().invoke(app, ["tune", "--json", "--purpose", "vector", "--purpose", "rows", "--threads", "1"])
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
     assert answer["complete"] and [search["purpose"] for search in answer["searches"]] == ["vector", "rows"]
     first = answer["searches"][0]
     assert first["chosen"].endswith("a512_avx2") and first["times_faster_than_default"] > 1
-    assert first["gamma"]["bytes"] > 0 and first["eta"] == 16
+    assert first["eta"] == 16
     assert all(trial["predicted"]["registers"] > 0 for trial in first["trials"])
     outcomes.forget()
     assert recipe_for("vector", layout(), AVX2).ahead == 512
@@ -241,7 +224,7 @@ def test_tune_shows_a_table_of_80_columns(rehearsed: list[Problem], monkeypatch:
     monkeypatch.setenv("COLUMNS", "80")
     done = CliRunner().invoke(app, ["tune", "--purpose", "vector", "--no-keep"])
     assert done.exit_code == 0, done.output
-    assert "γ = " in done.stdout and "eq.4" in done.stdout and "times as fast" in done.stdout
+    assert "η = " in done.stdout and "eq.4" in done.stdout and "times as fast" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert outcomes.read(outcomes.Key.of("vector", layout(), AVX2)) is None
 
@@ -253,7 +236,7 @@ def test_tune_goes_through_all_widths(rehearsed: list[Problem]) -> None:
 
 
 def test_an_interrupt_keeps_what_was_finished(rehearsed: list[Problem], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second search is interrupted: the first is answered and kept, and the status is that of an interrupt."""
+    """The second search is interrupted: the first is printed and kept, and the status is that of an interrupt."""
     from lowbit_cppyy.tuning import tune as tuning
 
     first = tuning.tune
@@ -302,7 +285,7 @@ def test_a_cache_that_cannot_be_written_is_refused_before_the_search(
         searched.append(problem)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lowbit_cppyy.cli.tune.Run._searched", search)
+    monkeypatch.setattr("lowbit_cppyy.cli.tune.Run.search", search)
     (kept / "file").touch()
     monkeypatch.setenv("LOWBIT_CACHE", str(kept / "file"))
     result = CliRunner().invoke(app, ["tune", "--shape", "64x64", "--group", "32"])

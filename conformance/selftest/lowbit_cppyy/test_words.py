@@ -1,4 +1,4 @@
-"""The words of the instruction tables: what each becomes on a processor is what the vocabulary says it is.
+"""The words of the instruction tables: each computes on a processor what the vocabulary defines.
 
 One C++ function calls every word of every table of this processor on registers that are read from memory. It is
 compiled by g++ with the sanitizer for undefined behaviour, and by cppyy; both must answer with the bits of the
@@ -63,7 +63,7 @@ def harness(table: InstructionSet) -> str:
     return "\n".join(lines) + "\n"
 
 
-# **Registers**, and what the vocabulary makes of them.
+# **Registers**, and the results of the vocabulary for them.
 
 
 def registers(lanes: int) -> Bits:
@@ -104,7 +104,7 @@ MOVES = ("load_int", "load_float", "store", "permute", "as_float", "broadcast_fl
 
 
 def wrong(table: InstructionSet, given: Bits) -> list[str]:
-    """The words whose answers are others than the vocabulary's."""
+    """The words whose answers differ from the vocabulary's."""
     answers, found = iter(given.reshape(-1, table.lanes)), set()
     for trial in registers(table.lanes):
         for name in WORDS:
@@ -161,12 +161,10 @@ def test_compiled_words_are_those_of_the_vocabulary(compiler: str, tmp_path: Pat
 def test_words_compiled_by_cppyy_are_those_of_the_vocabulary(table: InstructionSet) -> None:
     """By the compiler that compiles the kernels."""
     compiled = runtime()
-    if table.name not in compiled._preludes:
-        compiled._define(prelude(table))
-        compiled._preludes.add(table.name)
-    compiled._define(harness(table))
+    compiled.include_table(table)
+    compiled.define(harness(table))
     given = answers(table)
-    words = getattr(compiled._cppyy.gbl.lowbit, table.name).words
+    words = getattr(compiled.namespace, table.name).words
     words(registers(table.lanes).reshape(-1), given)
     assert wrong(table, given) == []
 
@@ -186,7 +184,7 @@ def test_a_wrong_word_is_found() -> None:
 @pytest.mark.skipif(not COMPILERS, reason="neither g++ nor clang++ is installed")
 @pytest.mark.parametrize("compiler", COMPILERS, ids=lambda path: Path(path).name)
 def test_every_table_compiles_on_a_processor_that_lacks_it(compiler: str, tmp_path: Path) -> None:
-    """All five tables in one file, for the plainest processor of this kind, without a warning."""
+    """All five tables in one file, for the most basic processor of this kind, without a warning."""
     source = "".join(prelude(table) + harness(table) for table in TABLES.values())
     (tmp_path / "all.cpp").write_text(source)
     options = ("-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-ignored-attributes")

@@ -14,7 +14,7 @@ from mutations import mangled, mutated, spelled
 
 from lowbit_conformance.defects import matrix
 from lowbit_conformance.report import gather
-from lowbit_cppyy.recipe.recipe import METHODS_FOR, Recipe
+from lowbit_cppyy.recipe import METHODS_FOR, Recipe
 from lowbit_cppyy.runtime import hardware
 from lowbit_cppyy.tuning import outcomes
 from lowbit_cuda.cuda import compiler
@@ -27,7 +27,7 @@ def outcome(folder: Path) -> Attempt:
         vars(module).update(processor_key=lambda: "Abacus 3000; avx2; L1 49152")
     key = outcomes.Key(hardware.processor_key(), "avx2", 4, "128", "float16", "minimum", "vector", "wide")
     recipe = Recipe(4, "float16", "minimum", METHODS_FOR["vector"][0])
-    path = outcomes.write(key, outcomes.Outcome(recipe, None, 0, {"seconds": 1.0}))
+    path = outcomes.write(key, recipe, {"seconds": 1.0})
     sound = json.loads(path.read_text())
 
     def attempt(chance: random.Random) -> str:

@@ -1,8 +1,8 @@
 """What kernels answer: interpreted on numpy, and compiled in this process; with matrices and activations for them.
 
-The streams of activations that the interpreter reads are laid out here anew, from what the docstrings of
-`lowbit_cppyy.codegen.microkernel`, `integers` and `places` say of them, and not by the lists that the C++ goes by. So
-where a compiled kernel and an interpreted program agree, both ways of laying out agree as well.
+The streams of activations that the interpreter reads are laid out here a second time, by the docstrings of
+`lowbit_cppyy.codegen.microkernel`, `integers` and `interleaving`, and not by the lists that the C++ uses. So where a
+compiled kernel and an interpreted program agree, both ways of laying out agree as well.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ from lowbit.quantization.packing import BITS
 from lowbit_cppyy.codegen.isa import AVX2, AVX512, TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.codegen.microkernel import micro_kernel
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.layout.streams import Stream
-from lowbit_cppyy.recipe.recipe import METHODS, PURPOSES, Purpose, Recipe
+from lowbit_cppyy.layout.panels import BLOCK_ROWS, PanelLayout
+from lowbit_cppyy.recipe import METHODS, PURPOSES, Purpose, Recipe
 from lowbit_cppyy.runtime import processor
+from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import Linear, Pool, Route, runtime
 
 HERE = [table for table in TABLES.values() if all(map(processor.has, table.requires))]
@@ -197,14 +197,14 @@ def laid_out(recipe: Recipe, layout: PanelLayout, x: Activations) -> Iterator[tu
             if isinstance(x, Blocks):
                 for part, units, again in mantissas_of(recipe, x, negative, first, stop):
                     parts.append(part)
-                    turns.append(units // recipe.turn)
+                    turns.append(units // recipe.unroll)
                     back.append(again)
                     ends.append(0)
                 ends[-1] = 1
             else:
                 lay = sums_of if recipe.method == "sums" else values_of
                 parts += [part.reshape(-1) for part in lay(recipe, x[:, first:stop], negative)]
-                turns.append(-(-(stop - first) // recipe.unit_codes) // recipe.turn)
+                turns.append(-(-(stop - first) // recipe.unit_codes) // recipe.unroll)
         yield (
             np.concatenate(parts),
             {"groups": len(groups), "segments": len(turns), "turns": turns, "back": back, "ends": ends},
@@ -234,11 +234,10 @@ def interpreted(
     lanes: int,
     *,
     fused: bool = True,
-    block_groups: int | None = None,
-    block_panels: int = 0,
+    block_rows: int = BLOCK_ROWS,
 ) -> F32:
     """``Y = X W`` for at most as many rows of x as the kernel takes at once, by the interpreter alone."""
-    layout = PanelLayout.of(matrix, recipe.panel, block_groups=block_groups, block_panels=block_panels)
+    layout = PanelLayout.of(matrix, recipe.panel, block_rows)
     program, stream = micro_kernel(recipe, lanes), layout.apply(matrix)
     with np.errstate(all="ignore"):  # C++ has no traps either
         blocks = list(laid_out(recipe, layout, filled(recipe, x)))
@@ -268,12 +267,11 @@ class Compiled:
         recipe: Recipe,
         table: InstructionSet,
         *,
-        block_groups: int | None = None,
-        block_panels: int = 0,
+        block_rows: int = BLOCK_ROWS,
         threads: int = 1,
     ) -> None:
-        layout = PanelLayout.of(matrix, recipe.panel, block_groups=block_groups, block_panels=block_panels)
-        self.columns, self.stream = matrix.columns, Stream(recipe, layout)
+        layout = PanelLayout.of(matrix, recipe.panel, block_rows)
+        self.columns, self.stream = matrix.columns, ActivationStream(recipe, layout)
         self._linear = Linear(layout, layout.apply(matrix), Pool(threads))
         self._route = Route(Kernel(recipe, table), self.stream)
 

@@ -1,7 +1,7 @@
-"""The generated kernels in the documentation: their C++, what a word is in each table, and what each method costs.
+"""The generated kernels in the documentation: their C++, the functions of words, and the costs of methods.
 
-All of it is made from the generator while the pages are built, so it cannot differ from what runs; nothing here needs
-a compiler.
+All of it comes from the generator while the pages are built, so it cannot differ from what runs. Nothing here needs a
+compiler.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,22 +19,22 @@ from lowbit.quantization.packing import BITS
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.names import kernel_of
-from lowbit_cppyy.recipe.recipe import INTEGER, METHODS, Method, Recipe
+from lowbit_cppyy.recipe import INTEGER, METHODS, Method, Recipe
 from lowbit_cppyy.tuning.prediction import FREE, LOADS, Sizes, spelled, tally
 from lowbit_docs.tables import Cell, table
 
 
 class KernelDirective(SphinxDirective):
-    """What shows something of the generator; the page is made again when any of its files has changed."""
+    """A directive that shows output of the generator. Its page is built again when a file of the generator changes."""
 
     def note_generator(self) -> None:
         """Every module of the package: a kernel depends on most of them."""
-        for file in sorted(Path(str(lowbit_cppyy.__file__)).parent.glob("*.py")):
+        for file in sorted(Path(str(lowbit_cppyy.__file__)).parent.rglob("*.py")):
             self.env.note_dependency(str(file))
 
 
 class KernelSource(KernelDirective):
-    """``.. kernel-source:: NAME``: its C++, from the line with the text of ``from`` to before that of ``to``."""
+    """``.. kernel-source:: NAME``: the C++ of a kernel, from the line with text ``from`` to before that with ``to``."""
 
     required_arguments = 1
     option_spec: ClassVar = {"from": directives.unchanged_required, "to": directives.unchanged_required}
@@ -59,7 +59,7 @@ class KernelSource(KernelDirective):
 
 
 class KernelWords(KernelDirective):
-    """``.. kernel-words:: and permute``: the functions that these words are, in three tables."""
+    """``.. kernel-words:: and permute``: the functions of these words, in three tables."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -75,13 +75,13 @@ class KernelWords(KernelDirective):
 
 
 def shortened(body: str) -> str:
-    """A body without the word with which it returns, if that is all there is."""
+    """A body without its ``return``, if it is a single statement."""
     return body.removeprefix("return ").removesuffix(";") if body.count(";") == 1 else body
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Vector instructions for one code of each lane of a register, and one row of x; loads apart.
+    """Vector instructions for one code of each lane of a register and one row of x, without loads.
 
     Attributes:
         sums: multiply-adds, additions of floats, products of bytes.
@@ -102,7 +102,7 @@ class Cost:
 
     @property
     def cycles(self) -> float:
-        """At least, where four can begin in a cycle, and of those two sums and two conversions."""
+        """A lower bound, where four instructions begin in a cycle, among them two sums and two conversions."""
         return max(self.together / PIPES, self.sums / 2, self.conversions / 2)
 
 
@@ -118,7 +118,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def cost(kernel: Kernel) -> Cost:
-    """The instructions of the innermost loop: those of two turns, less those of one.
+    """The instructions of the innermost loop: those of two iterations less those of one.
 
     >>> recipe = Recipe(4, "float16", "zero_point", "fold")
     >>> found = cost(Kernel(recipe, TABLES["avx512"]))
@@ -131,7 +131,7 @@ def cost(kernel: Kernel) -> Cost:
     words = tally(inner, {**one, "turns": [2]}) - tally(inner, one)
     known = {word for some in KINDS.values() for word in some} | set(LOADS) | set(FREE)
     assert set(words) <= known, f"what kind of instruction is each of {set(words) - known}?"
-    codes = recipe.turn * recipe.unit_codes * recipe.registers * recipe.rows
+    codes = recipe.unroll * recipe.unit_codes * recipe.registers * recipe.rows
     kinds = {kind: sum(words[word] * spelled(table_, word) for word in some) / codes for kind, some in KINDS.items()}
     return Cost(**kinds)
 
@@ -143,7 +143,7 @@ def tables_for(method: Method) -> tuple[InstructionSet, ...]:
 
 
 def costs() -> Iterator[tuple[int, Method, list[tuple[InstructionSet, Cost]]]]:
-    """Every width and method, with the tables for which there is such a kernel."""
+    """Every width and method, with the tables that have such a kernel."""
     for bits in BITS:
         for method in METHODS:
             found = []
@@ -171,7 +171,7 @@ class KernelCosts(KernelDirective):
 
 
 def row(bits: int, method: str, each: InstructionSet, found: Cost) -> list[Cell]:
-    """One row; the last column is the bytes of the register's codes over the least time for them."""
+    """One row; the last column is the bytes of a register of codes by the least time for them."""
     kinds = (found.sums, found.conversions, found.lookups, found.integers, found.together, found.cycles)
     rate = bits / 8 * each.lanes / found.cycles * GIGAHERTZ
     name: Cell = [nodes.literal(text=method)]

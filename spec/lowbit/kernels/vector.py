@@ -42,7 +42,6 @@ from lowbit.kernels.vector_elementwise import (
     as_int,
     divide,
     maximum,
-    minimum,
     subtract_int,
 )
 from lowbit.kernels.vector_integer import (
@@ -259,7 +258,6 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "multiply": Word("float", ("float", "float"), "a * b", multiply),
         "divide": Word("float", ("float", "float"), "a / b", divide),
         "maximum": Word("float", ("float", "float"), "a where it is greater, else b", maximum),
-        "minimum": Word("float", ("float", "float"), "a where it is less, else b", minimum),
         "add_neighbours": Word(
             "float", ("float", "float"), "sums of neighbouring lanes, of a and then b", add_neighbours
         ),

@@ -1,7 +1,7 @@
 r"""Vector registers, continued: norms, activations and attention.
 
 A decode step is more than products with weights. It also has norms, exponentials, probabilities that sum to 1, and dot
-products whose sum runs *along* a register and not across many of them. Seven more words are enough for these; the
+products whose sum runs *along* a register and not across many of them. Six more words are enough for these; the
 chapter `vector` adds them to the vocabulary.
 
 ===================== =====================================================================
@@ -9,14 +9,13 @@ word                  meaning
 ===================== =====================================================================
 `divide`              :math:`a / b`
 `maximum`             :math:`a` where it is greater, else :math:`b`
-`minimum`             :math:`a` where it is less, else :math:`b`
 `as_int`              the 32 bits of a float taken as an integer
 `subtract_int`        :math:`a - b`
 `add_neighbours`      the sums of neighbouring lanes, those of a and then those of b
 `add_neighbours_int`  the same of integers
 ===================== =====================================================================
 
-**Not a number.** `maximum` and `minimum` compare as processors do: a comparison with NaN is false, so the result is the
+**Not a number.** `maximum` compares as processors do: a comparison with NaN is false, so the result is the
 second operand. The order of the operands therefore matters in a program.
 
 **Sums along a register.** Let :math:`L` registers hold :math:`L` numbers each whose sums are wanted. `add_neighbours`
@@ -24,7 +23,7 @@ of the first and the second is a register that holds both, each half as long, an
 :math:`L - 1` words in all, one register holds the :math:`L` sums in order. That is as many additions as there are
 registers, where summing one register alone takes :math:`\log_2 L` of them and leaves a register with one sum in it.
 
-Source: the instructions are those of x86 (DIVPS, MAXPS, MINPS, PSUBD, HADDPS, VPERMT2PS).
+Source: the instructions are those of x86 (DIVPS, MAXPS, PSUBD, HADDPS, VPERMT2PS).
 """
 
 import numpy as np
@@ -44,11 +43,6 @@ def maximum(a: F32, b: F32) -> F32:
     array([2., 5., 6.], dtype=float32)
     """
     return np.where(a > b, a, b)
-
-
-def minimum(a: F32, b: F32) -> F32:
-    """``a`` where it is less than ``b``, else ``b``, also where one of them is not a number."""
-    return np.where(a < b, a, b)
 
 
 def as_int(a: F32) -> U32:

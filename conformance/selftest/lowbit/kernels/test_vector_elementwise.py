@@ -20,12 +20,11 @@ def bits(number: float) -> bytes:
 
 
 @given(REALS, REALS)
-def test_the_greater_and_the_less(a: F32, b: F32) -> None:
-    """One of the operands, bit by bit; the second where the first is not greater, or less, NaN and equal zeros too."""
+def test_the_greater(a: F32, b: F32) -> None:
+    """One of the operands, bit by bit; the second where the first is not greater, NaN and equal zeros too."""
     pairs = [(float(x), float(y)) for x, y in zip(a, b, strict=True)]
-    greater, less = vector_elementwise.maximum(a, b), vector_elementwise.minimum(a, b)
+    greater = vector_elementwise.maximum(a, b)
     assert [bits(float(lane)) for lane in greater] == [bits(x if x > y else y) for x, y in pairs]
-    assert [bits(float(lane)) for lane in less] == [bits(x if x < y else y) for x, y in pairs]
 
 
 @given(WORDS, WORDS)

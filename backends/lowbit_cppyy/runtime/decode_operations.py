@@ -1,6 +1,6 @@
-"""The operations of a decode step beside its linear layers: hooks of the backend, and what they call.
+"""The operations of a decode step between its linear layers.
 
-Their kernels are compiled when an operation is first called. Nothing is split between threads but what is large.
+Their kernels are compiled when an operation is first called. Only large operations are split between threads.
 """
 
 from collections.abc import Callable
@@ -13,36 +13,36 @@ from lowbit.attention.rope import Rotation
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
-from lowbit_cppyy.codegen.heads import mixed, scores, tile_channels
+from lowbit_cppyy.caching import cached_property
+from lowbit_cppyy.codegen.attention import mixed, scores, tile_channels
+from lowbit_cppyy.codegen.elementwise import CHUNK, pass_kernel
 from lowbit_cppyy.codegen.isa import InstructionSet
-from lowbit_cppyy.codegen.pieces import TURN, piece
-from lowbit_cppyy.lazily import cached_property
-from lowbit_cppyy.runtime.blocks_of_integers import BlockOperations
+from lowbit_cppyy.runtime.bfp_operations import BlockOperations
+from lowbit_cppyy.runtime.calls import DOUBLES, FLOATS, NUMBERS, Calls, KernelSet, done
 from lowbit_cppyy.runtime.compiler import Pool, preparing, runtime
-from lowbit_cppyy.runtime.passes import DOUBLES, FLOATS, NUMBERS, Calls, Passes, done
 
-_HALVINGS = 6  # log2 of TURN
+_HALVINGS = 6  # log2 of CHUNK
 
 
 def sum_roundings(length: int, _: int) -> int:
-    """Of a sum along a row: a product, at most ⌈n/64⌉ − 1 additions to a running sum, which begins at 0, and one for
-    each time that the 64 of them are halved."""
-    return -(-length // TURN) + _HALVINGS
+    """Roundings of a sum along a row: a product, at most ⌈n/64⌉ − 1 additions to a running sum that begins at 0, and
+    one for each halving of the 64 running sums."""
+    return -(-length // CHUNK) + _HALVINGS
 
 
 SUMS = Declaration(arithmetic=Arithmetic("direct", "float32", sum_roundings))
 
 
 def head_roundings(length: int, _: int) -> int:
-    """Of a score of d_h channels: a product, ⌈d_h/16⌉ − 1 additions to a running sum, four as the 16 are put together.
-    Of a mix of S tokens: a product, an addition for every second one, and one for every 64. Of the sum of S
-    exponentials what `sum_roundings` says. This is at least each of them."""
-    return length // 2 + length // TURN + _HALVINGS + 1
+    """Roundings of attention. A score of d_h channels takes a product, ⌈d_h/16⌉ − 1 additions to a running sum, and
+    four to combine the 16 sums. A mix of S tokens takes a product, an addition for every second token, and one for
+    every 64. The sum of S exponentials takes `sum_roundings`. This number is at least each of them."""
+    return length // 2 + length // CHUNK + _HALVINGS + 1
 
 
 HEADS = Declaration(arithmetic=Arithmetic("direct", "float32", head_roundings))
-TURNS = Declaration(arithmetic=Arithmetic("direct", "float32", lambda length, _: 3))
-"""A cosine is rounded when it is stored, multiplied and added."""
+ROTATIONS = Declaration(arithmetic=Arithmetic("direct", "float32", lambda length, _: 3))
+"""A cosine is rounded when it is stored, when it is multiplied and when it is added."""
 
 
 class DecodeKernels(Calls):
@@ -50,7 +50,7 @@ class DecodeKernels(Calls):
 
     def __init__(self, table: InstructionSet, pool: Pool) -> None:
         super().__init__("decode.h", table, pool)
-        self._heads: dict[int, Passes] = {}
+        self._heads: dict[int, KernelSet] = {}
 
     @cached_property
     def rms_norm(self) -> Callable[..., int]:
@@ -66,42 +66,43 @@ class DecodeKernels(Calls):
 
     @cached_property
     def rotate(self) -> Callable[..., int]:
-        return self._call("rotate", ("turned",), FLOATS, DOUBLES, DOUBLES, NUMBERS, 0, 0, 0, FLOATS)
+        return self._call("rotate", ("rotated",), FLOATS, DOUBLES, DOUBLES, NUMBERS, 0, 0, 0, FLOATS)
 
     @cached_property
     def attend(self) -> Callable[..., int]:
-        """With what `heads` answers as its first argument."""
+        """Its first argument is a result of `heads`."""
         return self._function("attend", 0, FLOATS, FLOATS, FLOATS, *[0] * 8, FLOATS)
 
     def heads(self, head_dim: int) -> int:
-        """The kernels of `attend` for heads of so many channels."""
-        made = self._heads.get(head_dim)
-        if made is None:
+        """The kernels of `attend` for heads with this many channels."""
+        kernel_set = self._heads.get(head_dim)
+        if kernel_set is None:
             with preparing:
-                if head_dim not in self._heads:
-                    middle = [piece(name, self._table) for name in ("largest", "exponentials", "sums")]
-                    pieces = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
-                    pieces.append(piece("scaled", self._table))
-                    self._heads[head_dim] = Passes(pieces, self._pool, tile_channels(head_dim, self._table.lanes))
-                made = self._heads[head_dim]
-        return made.handle
+                kernel_set = self._heads.setdefault(head_dim, self._heads_kernels(head_dim))
+        return kernel_set.handle
+
+    def _heads_kernels(self, head_dim: int) -> KernelSet:
+        middle = [pass_kernel(name, self._table) for name in ("largest", "exponentials", "sums")]
+        kernels = [scores(head_dim, self._table), *middle, mixed(head_dim, self._table)]
+        kernels.append(pass_kernel("scaled", self._table))
+        return KernelSet(kernels, self._pool, tile_channels(head_dim, self._table.lanes))
 
 
 class DecodeOperations(BlockOperations):
-    """The hooks of the operations of one decode step, beside those of its base."""
+    """The operations of a decode step, with those of Block Floating Point."""
 
     declared: ClassVar[dict[str, Declaration]] = {
         "blocks.rms_norm": SUMS,
         "blocks.swiglu": SUMS,
         "attention.softmax": SUMS,
         "attention.attend": HEADS,
-        "rope.rotate": TURNS,
+        "rope.rotate": ROTATIONS,
         **BlockOperations.declared,
     }
 
     @cached_property
     def _decode(self) -> DecodeKernels:
-        return DecodeKernels(self._table_of_this, self._threads_of_this())
+        return DecodeKernels(self._table, self._require_pool())
 
     def warm_up(self, operation: str) -> None:
         """Compile the kernels of an operation; see `lowbit.backend.Backend.warm_up`."""
@@ -122,18 +123,18 @@ class DecodeOperations(BlockOperations):
         out = np.empty_like(scores)
         return done(self._decode.softmax(scores, *scores.shape, out), out)
 
-    def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
+    def _rope_rotate(self, x: F32, rotation: Rotation) -> F32:
         out = np.empty_like(x)
-        cosines, sines = np.ascontiguousarray(turn.cos, np.float64), np.ascontiguousarray(turn.sin, np.float64)
-        partners = np.ascontiguousarray(turn.layout.partner, np.int64)
+        cosines, sines = (np.ascontiguousarray(each, np.float64) for each in (rotation.cos, rotation.sin))
+        partners = np.ascontiguousarray(rotation.layout.partner, np.int64)
         if sines.shape != cosines.shape or partners.shape != cosines.shape[1:]:
             raise ArgumentError("turn", f"sines {sines.shape} and {partners.size} partners", f"{cosines.shape}, both")
         return done(self._decode.rotate(x, cosines, sines, partners, *x.shape, out), out)
 
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
-        """Heads of keys and of values may lie any distance apart, as those of a cache with room for more tokens do.
+        """Heads of keys and of values may lie any distance apart, as in a cache with room for more tokens.
 
-        cppyy takes no array with gaps, so it is given the first head, and the distance to the next.
+        cppyy takes no array with gaps, so it is given the first head and the distance to the next.
         """
         out = np.empty_like(queries)
         kv_heads, length, head_dim = keys.shape

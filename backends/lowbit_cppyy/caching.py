@@ -1,8 +1,8 @@
-"""A property that is worked out once, and by no lock.
+"""A property that is computed once, without a lock.
 
-Before Python 3.12 `functools.cached_property` holds a lock while it works, one for all objects of a class. A child that
-is forked at that moment has the lock and not the thread that holds it, and waits for ever. Without a lock two threads
-may do the work at once; then they come to the same, and the first to be done is remembered.
+Before Python 3.12 `functools.cached_property` holds a lock while it computes, one for all objects of a class. A child
+process that is forked at that moment inherits the locked lock but not the thread that holds it, and waits for ever.
+Without a lock two threads may compute the value at once; both get the same, and the first one is kept.
 """
 
 import sys
@@ -15,8 +15,8 @@ if sys.version_info >= (3, 12):
     from functools import cached_property as cached_property
 else:
 
-    class cached_property(Generic[T]):  # noqa: N801 - it stands for the one of functools
-        """A method as an attribute: worked out when it is first asked for, then kept among those of the object."""
+    class cached_property(Generic[T]):  # noqa: N801 - it takes the place of the one of functools
+        """A method as an attribute: computed at the first access, then stored in the object."""
 
         def __init__(self, work: Callable[[Any], T]) -> None:
             self._work, self.__doc__ = work, work.__doc__
@@ -33,5 +33,5 @@ else:
         def __get__(self, one: object | None, owner: type) -> Self | T:
             if one is None:
                 return self
-            found: T = one.__dict__.setdefault(self._name, self._work(one))  # and from then on it hides this
+            found: T = one.__dict__.setdefault(self._name, self._work(one))  # found before this descriptor from then on
             return found

@@ -1,11 +1,10 @@
-"""Routes: how the activations for a matrix are laid out for a kernel, as lists that ``cpp/streams.h`` goes by.
+"""Activations as the kernels read them: what stands in their stream, as lists for ``cpp/activations.h``.
 
-A kernel reads activations as one stream (`lowbit_cppyy.codegen.microkernel`). What stands in it follows from the recipe
-and from the layout of the matrix; here it is worked out once, and the loops that write the stream at every call are
-C++.
+A kernel reads activations as one stream (`lowbit_cppyy.codegen.microkernel`). The recipe and the layout of the matrix
+determine what stands in it. That is computed once, here; the loops that write the stream at every call are C++.
 
-- *values*: the activations themselves, times a power of two for each code of a unit;
-- *sums*: for every four bits of a unit's words a table of the sixteen sums of what those bits stand for;
+- *values*: the activations, each times the power of two of its code in the unit;
+- *sums*: for every four bits of a unit's words, a table of the sixteen sums that those bits select;
 - *mantissas*: bytes, in segments.
 """
 
@@ -15,12 +14,12 @@ import numpy as np
 
 from lowbit.arrays import F32, I32, I64, Array
 from lowbit.linear.integer import segments
-from lowbit_cppyy.codegen.microkernel import TABLE, x_elements
-from lowbit_cppyy.layout.layout import PanelLayout
-from lowbit_cppyy.lazily import cached_property
-from lowbit_cppyy.recipe.places import fields
-from lowbit_cppyy.recipe.recipe import SEGMENT, Recipe
-from lowbit_cppyy.recipe.unpacking import folded
+from lowbit_cppyy.caching import cached_property
+from lowbit_cppyy.codegen.steps import TABLE, x_elements
+from lowbit_cppyy.codegen.unpacking import folded
+from lowbit_cppyy.layout.interleaving import fields
+from lowbit_cppyy.layout.panels import PanelLayout
+from lowbit_cppyy.recipe import SEGMENT, Recipe
 
 VALUES, SUMS, MANTISSAS = range(3)
 
@@ -31,24 +30,24 @@ class Segment:
 
     Attributes:
         first: its first row.
-        length: rows.
-        place: where in its first unit it begins.
-        units: units that it touches.
-        back: whether its last unit is begun anew by the next segment.
-        ends: whether a group ends with it.
+        length: its number of rows.
+        start: its first code in its first unit.
+        units: the number of units that it touches.
+        back: whether the next segment begins in its last unit.
+        ends: whether it ends a group.
     """
 
     first: int
     length: int
-    place: int
+    start: int
     units: int
     back: bool
     ends: bool
 
 
 @dataclass(frozen=True)
-class Stream:
-    """The stream of activations of a recipe for a layout."""
+class ActivationStream:
+    """The stream of activations for the kernel of a recipe and a matrix of a layout."""
 
     recipe: Recipe
     layout: PanelLayout
@@ -60,18 +59,18 @@ class Stream:
 
     @property
     def head(self) -> int:
-        """Elements in front of each block: the floats of a table of codes, if the kernel has one."""
+        """Elements in front of each block: the table of codes as floats, if the kernel uses one."""
         return TABLE if self.recipe.method == "table" else 0
 
     @cached_property
     def factors(self) -> F32:
-        """For each code of a unit what its activation is multiplied by."""
+        """For each code of a unit, the power of two that its activation is multiplied by."""
         powers = [folded(self.recipe, code) for code in range(self.recipe.unit_codes)]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
 
     @cached_property
     def terms(self) -> tuple[I32, F32]:
-        """For each four bits of a unit's words, lowest first: the codes that they belong to, and what they count."""
+        """For every four bits of a unit's words, lowest first: the codes that they belong to, and their weights."""
         codes = np.zeros((self.recipe.unit_words, 32), np.int32)
         weights = np.zeros((self.recipe.unit_words, 32), np.float32)
         for code in range(self.recipe.unit_codes):
@@ -83,19 +82,18 @@ class Stream:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The segments of the rows."""
+        """The segments of the rows of the matrix."""
         layout, found = self.layout, []
         for run in segments(layout.rows, SEGMENT, layout.group_size):
-            start, stop = run.rows.start, run.rows.stop
-            inside = start - run.group * layout.group_size
-            place = inside % layout.unit_codes
-            units = -(-(place + stop - start) // layout.unit_codes)
+            first, stop = run.rows.start, run.rows.stop
+            start = (first - run.group * layout.group_size) % layout.unit_codes
+            units = -(-(start + stop - first) // layout.unit_codes)
             ends = stop == min((run.group + 1) * layout.group_size, layout.rows)
-            back = not ends and (place + stop - start) % layout.unit_codes > 0
-            found.append(Segment(start, stop - start, place, units, back, ends))
+            back = not ends and (start + stop - first) % layout.unit_codes > 0
+            found.append(Segment(first, stop - first, start, units, back, ends))
         return tuple(found)
 
-    # What the kernel is told: a list with an entry for each group, or for each segment.
+    # Arguments of the kernel: lists with an entry for each group, or for each segment.
 
     @cached_property
     def units(self) -> list[int]:
@@ -105,18 +103,18 @@ class Stream:
         return [self.layout.group_units(group) for group in range(self.layout.groups)]
 
     @property
-    def turns(self) -> I32:
-        """Turns of the inner loop of each group or segment."""
-        return np.array(self.units, np.int32) // self.recipe.turn
+    def iterations(self) -> I32:
+        """Iterations of the inner loop for each group or segment."""
+        return np.array(self.units, np.int32) // self.recipe.unroll
 
     @property
     def whole(self) -> bool:
-        """Whether every group or segment is whole turns."""
-        return all(units % self.recipe.turn == 0 for units in self.units)
+        """Whether every group or segment is a whole number of loop iterations."""
+        return all(units % self.recipe.unroll == 0 for units in self.units)
 
     @cached_property
     def firsts(self) -> list[int]:
-        """For each block, and one more, its first entry in the lists."""
+        """The first entry of each block in the lists; and, last, their length."""
         groups = [*range(0, self.layout.groups, self.layout.block_groups), self.layout.groups]
         if not self.recipe.integer:
             return groups
@@ -125,7 +123,7 @@ class Stream:
 
     @cached_property
     def starts(self) -> list[int]:
-        """For each block, and one more, where it begins in a laid-out row."""
+        """Where each block begins in the stream of one row of x; and, last, where the stream ends."""
         each = x_elements(self.recipe)
         lengths = [units * each + 1 for units in self.units]  # 1: the sum of a group, or the power of two
         if self.recipe.integer:
@@ -136,16 +134,16 @@ class Stream:
     def lists(self) -> list[Array]:
         """The lists of a route, in the order of ``create_route``."""
         codes, weights = self.terms
-        runs = [[s.first, s.length, s.place] for s in self.segments] if self.recipe.integer else [[0, 0, 0]]
+        runs = [[s.first, s.length, s.start] for s in self.segments] if self.recipe.integer else [[0, 0, 0]]
         flags = [[s.back, s.ends] for s in self.segments] if self.recipe.integer else [[0, 0]] * len(self.units)
         back, ends = np.array(flags, np.int32).T
         starts = np.array(self.starts[:-1], np.int64)
         segment_list = np.array(runs, np.int32)
-        lists = [self.factors, codes, weights, starts, segment_list, self.turns, back, ends]
+        lists = [self.factors, codes, weights, starts, segment_list, self.iterations, back, ends]
         return [np.ascontiguousarray(values) for values in lists]
 
     def numbers(self, columns: int) -> I64:
-        """The numbers of a route, in the order of ``create_route``, for a kernel of so many columns."""
+        """The numbers of a route, in the order of ``create_route``, for a kernel that computes this many columns."""
         recipe = self.recipe
         powers = int((self.factors != 1).any())
         tables = 8 * recipe.unit_words

@@ -1,4 +1,4 @@
-// Activations as the kernels read them (microkernel.py and integers.py tell the streams).
+// Activations as the kernels read them (microkernel.py and integers.py describe the streams).
 #pragma once
 
 #include <algorithm>
@@ -7,16 +7,16 @@
 
 namespace lowbit {
 
-// What a kernel is told of sizes: how many groups or segments, and for each of them its turns of the inner loop.
+// The sizes that a kernel is given: the number of groups or segments, and for each the iterations of the inner loop.
 struct Sizes {
   std::int64_t groups, segments;
   const std::int32_t* turns;
-  const std::int32_t* back;  // of a segment: 1 where it ends inside a unit that the next one begins in
+  const std::int32_t* back;  // of a segment: 1 where the next one begins in its last unit
   const std::int32_t* ends;  // of a segment: 1 where a group ends
 };
 
 // Adds the product of `rows` rows of x and a tile of columns of one block of a panel to y. `w`, `s` and `z` point into
-// the stream of weights, where the tile's columns begin in a row of words, of scales and of zeros.
+// the stream of weights, at the tile's first column in a row of words, of scales and of zeros.
 using MicroKernel = void (*)(const std::uint32_t* w, const std::uint32_t* s, const std::uint32_t* z, const float* x,
                              float* y, const Sizes& sizes);
 
@@ -28,21 +28,21 @@ struct Route {
   std::int64_t rows;     // rows of x at once
   std::int64_t columns;  // columns at once, a divisor of the panel
   std::int64_t layout;   // one of Layout
-  std::int64_t folded;   // whether factors are other than 1
-  std::int64_t head;     // elements in front of each block: the table of codes, or none
+  std::int64_t folded;   // whether some factor is not 1
+  std::int64_t head;     // elements in front of each block: the table of codes, or 0
   std::int64_t x_length;        // elements of one laid-out row of x
   std::int64_t tables;          // SUMS: tables of a unit
   const float* factors;         // VALUES: for each code of a unit, a power of two
   const std::int32_t* terms;    // SUMS: for each table four codes of the unit
-  const float* weights;         // SUMS: and what each of them counts
+  const float* weights;         // SUMS: and the weight of each
   const Sizes* sizes;           // for each block
-  const std::int64_t* x_starts;  // for each block, where it begins in a laid-out row
-  const std::int32_t* segments;  // MANTISSAS: for each segment, its first row, its rows, and its place in its unit
+  const std::int64_t* x_starts;  // where each block begins in a laid-out row
+  const std::int32_t* segments;  // MANTISSAS: of each segment its first row, its rows, and its first code in its unit
 };
 
 struct Groups {
   std::int64_t rows, group_size, groups, block_groups, unit_codes;
-  bool negative;  // whether the sum of a group is laid out as its negative, for zero-points
+  bool negative;  // whether the sum of a group is negated, for zero-points
 
   std::int64_t held(std::int64_t g) const { return std::min(group_size, rows - g * group_size); }
   std::int64_t units(std::int64_t g) const { return (held(g) + unit_codes - 1) / unit_codes; }
@@ -58,8 +58,8 @@ inline float group_sum(const float* x, std::int64_t n) {
   return ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
 }
 
-// Whether some activation is so small that a power of two of 2^-28 would make it subnormal and round it. The bits of
-// positive floats are in the order of the floats; 0 is not small.
+// Whether some activation is so small that a factor of 2^-28 would make it subnormal and round it. The bits of positive
+// floats are in the order of the floats; 0 is not small.
 inline bool any_tiny(const float* x, std::int64_t n) {
   constexpr std::uint32_t least = 29u << 23;  // 2^-98 = 2^-126 * 2^28
   std::uint32_t found = 0;
@@ -71,13 +71,13 @@ inline bool any_tiny(const float* x, std::int64_t n) {
   return found != 0;
 }
 
-// Writes the head of each block; `block` rows of x lie side by side everywhere behind it.
+// Writes the head of a block; after it, `block` rows of x lie side by side.
 inline void lay_head(const Route& route, float* to) {
   for (std::int64_t i = 0; i < route.head; ++i) to[i] = static_cast<float>(i);
 }
 
-// VALUES: group after group the activations times their powers of two, zeros up to a whole unit, then the group's sum;
-// zeros for rows that do not exist.
+// VALUES: for each group the activations times their powers of two, zeros up to a whole unit, then the group's sum.
+// Rows that do not exist are zeros.
 inline void lay_values(const Groups& shape, const Route& route, const float* x, std::int64_t count, float* to) {
   const std::int64_t block = route.rows;
   float* const begin = to;
@@ -104,7 +104,7 @@ inline void lay_values(const Groups& shape, const Route& route, const float* x, 
   }
 }
 
-// SUMS: for each table the sixteen sums of its four terms, by the bits of the index; then the group's sum.
+// SUMS: for each table the sixteen sums of its four terms, selected by the bits of the index; then the group's sum.
 inline void lay_sums(const Groups& shape, const Route& route, const float* x, float* to) {
   for (std::int64_t g = 0; g < shape.groups; ++g) {
     const std::int64_t start = g * shape.group_size, held = shape.held(g), units = shape.units(g);
@@ -137,8 +137,8 @@ inline float power_of_two(std::int64_t e) {
 
 constexpr std::int64_t activation_block = 32;  // elements that share an exponent (lowbit.linear.integer.ACTIVATIONS)
 
-// MANTISSAS: for each segment its mantissas, four bytes an element, zeros around them up to whole units, then 2^e; and
-// behind the last segment of a group the sum of 2^e S.
+// MANTISSAS: for each segment its mantissas, four bytes an element, padded with zeros to whole units, then 2^e; after
+// the last segment of a group, the sum of 2^e S.
 inline void lay_mantissas(const Groups& shape, const Route& route, const std::int8_t* mantissas,
                           const std::int16_t* exponents, std::int64_t count, std::int64_t blocks, float* to) {
   const std::int64_t block = route.rows, quarters = shape.unit_codes / 4;
@@ -147,15 +147,15 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
     float sums[16] = {};
     for (std::int64_t s = 0; s < sizes.segments; ++s) {
       const std::int32_t* const segment = route.segments + 3 * (&sizes.turns[s] - route.sizes[0].turns);
-      const std::int64_t first = segment[0], length = segment[1], place = segment[2];
-      const std::int64_t elements = (place + length + shape.unit_codes - 1) / shape.unit_codes * quarters;
+      const std::int64_t first = segment[0], length = segment[1], start = segment[2];
+      const std::int64_t elements = (start + length + shape.unit_codes - 1) / shape.unit_codes * quarters;
       for (std::int64_t r = 0; r < block; ++r) {
         const bool exists = r < count;
         const std::int8_t* const from = exists ? mantissas + r * shape.rows + first : nullptr;
         std::int32_t total = 0;
         std::int8_t bytes[(activation_block + 64) / 4 * 4] = {};
         if (exists) {
-          std::memcpy(bytes + place, from, length);
+          std::memcpy(bytes + start, from, length);
           for (std::int64_t k = 0; k < length; ++k) total += from[k];
         }
         for (std::int64_t i = 0; i < elements; ++i) std::memcpy(&to[i * block + r], bytes + 4 * i, 4);
@@ -172,8 +172,8 @@ inline void lay_mantissas(const Groups& shape, const Route& route, const std::in
   }
 }
 
-// Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then rint(x / 2^e)
-// saturated at 127. The addition of 1.5 * 2^23 rounds to nearest, ties to even. `x` is finite.
+// Activations in blocks of 32 with 8-bit mantissas (lowbit.quantization.bfp.cast): e from the largest magnitude, then
+// rint(x / 2^e) saturated at 127. Adding 1.5 * 2^23 rounds to nearest, ties to even. `x` is finite.
 inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, std::int16_t* exponents) {
   for (std::int64_t start = 0; start < n; start += activation_block) {
     const std::int64_t length = std::min(activation_block, n - start);
@@ -183,7 +183,7 @@ inline void cast_blocks(const float* x, std::int64_t n, std::int8_t* mantissas, 
       std::memcpy(&a, x + start + k, sizeof a);
       largest = std::max(largest, a & 0x7FFFFFFFu);
     }
-    // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. What is below has the least exponent.
+    // A normal float is f * 2^E' with E' = exponent bits - 126; e = E' - 7. Subnormal floats have the least exponent.
     const std::int64_t e = std::max<std::int64_t>(static_cast<std::int64_t>(largest >> 23) - 133, -127);
     const float inverse = power_of_two(-e);
     for (std::int64_t k = 0; k < length; ++k) {

@@ -1,0 +1,201 @@
+"""Elementwise kernels and reductions: norms, softmax, gated units and rotations, generated like those of products.
+
+An operation between two linear layers is a few passes over a row of numbers: summing squares, taking the exponential of
+each, multiplying by a gain. Each pass is a program that processes `CHUNK` elements in an iteration. ``cpp/decode.h``
+composes operations of them. It passes the rest of a row in a buffer of `CHUNK` elements, so that no program has a tail.
+
+**The grammar of a name**: ``<pass>[_<numbers>]_<instruction set>``, as ``squares_avx2``, ``scores_d64_avx512``.
+
+**Sums do not depend on the instruction set.** A sum along a row is kept in `CHUNK` running sums, whatever the length of
+a register, and these are added in one order. So all tables whose `fmadd` rounds once give equal bits.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lowbit.kernels.program import Address, Advance, Instruction, Loop, Program, Step
+from lowbit_cppyy.codegen.exponential import CONSTANTS, exponential
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.lowering import function
+
+CHUNK = 64
+"""Elements of an iteration; `lowbit::chunk` in C++."""
+
+
+@dataclass(frozen=True)
+class ProgramKernel:
+    """A kernel that is given by its program.
+
+    Attributes:
+        title: its name without the instruction set.
+        summary: what it computes, by the pointers of every kernel: `w`, `s`, `z` and `x` are read, `y` is written.
+        program: for registers with as many lanes as the table's.
+        table: the instruction set.
+    """
+
+    title: str
+    summary: str
+    program: Program
+    table: InstructionSet
+
+    @property
+    def name(self) -> str:
+        """By the grammar above."""
+        return f"{self.title}_{self.table.name}"
+
+    @property
+    def source(self) -> str:
+        """Its C++, which follows the prelude of its instruction set."""
+        return function(self.program, self.table, self.name, f"{self.name}: {self.summary}")
+
+
+Body = Callable[[int], Iterator[Step]]
+"""The steps for the register of elements that begins at this offset in a chunk."""
+
+
+def elementwise(lanes: int, before: tuple[Step, ...], body: Body, moved: Mapping[str, int]) -> Program:
+    """For every element: ``y = f(w, s, …)``.
+
+    Args:
+        lanes: L.
+        before: steps that are done once, such as loading constants.
+        body: see `Body`.
+        moved: how far each pointer moves in an iteration.
+    """
+    steps = [step for offset in range(0, CHUNK, lanes) for step in body(offset)]
+    return Program(lanes, (*before, Loop("i", "groups", (*steps, *(Advance(*move) for move in moved.items())))))
+
+
+def reduced(lanes: int, word: str, operands: Callable[[str], tuple[str, ...]]) -> Program:
+    """Fold all elements into the `CHUNK` numbers at y by a word: into sums, or the largest.
+
+    Args:
+        lanes: L.
+        word: the word that folds.
+        operands: its operands, given the name of the register that it folds into; the element is ``a``.
+    """
+    offsets = range(0, CHUNK, lanes)
+    names = {offset: f"acc_{offset // lanes}" for offset in offsets}
+    steps: list[Step] = []
+    for offset in offsets:
+        steps.append(Instruction("load_float", "a", (Address("w", offset),)))
+        steps.append(Instruction(word, names[offset], operands(names[offset])))
+    return Program(
+        lanes,
+        (
+            *(Instruction("load_float", names[offset], (Address("y", offset),)) for offset in offsets),
+            Loop("i", "groups", (*steps, Advance("w", CHUNK))),
+            *(Instruction("store", "", (Address("y", offset), names[offset])) for offset in offsets),
+        ),
+    )
+
+
+def scalar(register: str, offset: int = 0) -> Instruction:
+    """Broadcast a number of ``x``."""
+    return Instruction("broadcast_float", register, (Address("x", offset),))
+
+
+def load(register: str, pointer: str, offset: int) -> Instruction:
+    """Load a register of elements."""
+    return Instruction("load_float", register, (Address(pointer, offset),))
+
+
+def store(offset: int, register: str) -> Instruction:
+    """Store a register of elements of the result."""
+    return Instruction("store", "", (Address("y", offset), register))
+
+
+# **The passes.**
+
+
+def _exponentials(offset: int) -> Iterator[Step]:
+    yield load("a", "w", offset)
+    yield Instruction("add", "a", ("a", "minus"))
+    yield from exponential("a", "a")
+    yield store(offset, "a")
+
+
+def _scaled(offset: int) -> Iterator[Step]:
+    yield load("a", "w", offset)
+    yield Instruction("multiply", "a", ("a", "factor"))
+    yield store(offset, "a")
+
+
+def _normed(offset: int) -> Iterator[Step]:
+    yield load("a", "w", offset)
+    yield load("b", "s", offset)
+    yield Instruction("multiply", "a", ("a", "factor"))
+    yield Instruction("multiply", "a", ("a", "b"))
+    yield store(offset, "a")
+
+
+def _gated(offset: int) -> Iterator[Step]:
+    """With t = e^−|a|, silu(a) is a / (1 + t) for a ≥ 0 and a·t / (1 + t) below. As t is at most 1, the numerator is
+    the greater of a and a·t. For a NaN the second is taken, which is a NaN too; for −∞ it is ∞·0."""
+    yield load("a", "w", offset)
+    yield load("b", "s", offset)
+    yield Instruction("as_int", "n", ("a",))
+    yield Instruction("or", "n", ("n", "sign"))
+    yield Instruction("as_float", "t", ("n",))
+    yield from exponential("t", "t")
+    yield Instruction("multiply", "n_t", ("a", "t"))
+    yield Instruction("maximum", "a", ("a", "n_t"))
+    yield Instruction("add", "t", ("t", "one"))
+    yield Instruction("divide", "a", ("a", "t"))
+    yield Instruction("multiply", "a", ("a", "b"))
+    yield store(offset, "a")
+
+
+def _rotated(offset: int) -> Iterator[Step]:
+    yield load("a", "w", offset)
+    yield load("b", "s", offset)
+    yield load("c", "z", offset)
+    yield load("d", "z", CHUNK + offset)
+    yield Instruction("multiply", "b", ("b", "d"))
+    yield Instruction("fmadd", "a", ("a", "c", "b"))
+    yield store(offset, "a")
+
+
+SIGN = Instruction("broadcast_int", "sign", (0x80000000,))
+_ONE_ROW, _TWO_ROWS = {"w": CHUNK, "y": CHUNK}, {"w": CHUNK, "s": CHUNK, "y": CHUNK}
+
+PASSES: Mapping[str, tuple[str, Callable[[int], Program]]] = MappingProxyType(
+    {
+        "squares": (
+            "y += w * w, in running sums",
+            lambda lanes: reduced(lanes, "fmadd", lambda acc: ("a", "a", acc)),
+        ),
+        "sums": ("y += w, in running sums", lambda lanes: reduced(lanes, "add", lambda acc: (acc, "a"))),
+        "largest": (
+            "y = max(w, y), in running maxima",
+            lambda lanes: reduced(lanes, "maximum", lambda acc: ("a", acc)),
+        ),
+        "exponentials": (
+            "y = exp(w + x[0]), for w + x[0] of at most 0",
+            lambda lanes: elementwise(lanes, (*CONSTANTS, scalar("minus")), _exponentials, _ONE_ROW),
+        ),
+        "scaled": ("y = w * x[0]", lambda lanes: elementwise(lanes, (scalar("factor"),), _scaled, _ONE_ROW)),
+        "normed": ("y = w * x[0] * s", lambda lanes: elementwise(lanes, (scalar("factor"),), _normed, _TWO_ROWS)),
+        "gated": (
+            "y = silu(w) * s",
+            lambda lanes: elementwise(lanes, (*CONSTANTS, SIGN), _gated, _TWO_ROWS),
+        ),
+        "rotated": (
+            f"y = w * z + s * z[{CHUNK}], cosines and sines in alternate chunks",
+            lambda lanes: elementwise(lanes, (), _rotated, {**_TWO_ROWS, "z": 2 * CHUNK}),
+        ),
+    }
+)
+"""For each pass what it computes, and its program for registers of L lanes."""
+
+
+def pass_kernel(name: str, table: InstructionSet) -> ProgramKernel:
+    """The kernel of a pass.
+
+    >>> from lowbit_cppyy.codegen.isa import TABLES
+    >>> pass_kernel("scaled", TABLES["avx2"]).name
+    'scaled_avx2'
+    """
+    summary, program = PASSES[name]
+    return ProgramKernel(name, summary, program(table.lanes), table)

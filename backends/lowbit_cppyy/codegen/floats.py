@@ -1,0 +1,82 @@
+"""The loop of the float32 contract: one code at a time, or four bits of a word looked up among sums.
+
+For each group the sums begin at zero, codes are multiplied and added to them, the chains of each sum are combined, and
+the epilogue scales and offsets the result.
+
+Source: QIGen §3, algorithms 2 and 3.
+"""
+
+from collections.abc import Iterator
+
+from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
+from lowbit_cppyy.codegen.steps import (
+    TABLE,
+    advance,
+    epilogue,
+    load_words,
+    prefetch,
+    tile_of,
+    words_of,
+    x_elements,
+    zero,
+)
+from lowbit_cppyy.codegen.unpacking import unpack
+from lowbit_cppyy.recipe import Recipe
+
+
+def groups_loop(recipe: Recipe, lanes: int) -> Loop:
+    """All groups, one after the other."""
+    return Loop("g", "groups", tuple(_group(recipe, lanes)))
+
+
+def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
+    tile = tile_of(recipe)
+    for r, j in tile:
+        for c in range(recipe.chains):
+            yield zero(f"acc_{r}_{j}_{c}")
+    yield Loop("u", Element("turns", "g"), tuple(_iteration(recipe, lanes)))
+    for c in range(1, recipe.chains):
+        for r, j in tile:
+            yield Instruction("add", f"acc_{r}_{j}_0", (f"acc_{r}_{j}_0", f"acc_{r}_{j}_{c}"))
+    yield from epilogue(recipe, lanes)
+
+
+def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
+    """The units of one loop iteration."""
+    products = _looked_up if recipe.method == "sums" else _multiplied
+    for number in range(recipe.unroll):
+        yield from prefetch(recipe, number * recipe.unit_words)
+        yield from load_words(recipe, lanes, number)
+        yield from products(recipe, number)
+    yield from advance(recipe.unroll * recipe.unit_words * recipe.panel)
+    yield Advance("x", x_elements(recipe) * recipe.unroll * recipe.rows)
+
+
+def _multiplied(recipe: Recipe, number: int) -> Iterator[Step]:
+    """One unit: each code is unpacked, then multiplied by each row of x and added."""
+    for code in range(recipe.unit_codes):
+        yield Comment(f"code {number * recipe.unit_codes + code}")
+        for r in range(recipe.rows):
+            offset = (number * recipe.unit_codes + code) * recipe.rows + r
+            yield Instruction("broadcast_float", f"x_{r}", (Address("x", offset),))
+        for j in range(recipe.registers):
+            yield from unpack(recipe, code, words_of(recipe, j), f"a_{j}", f"b_{j}", f"l_{j}")
+            for r in range(recipe.rows):
+                acc = f"acc_{r}_{j}_{code % recipe.chains}"
+                yield Instruction("fmadd", acc, (f"x_{r}", f"l_{j}", acc))
+
+
+def _looked_up(recipe: Recipe, number: int) -> Iterator[Step]:
+    """One unit: every four bits of a word are the index of a sum."""
+    for row in range(recipe.unit_words):
+        for nibble in range(8):
+            table = (number * recipe.unit_words + row) * 8 + nibble
+            yield Comment(f"table {table}")
+            yield Instruction("load_float", "t", (Address("x", table * TABLE),))
+            for j in range(recipe.registers):
+                index, acc = f"w{row}_{j}", f"acc_0_{j}_{nibble % recipe.chains}"
+                if nibble:
+                    yield Instruction("srli", f"a_{j}", (index, 4 * nibble))
+                    index = f"a_{j}"
+                yield Instruction("permute", f"l_{j}", ("t", index))
+                yield Instruction("add", acc, (f"l_{j}", acc))

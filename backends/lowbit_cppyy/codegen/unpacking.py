@@ -1,0 +1,101 @@
+"""Unpacking: the steps by which each method takes one code out of the words of a unit.
+
+The steps leave one code in a register, as a float. That float may be too large by a power of two; `folded` says by
+which, and its activation is scaled down by the same.
+
+Source: QIGen §3, algorithm 2. `lowbit_cppyy.recipe` describes the methods that go beyond it.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from lowbit.kernels.program import Instruction, Loop, Step
+from lowbit_cppyy.layout.interleaving import Field, fields
+from lowbit_cppyy.recipe import Recipe
+
+
+def mask(value: int) -> str:
+    """The register that holds a constant; `constants` fills it."""
+    return f"m_{value:x}"
+
+
+def constants(steps: Sequence[Step]) -> Iterator[Step]:
+    """A broadcast for each constant that some steps use."""
+    pending, wanted = list(steps), set[int]()
+    while pending:
+        step = pending.pop()
+        if isinstance(step, Loop):
+            pending.extend(step.body)
+        elif isinstance(step, Instruction):
+            wanted |= {int(name[2:], 16) for name in step.reads() if name.startswith("m_")}
+    for value in sorted(wanted):
+        yield Instruction("broadcast_int", mask(value), (value,))
+
+
+def shifted(word: str, by: int, to: str) -> tuple[list[Step], str]:
+    """The steps that shift a word right by some bits, or left if these are negative; and the register of the result."""
+    if by == 0:
+        return [], word
+    return [Instruction("srli" if by > 0 else "slli", to, (word, abs(by)))], to
+
+
+def folded(recipe: Recipe, code: int) -> int:
+    """The power of two by which a code of this recipe is too large."""
+    position = fields(recipe.bits, code)[0].position
+    return position if recipe.method == "fold" and position + recipe.bits <= 31 else 0
+
+
+def unpack(recipe: Recipe, code: int, words: list[str], a: str, b: str, to: str) -> Iterator[Step]:
+    """One code to the register `to`.
+
+    Args:
+        recipe: with a method that multiplies.
+        code: its number in the unit.
+        words: the registers that hold the words of the unit.
+        a: a scratch register.
+        b: another one, for the upper bit of a 3-bit code.
+        to: the register for the float.
+    """
+    parts = fields(recipe.bits, code)
+    if len(parts) == 2:
+        yield from _join(parts[0], parts[1], folded(recipe, code), words, a, b)
+        yield Instruction("cvt_int_float", to, (a,))
+    elif recipe.method == "table":
+        steps, word = shifted(words[0], parts[0].position, a)
+        yield from steps
+        yield Instruction("permute", to, ("table", word))
+    else:
+        yield from _single(parts[0], folded(recipe, code), words[0], a)
+        yield Instruction("cvt_int_float", to, (a,))
+
+
+def _single(field: Field, power: int, word: str, a: str) -> Iterator[Step]:
+    """A code masked in place, or shifted first; at the top of a word it needs no mask."""
+    steps, register = shifted(word, field.position - power, a)
+    yield from steps
+    if field.position + field.width < 32 or power:
+        yield Instruction("and", a, (register, mask(((1 << field.width) - 1) << power)))
+
+
+def _join(low: Field, high: Field, power: int, words: list[str], a: str, b: str) -> Iterator[Step]:
+    """The planes of a 3-bit code joined, the lowest bit at `power`."""
+    steps, register = shifted(words[low.word], low.position - power, a)
+    yield from steps
+    yield Instruction("and", a, (register, mask(3 << power)))
+    steps, register = shifted(words[high.word], high.position - power - 2, b)
+    yield from steps
+    yield Instruction("and_or", a, (register, mask(4 << power), a))
+
+
+def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:
+    """The steps that put codes ``4 * number`` to ``4 * number + 3`` of a unit into the bytes of each lane, and the
+    register of the result."""
+    parts = fields(bits, 4 * number)
+    low, ones = parts[0], 0x01010101
+    if bits == 8:
+        return [], words[low.word]
+    steps, register = shifted(words[low.word], low.position, a)
+    steps.append(Instruction("and", a, (register, mask(((1 << low.width) - 1) * ones))))
+    if len(parts) == 2:
+        more, register = shifted(words[parts[1].word], parts[1].position - 2, b)
+        steps += [*more, Instruction("and_or", a, (register, mask(4 * ones), a))]
+    return steps, a

@@ -1,1 +1,0 @@
-"""Recipes: the choices by which one kernel differs from another."""
