@@ -11,6 +11,7 @@ from lowbit.attention.rope import Rotation
 from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, block_exponent
 from lowbit.quantization.bfp_dot import BlockSums, total
+from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.activations import mean_square, normed
 from lowbit_conformance.defects.attention import replacing, visible
@@ -32,23 +33,23 @@ ROUNDED = "linear.qgemv/C2 linear.qgemm/C2"
 
 
 def top_bit_lost(words: Any, bits: int) -> Array:
-    return steps.unpack(words, bits) & np.uint8(2 ** (bits - 1) - 1)
+    return packing.unpack(words, bits) & np.uint8(2 ** (bits - 1) - 1)
 
 
 def unmasked(words: Any, bits: int) -> Array:
     """What is above a code in its word stays."""
-    word, shift = steps.places(len(words) * 32 // bits, bits)
+    word, shift = packing.places(len(words) * 32 // bits, bits)
     codes: Array = words[word] >> shift[:, None].astype(np.uint32)
     return codes
 
 
 def by_columns(words: Any, bits: int) -> Array:
     turned = np.ascontiguousarray(words.ravel().reshape(words.shape[1], -1).T)
-    return steps.unpack(turned, bits)
+    return packing.unpack(turned, bits)
 
 
 def next_row(words: Any, bits: int) -> Array:
-    codes = steps.unpack(words, bits)
+    codes = packing.unpack(words, bits)
     return codes[np.minimum(np.arange(len(codes)) + 1, len(codes) - 1)]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from lowbit.arrays import F32, Array
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import FORMATS, Change
@@ -253,8 +254,8 @@ def _turned(numbers: Array) -> Array:
 def _unpacked(change: Callable[[Array, int], Array]) -> dict[str, Any]:
     """A change of the codes, as they are read and as they are written."""
     return {
-        "unpack": lambda words, bits: change(steps.unpack(words, bits), bits),
-        "pack": lambda codes, bits: steps.pack(change(codes.copy(), bits), bits),
+        "unpack": lambda words, bits: change(packing.unpack(words, bits), bits),
+        "pack": lambda codes, bits: packing.pack(change(codes.copy(), bits), bits),
     }
 
 

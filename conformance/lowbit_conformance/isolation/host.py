@@ -151,9 +151,9 @@ class Others:
         packages = {entry.value.partition(":")[0].partition(".")[0] for entry in found} - {"lowbit"}
         self._packages = packages | {SUITE}
 
-    def owned(self, own: type) -> None:
-        """The package of the backend under test is its own."""
-        self._packages.discard(own.__module__.partition(".")[0])
+    def owned(self, modules: list[str]) -> None:
+        """The packages of these modules are those of the backend under test itself."""
+        self._packages -= {module.partition(".")[0] for module in modules}
 
     def breaches(self) -> list[Breach]:
         """The packages that have been imported since this was asked last."""
@@ -420,9 +420,12 @@ class Host:
 
     # Loading.
 
-    def load(self, kind: str, name: str, seal: str, handler: str) -> Message:
-        """Import and make the backend; `seal` is the text of `sealing`, empty for those that may call the reference,
-        as only the suite's own may."""
+    def load(self, kind: str, name: str, own: list[str], seal: str, handler: str) -> Message:
+        """Import and make the backend.
+
+        `own` are packages that it may import, and `seal` is the text of `sealing`: empty for those that may call the
+        reference, as only the suite's own may.
+        """
         if seal:
             close_seal(seal)
         try:
@@ -439,7 +442,7 @@ class Host:
             return {"misdeclared": str(error)}
         # As the adapter of programs has; what is declared may have no end.
         self.watch.allowed = lambda: tuple(islice(getattr(self.backend, "children", ()), MOST_NOTED))
-        self.others.owned(type(self.backend))
+        self.others.owned([type(self.backend).__module__, *own])
         breaches = self.watch.breaches(preparing=True) + self.others.breaches() + breaches_asked()
         if not same:
             breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
@@ -670,17 +673,14 @@ class Host:
 
 
 PROCESS = os.getpid()
+FOREIGN = {"library": "lowbit_foreign:LibraryBackend", "command": "lowbit_foreign:CommandBackend"}
 
 
 def made(kind: str, name: str) -> Backend:
-    """The backend under test, by how the user named it."""
+    """The backend under test: a name that `lowbit.backend.find` knows, or what a function gives of the name."""
     if kind == "name":
         return lowbit.backend.find(name)
-    module, _, factory = {
-        "bank": "lowbit_conformance.defects:backend",
-        "library": "lowbit_foreign:LibraryBackend",
-        "command": "lowbit_foreign:CommandBackend",
-    }[kind].partition(":")
+    module, _, factory = FOREIGN.get(kind, kind).partition(":")
     backend: Backend = getattr(importlib.import_module(module), factory)(name)
     return backend
 

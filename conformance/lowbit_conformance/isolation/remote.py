@@ -11,7 +11,7 @@ import inspect
 import json
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,21 +31,19 @@ from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.text import one_line
-from lowbit_conformance.defects import uses_reference
 from lowbit_conformance.isolation import faults
 from lowbit_conformance.isolation.arena import Arena, Placement, Segment
 from lowbit_conformance.isolation.blame import blame
+from lowbit_conformance.isolation.equal_bits import difference, same
 from lowbit_conformance.isolation.placing import Placer
 from lowbit_conformance.isolation.process import HostEndedError, HostProcess, Message
-from lowbit_conformance.suite.equal_bits import difference, same
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 
 POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
 FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
 PADDINGS = (0xFF, 0x3C)
 BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
-LOADING_DEADLINE = 120.0  # seconds
 SEAL = (files("lowbit_conformance.isolation") / "sealing.py").read_text(
     "utf-8"
 )  # once, before a backend could replace it
@@ -245,8 +243,29 @@ class Remote:
         isolation: how each host is separated from this process; empty before there was one.
     """
 
-    def __init__(self, kind: str, name: str, deadline: float) -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        deadline: float,
+        *,
+        loading: float = 120.0,
+        own: Sequence[str] = (),
+        sealed: bool = True,
+    ) -> None:
+        """Nothing is started before `load`.
+
+        Args:
+            kind: ``name``, ``library`` or ``command``, as the user named it; or the function ``module:function`` that
+                makes a backend of the name.
+            name: of the backend, the path of the library, the command, or what the function takes.
+            deadline: seconds that a call may take.
+            loading: seconds that importing and making the backend may take.
+            own: packages beside its own that it may import.
+            sealed: whether it may not call the functions of the specification.
+        """
         self.kind, self.name, self.deadline = kind, name, deadline
+        self._loading, self._own_packages, self._sealed = loading, list(own), sealed
         self.arena, self.started = Arena(), 0
         self.breaches: list[tuple[str, str]] = []
         self.backend_class = self.isolation = ""
@@ -275,12 +294,9 @@ class Remote:
         except HostEndedError as end:
             raise BrokenPromiseError(str(end)) from None
         self._host, self.started, self._live, self.isolation = host, self.started + 1, [], host.isolation
-        allowed = (self.kind, self.name) == ("name", "reference")
-        if self.kind == "bank":
-            allowed = uses_reference(self.name)
-        seal = "" if allowed else SEAL
-        request = {"do": "load", "kind": self.kind, "name": self.name, "seal": seal, "handler": self._handler}
-        reply = self._ask(request, LOADING_DEADLINE)
+        sealed = self._sealed and (self.kind, self.name) != ("name", "reference")
+        request = {"do": "load", "kind": self.kind, "name": self.name, "own": self._own_packages}
+        reply = self._ask(request | {"seal": SEAL if sealed else "", "handler": self._handler}, self._loading)
         if "refused" in reply:
             self.close()
             raise HostRefusedError(one_line(str(reply["refused"])))

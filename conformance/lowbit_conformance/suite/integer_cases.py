@@ -18,7 +18,7 @@ from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks, Format, cast
 from lowbit.quantization.packing import BITS
-from lowbit_conformance.defects import steps
+from lowbit_conformance.packing import unpack
 from lowbit_conformance.suite import inputs
 from lowbit_conformance.suite.cases import MatrixCase, drawn, edges, in_use, large, systematic
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
@@ -172,7 +172,8 @@ def lattice(case: IntegerCase, *, dense: bool) -> tuple[Blocks, QuantizedMatrix]
 
 def _heaviest(matrix: QuantizedMatrix) -> int:
     """The largest sum of magnitudes of any column for mantissas of 1, in units of the least product."""
-    codes, group = steps.unpack(matrix.words, matrix.bits).astype(np.float64), steps.groups(matrix)
+    codes = unpack(matrix.words, matrix.bits).astype(np.float64)
+    group = np.arange(matrix.rows) // matrix.group_size
     scales, offsets = matrix.scales.astype(np.float64), np.abs(group_offsets(matrix))
     unit = scales.min() / (2 if matrix.convention == "minimum" else 1)
     return int((scales[group] * codes + offsets[group]).sum(axis=0).max() / unit)

@@ -1,19 +1,18 @@
 """What backends remember, where arrays begin and how large they are: what the suite finds, and how it makes it so."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
+from kills import matrix
+from kills.trial import started, try_out
 
 from lowbit.quantization.affine import quantize
-from lowbit_conformance.defects import matrix
-from lowbit_conformance.defects.trial import try_out
 from lowbit_conformance.isolation.arena import PAGE, Arena, Placement
 from lowbit_conformance.isolation.remote import Call, Remote, Variant
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.clauses.test_state import others
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 
 @pytest.mark.parametrize(
@@ -57,8 +56,7 @@ def test_a_borrowed_matrix_is_a_read_after_the_call(name: str) -> None:
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    with closing(Remote("bank", "none", 10.0)) as made:
-        made.load()
+    with started("none", 10.0) as made:
         yield made
 
 

@@ -96,6 +96,7 @@ def test_variants_of_layers_are_right_but_for_their_step() -> None:
     x, router, chosen = drawn(3, 6), drawn(6, 4), np.array([[0, 2], [3, 1], [1, 2]])
     for scores in routing.SCORES:
         pairs.append((variants_layers._gate()(x, router, scores), routing.gate(x, router, scores)))
+    when: routing.Softmax
     for when, each in (("after", x), ("before", np.abs(x))):
         pairs.append((variants_layers._weigh()(each, chosen, when), routing.weights(each, chosen, when)))
     for given, right in pairs:

@@ -4,15 +4,16 @@ The cases are those of ``lowbit conformance`` and are judged by the same tests a
 process that judges is this one, so that a defect is tried in the time of its calls.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from kills.bank import FACTORY, FOLDER, OWN, defect_of, uses_reference
 from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import defect_of
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 from lowbit_conformance.suite.clauses import load_suite
@@ -104,6 +105,21 @@ def cases_of(clauses: tuple[str, ...], operations: tuple[str, ...], seeds: int) 
                 yield mark, case
 
 
+@contextmanager
+def started(name: str, deadline: float) -> Iterator[Remote]:
+    """The backend of a defect in its host process, which finds this package by ``PYTHONPATH``."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER), before]))
+    try:
+        with closing(Remote(FACTORY, name, deadline, own=OWN, sealed=not uses_reference(name))) as remote:
+            remote.load()
+            yield remote
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
 def try_out(
     name: str,
     *,
@@ -129,8 +145,7 @@ def try_out(
         ArgumentError: there is no such defect.
     """
     defect, trial, start = defect_of(name), Trial(name, seeds, stop), time.monotonic()
-    with closing(Remote("bank", name, deadline)) as remote:
-        remote.load()
+    with started(name, deadline) as remote:
         for mark, case in cases_of(only or defect.clauses, operations or defect.operations, seeds):
             finding = trial.findings.setdefault(case.clause, Finding())
             done = stop == "clause" and finding.killed
