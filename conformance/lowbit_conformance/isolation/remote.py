@@ -237,6 +237,7 @@ class Remote:
 
     Attributes:
         name: as the user gave it.
+        loading: seconds that importing and making it may take.
         started: how many hosts there have been.
         backend_class: module and name of its class.
         breaches: what loading it did to the process.
@@ -265,7 +266,7 @@ class Remote:
             sealed: whether it may not call the functions of the specification.
         """
         self.kind, self.name, self.deadline = kind, name, deadline
-        self._loading, self._own_packages, self._sealed = loading, list(own), sealed
+        self.loading, self._own_packages, self._sealed = loading, list(own), sealed
         self.arena, self.started = Arena(), 0
         self.breaches: list[tuple[str, str]] = []
         self.backend_class = self.isolation = ""
@@ -296,7 +297,7 @@ class Remote:
         self._host, self.started, self._live, self.isolation = host, self.started + 1, [], host.isolation
         sealed = self._sealed and (self.kind, self.name) != ("name", "reference")
         request = {"do": "load", "kind": self.kind, "name": self.name, "own": self._own_packages}
-        reply = self._ask(request | {"seal": SEAL if sealed else "", "handler": self._handler}, self._loading)
+        reply = self._ask(request | {"seal": SEAL if sealed else "", "handler": self._handler}, self.loading)
         if "refused" in reply:
             self.close()
             raise HostRefusedError(one_line(str(reply["refused"])))

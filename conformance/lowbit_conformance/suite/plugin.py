@@ -102,7 +102,7 @@ class Run:
             if self.events:  # before any code of the backend has run
                 self.events.start_beating()
                 self.events.send("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
-            self.backend = _under_test(option)
+            self.backend = under_test(option)
             self._load()
             self.capabilities = self.backend.capabilities()
         except LowbitError as error:
@@ -257,7 +257,7 @@ class Run:
             write(f"reproduce: lowbit conformance {self.tally.backend} --case {failure.id}")
 
 
-def _under_test(option: Any) -> Remote:
+def under_test(option: Any) -> Remote:
     """The backend, by how the command line names it.
 
     Its loading may take longer than a call, unless the user says how long a call may take.

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kills.bank import ALL
 from kills.habits import Habit
 from kills.resumed import earlier, not_ours
-from kills.trial import DEADLINE, Stop, Trial, try_out
+from kills.trial import Stop, Trial, try_out
 from lowbit.cli import answered
 from lowbit.operations import OPERATIONS
 from lowbit.system.storage import write_whole
@@ -149,7 +149,7 @@ class Matrix:
                 yield f"not found by every clause: {name} by {', '.join(idle)}"
 
 
-def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float) -> Entry:
+def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float | None) -> Entry:
     """One trial, in a process of its own pool."""
     try:
         if name == CONTROL.name:
@@ -162,7 +162,7 @@ def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float) -> 
         return {"killed": False, "error": f"{type(error).__name__}: {error}"[:400]}
 
 
-def fill(matrix: Matrix, seeds: int, mode: Mode, deadline: float, jobs: int) -> None:
+def fill(matrix: Matrix, seeds: int, mode: Mode, deadline: float | None, jobs: int) -> None:
     """Do what is missing, several at a time, with progress on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
@@ -191,7 +191,10 @@ def main(
     first_kill: Annotated[bool, typer.Option("--first-kill", help="Stop every defect at its first kill.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Run every case.")] = False,
     sample: Annotated[int, typer.Option(min=1, help="Try one defect in this many, always the same ones.")] = 1,
-    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
+    deadline: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds that one call may take.", show_default="3 for what hangs, else 120"),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = len(os.sched_getaffinity(0)),
 ) -> None:
     """Try every defect, and the control, against the suite."""
