@@ -25,6 +25,8 @@ from lowbit_conformance.defects.variants_layers import LAYERS
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256)
 COUNTERS = (7, 8, 15, 16)  # bits
+FIELDS = {"matrix": ("scales", "zeros"), "turn": ("cos", "sin"), "rotation": ("cos", "sin")}
+"""The arrays in arguments of these names."""
 
 
 # **Narrow formats**: an input, the weights or the result in fewer bits.
@@ -73,7 +75,7 @@ def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]
     for number, name in enumerate(parameters):
         if name in arrays:
             yield name, of_input(number, ())
-        for part in {"matrix": ("scales", "zeros"), "turn": ("cos", "sin")}.get(name, ()):
+        for part in FIELDS.get(name, ()):
             yield f"{part}", of_input(number, (part,))
     if len(arrays) > 1:
         yield "all-inputs", of_all

@@ -20,9 +20,10 @@ from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.isolation.events import EventPipe
 from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
-from lowbit_conformance.isolation.remote import Call, Remote
+from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.suite.certify import LEAST_SEEDS, certify, selects

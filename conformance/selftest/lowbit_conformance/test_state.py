@@ -10,7 +10,9 @@ from kills.trial import started, try_out
 
 from lowbit.quantization.affine import quantize
 from lowbit_conformance.isolation.arena import PAGE, Arena, Placement
-from lowbit_conformance.isolation.remote import Call, Remote, Variant
+from lowbit_conformance.isolation.calls import Call, Variant
+from lowbit_conformance.isolation.placing import placed
+from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.clauses.test_state import others
 
@@ -104,7 +106,7 @@ def test_offsets_are_those_of_the_elements_or_of_the_alignment() -> None:
 def test_an_offset_of_every_argument(remote: Remote) -> None:
     """With a stride each array begins at an offset of its own."""
     call = Call("run", "packing.pack", (np.zeros((8, 3), np.uint8), 4))
-    attempt = remote._place(call, Variant(side=1, offset=5, stride=3))
+    attempt = placed(call, Variant(side=1, offset=5, stride=3), remote.arena, remote.capabilities())
     assert [segment.start % PAGE for segment in attempt.segments] == [5]
     remote.arena.free(attempt.segments)
 

@@ -48,9 +48,10 @@ from lowbit.errors import ArgumentError
 from lowbit_conformance.isolation import faults
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, PAGE, RESULTS, Arena, Placement, Side
+from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.isolation.process import BOOT, HostEndedError, HostProcess, neutral_environment
-from lowbit_conformance.isolation.remote import Call, HostRefusedError, Remote
-from lowbit_conformance.isolation.verdicts import BrokenPromiseError
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError, HostRefusedError
 
 HERE = SUPPORT
 
