@@ -24,7 +24,7 @@ from lowbit_conformance.isolation.descendants import adopt_orphans, children, en
 
 Message = dict[str, Tree]
 MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
-LONG = 1 << 18  # bytes of a request; what is longer has more to do, and so has more time in proportion
+LONG = 1 << 20  # bytes of a request; what is longer has more to do, and so has more time in proportion
 ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
 # Signals that the C library keeps for itself: it handles one of them from the first thread that a process starts.
 OF_LIBRARY = sum(1 << (number - 1) for number in range(32, int(signal.SIGRTMIN)))
