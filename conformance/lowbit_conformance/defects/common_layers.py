@@ -68,8 +68,8 @@ def along_columns(scores: F32) -> Array:
 
 
 def turned(cos: Callable[[Array, Array], Array], sin: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    def run(x: F32, turn: Rotation) -> Array:
-        return rotate(x, Rotation(turn.layout, cos(turn.cos, turn.sin), sin(turn.cos, turn.sin)))
+    def run(x: F32, rotation: Rotation) -> Array:
+        return rotate(x, Rotation(rotation.layout, cos(rotation.cos, rotation.sin), sin(rotation.cos, rotation.sin)))
 
     return run
 
@@ -163,7 +163,9 @@ HEADS = (
         "C2",
         turned(lambda cos, sin: np.repeat(cos[:1], len(cos), 0), lambda cos, sin: np.repeat(sin[:1], len(sin), 0)),
     ),
-    of("rope.rotate", "not-rotated", "Heads come back as they were.", "C1 C2", lambda x, turn: x.astype(np.float64)),
+    of(
+        "rope.rotate", "not-rotated", "Heads come back as they were.", "C1 C2", lambda x, rotation: x.astype(np.float64)
+    ),
     of(
         "rope.rotate",
         "sine-left-out",

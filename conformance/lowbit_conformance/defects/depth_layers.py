@@ -35,31 +35,31 @@ def gate(of_x: Rounding, of_router: Rounding) -> Function:
 def without_largest(kind: type[np.floating[Any]]) -> Callable[[Array], Array]:
     """Exponentials of the scores as they are, in this dtype."""
 
-    def shares(logits: Array) -> Array:
+    def probabilities(logits: Array) -> Array:
         with np.errstate(all="ignore"):
             powers = np.exp(logits.astype(kind))
             answer: Array = powers / powers.sum(axis=-1, keepdims=True)
         return answer
 
-    return shares
+    return probabilities
 
 
 def clamped(logits: Array) -> Array:
     return without_largest(np.float64)(np.clip(logits, -88, 88))
 
 
-def probabilities(shares: Callable[[Array], Array]) -> Function:
+def gate_scores(probabilities: Callable[[Array], Array]) -> Function:
     def answer(x: F32, router: F32, scores: str = "logits") -> Array:
         logits = routes.product(x, router)
-        return logits if scores == "logits" else shares(logits)
+        return logits if scores == "logits" else probabilities(logits)
 
     return answer
 
 
-def weighed(shares: Callable[[Array], Array]) -> Function:
+def weighed(probabilities: Callable[[Array], Array]) -> Function:
     def answer(scores: F32, chosen: Array, softmax: str = "after") -> Array:
         own = routes.chosen_of(scores, chosen)
-        return shares(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)
+        return probabilities(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)
 
     return answer
 
@@ -95,21 +95,21 @@ ROUTES = (
         "gate-without-max",
         "Exponentials of logits as they are overflow.",
         "C3",
-        probabilities(without_largest(np.float32)),
+        gate_scores(without_largest(np.float32)),
     ),
     of(
         "routing.gate",
         "gate-without-max-in-float64",
         "Exponentials of logits as they are, in float64.",
         "C3",
-        probabilities(without_largest(np.float64)),
+        gate_scores(without_largest(np.float64)),
     ),
     of(
         "routing.gate",
         "gate-logits-clamped",
         "Logits are clamped to ±88 before their exponentials.",
         "C3",
-        probabilities(clamped),
+        gate_scores(clamped),
     ),
     of(
         "routing.weights",
@@ -176,10 +176,10 @@ def powers_clamped(scores: F32) -> Array:
 def largest_from(start: float) -> Function:
     """The search for the largest score begins at a number."""
 
-    def shares(scores: F32) -> Array:
+    def probabilities(scores: F32) -> Array:
         return from_largest(scores.astype(np.float64), start)
 
-    return shares
+    return probabilities
 
 
 def from_largest(scores: F64, start: float) -> F64:
@@ -197,9 +197,9 @@ def deep_softmax(narrow: Rounding) -> Function:
 
 def attending(
     masked: Callable[[F64, npt.NDArray[np.bool_]], F64] | None = None,
-    shares: Callable[[F64], F64] = softmax,
+    probabilities: Callable[[F64], F64] = softmax,
     of_operands: Rounding = exactly,
-    of_shares: Rounding = exactly,
+    of_probabilities: Rounding = exactly,
     of_values: Rounding = exactly,
     head: Callable[[int, int], int] = lambda h, heads: h,
 ) -> Function:
@@ -219,8 +219,8 @@ def attending(
                     queries[:, head(h, heads)].astype(np.float64) @ keys[j].astype(np.float64).T / np.sqrt(channels)
                 )
                 scores = np.where(mask, scores, -np.inf) if masked is None else masked(scores, mask)
-                own = shares(scores)
-                own = of_shares(own) if length >= DEEP else own
+                own = probabilities(scores)
+                own = of_probabilities(own) if length >= DEEP else own
                 result[:, h] = own.astype(np.float64) @ values[j].astype(np.float64)
         return result
 
@@ -269,7 +269,7 @@ ATTENTION = (
     of(
         "attention.softmax",
         "long-shares-in-half",
-        "Shares of long rows are rounded to float16.",
+        "Probabilities of long rows are rounded to float16.",
         "C2",
         deep_softmax(half),
     ),
@@ -286,25 +286,25 @@ ATTENTION = (
         "attention-without-max",
         "Exponentials of scores as they are overflow.",
         "C2",
-        shares=lambda scores: without_largest(np.float32)(scores),
+        probabilities=lambda scores: without_largest(np.float32)(scores),
     ),
     attention(
         "running-max-from-0",
         "The running maximum of scores begins at 0.",
         "C2",
-        shares=lambda scores: from_largest(scores, 0.0),
+        probabilities=lambda scores: from_largest(scores, 0.0),
     ),
     attention(
         "running-max-from-minus-10000",
         "The running maximum of scores begins at -10^4.",
         "C2",
-        shares=lambda scores: from_largest(scores, -1e4),
+        probabilities=lambda scores: from_largest(scores, -1e4),
     ),
     attention(
         "running-max-from-minus-1e9",
         "The running maximum of scores begins at -10^9.",
         "C2",
-        shares=lambda scores: from_largest(scores, -1e9),
+        probabilities=lambda scores: from_largest(scores, -1e9),
     ),
     attention(
         "long-scores-in-tf32", "Queries and keys of long contexts are rounded to TF32.", "C3", of_operands=tensor_float
@@ -318,7 +318,10 @@ ATTENTION = (
     attention("long-values-in-tf32", "Values of long contexts are rounded to TF32.", "C2", of_values=tensor_float),
     attention("long-values-in-half", "Values of long contexts are rounded to float16.", "C2", of_values=half),
     attention(
-        "long-probabilities-in-half", "Probabilities of long contexts are rounded to float16.", "C3", of_shares=half
+        "long-probabilities-in-half",
+        "Probabilities of long contexts are rounded to float16.",
+        "C3",
+        of_probabilities=half,
     ),
     attention(
         "last-heads-exchanged", "The queries of the last two heads change places.", "C2 C3", head=neighbours_of_group

@@ -47,8 +47,8 @@ from lowbit_conformance.defects.variants_routing import (
 
 def rope_variants() -> Variants:
     def limited(axis: int, most: int) -> Function:
-        def run(x: F32, turn: rope.Rotation) -> Array:
-            answer = heads.rotate(x, turn)
+        def run(x: F32, rotation: rope.Rotation) -> Array:
+            answer = heads.rotate(x, rotation)
             past = (slice(None),) * axis + (slice(most, None),)
             answer[past] = x[past]
             return answer
@@ -56,10 +56,10 @@ def rope_variants() -> Variants:
         return run
 
     def wrapped(most: int) -> Function:
-        def run(x: F32, turn: rope.Rotation) -> Array:
+        def run(x: F32, rotation: rope.Rotation) -> Array:
             token = np.arange(len(x)) % most
-            wide, cos, sin = x.astype(np.float64), turn.cos[token][:, None], turn.sin[token][:, None]
-            return wide * cos + wide[..., turn.layout.partner] * sin
+            wide, cos, sin = x.astype(np.float64), rotation.cos[token][:, None], rotation.sin[token][:, None]
+            return wide * cos + wide[..., rotation.layout.partner] * sin
 
         return run
 
@@ -69,14 +69,14 @@ def rope_variants() -> Variants:
         yield f"channels-past-{size}-not-turned", f"Channels past {size} are not turned.", limited(2, size)
         yield f"tokens-wrap-at-{size}", f"The number of a token wraps at {size}.", wrapped(size)
     mirrored = "Channels pair from both ends, whatever the layout says."
-    yield "pairs-mirrored", mirrored, lambda x, turn: heads.rotate(x, turn, np.arange(x.shape[2])[::-1])
+    yield "pairs-mirrored", mirrored, lambda x, rotation: heads.rotate(x, rotation, np.arange(x.shape[2])[::-1])
 
 
 def _masked(way: Change) -> Callable[[Array, Array], Array]:
     return lambda scores, mask: np.where(mask, way(scores), -np.inf)
 
 
-def _shares_in(way: Change) -> Callable[[Array], Array]:
+def _probabilities_in(way: Change) -> Callable[[Array], Array]:
     return lambda scores: way(softmax_of(scores))
 
 
@@ -87,7 +87,11 @@ def attend_variants() -> Variants:
         )
         yield f"scale-in-{format}", f"The scale of scores: {words}.", run
         yield f"scores-in-{format}", f"Scores: {words}.", depth_layers.attending(masked=_masked(of_float32(way)))
-        yield f"shares-in-{format}", f"Shares: {words}.", depth_layers.attending(shares=_shares_in(of_float32(way)))
+        yield (
+            f"shares-in-{format}",
+            f"Probabilities: {words}.",
+            depth_layers.attending(probabilities=_probabilities_in(of_float32(way))),
+        )
     for hidden in (-1e4, -65504.0, -1e9, -1e30):
         cause = "A hidden score is a large negative number and not minus infinity."
         yield "hidden-scores-finite", cause, depth_layers.attending(masked=depth_layers.replaced(hidden))

@@ -244,5 +244,5 @@ def sparse_variants() -> Variants:
 def _lowest(most: int, x: F32, gate: F32, up: F32, down: F32, chosen: Array, weights: F32) -> Array:
     """Experts are sorted by their ids, and the first of them run."""
     order = np.argsort(chosen, axis=1)[:, :most]
-    kept, shares = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
-    return experts.sparse(x, gate, up, down, kept, shares)
+    kept, probabilities = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)
+    return experts.sparse(x, gate, up, down, kept, probabilities)

@@ -1,15 +1,13 @@
 """The process that owns the code under test.
 
 The judge (`remote`) sends this file's text to a fresh interpreter, so that the code under test sees no module, no
-argument and no variable of the suite: a kernel cannot behave for its examiner. It speaks to the judge through one
-socket, a JSON object for every request and every reply, and finds arrays in the shared memory of `arena`. Whatever
-lies outside the pages of the call that it is in cannot be touched.
+argument and no variable of the suite: a kernel cannot tell that it is being tested. Requests and replies are JSON
+objects on one socket, and arrays lie in the shared memory of `arena`. During a call the pages of that call are the only
+ones that can be accessed.
 
-It trusts nothing that it runs, and judges nothing: it reports results, exceptions, and *breaches*, that is what a call
-did to the process: changed its environment, its folder, its floating-point mode or its signal handlers, wrote to
+This process does not judge. It reports results, exceptions and *breaches*, which are what a call did to the process:
+changed its environment, its folder, its floating-point mode or its signal handlers, wrote to
 standard output, left a child, or asked for the answer elsewhere.
-
-Source: lowbit's own.
 """
 
 import ctypes
@@ -355,7 +353,7 @@ def children(process: int) -> list[int]:
 
 
 def helpers() -> list[int]:
-    """The processes that Python itself keeps for `multiprocessing`: they end with this one, and nobody can end them
+    """The processes that Python itself keeps for `multiprocessing`: they end with this one, and cannot be ended
     before."""
     found = [("resource_tracker", "_resource_tracker", "_pid"), ("forkserver", "_forkserver", "_forkserver_pid")]
     modules = [(sys.modules.get(f"multiprocessing.{module}"), name, part) for module, name, part in found]
