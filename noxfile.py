@@ -4,8 +4,8 @@
 demo           fetch a real model, certify the backends on its weights, generate, measure
 tests          the specification's own tests and doctests, and the suite on every backend
 conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
-kills          every defect of the bank against the suite, until the suite finds it
-soak           a thousand seeds of every backend and the whole kill matrix: hours; goes on where it was stopped
+kills          every known defect against the suite, until the suite finds it
+soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
 adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
@@ -28,7 +28,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from email import message_from_bytes
 from pathlib import Path
@@ -55,6 +55,7 @@ PEERS = {
     "PyTorch": ("torch",),
     "OpenVINO": ("openvino",),
 }
+WITH_KILLS = {"PYTHONPATH": str(HERE / "conformance/selftest/support")}  # of programs that import `kills`
 TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench"]]  # each has a conftest of its own
 
 
@@ -98,28 +99,29 @@ def conformance(session: nox.Session) -> None:
 
 @nox.session
 def kills(session: nox.Session) -> None:
-    """Run every defect of the bank against the suite until it is found; a survivor or a false alarm fails.
+    """Run every known defect against the suite until it is found; a survivor or a false alarm fails.
 
     Arguments go to the program: ``nox -s kills -- --seeds 5 --sample 3`` tries one defect in three.
     """
     install(session, extras=["conformance"])
     out = str(Path(session.create_tmp()).resolve() / "kill-matrix.json")
-    matrix = ["python", "-P", "-m", "lowbit_conformance.defects.matrix", "--first-kill"]
-    run_outside(session, *matrix, "--out", out, *session.posargs)
+    matrix = ["python", "-P", "-m", "kills.matrix", "--first-kill"]
+    run_outside(session, *matrix, "--out", out, *session.posargs, env=WITH_KILLS)
 
 
 @nox.session
 def soak(session: nox.Session) -> None:
-    """Run a thousand seeds of each backend and the whole kill matrix, and keep what came of it in docs/data.
+    """Run a thousand seeds of each backend and the whole kill matrix, and keep the results in docs/data.
 
-    Both go on where they were stopped. Arguments go to the first: ``nox -s soak -- --seeds 200 --backend numpy``.
+    Both resume where they stopped. Arguments go to the first: ``nox -s soak -- --seeds 200 --backend numpy``.
     """
     install(session, extras=["cppyy", "conformance"])
     data = HERE / "docs/data"
     data.mkdir(exist_ok=True)
     soaked, matrix = str(data / "soak.json"), str(data / "kill-matrix.json")
-    run_outside(session, "python", "-P", "-m", "lowbit_conformance.suite.soak", "--out", soaked, *session.posargs)
-    run_outside(session, "python", "-P", "-m", "lowbit_conformance.defects.matrix", "--all", "--out", matrix)
+    long_run, kill_matrix = ["python", "-P", "-m", "kills.soak"], ["python", "-P", "-m", "kills.matrix", "--all"]
+    run_outside(session, *long_run, "--out", soaked, *session.posargs, env=WITH_KILLS)
+    run_outside(session, *kill_matrix, "--out", matrix, env=WITH_KILLS)
 
 
 @nox.session
@@ -299,10 +301,10 @@ def need_compiler(session: nox.Session) -> None:
         session.error("Python.h was not found: install Python's headers (Debian and Ubuntu: python3-dev)")
 
 
-def run_outside(session: nox.Session, *command: str) -> None:
+def run_outside(session: nox.Session, *command: str, env: Mapping[str, str] | None = None) -> None:
     """Run a command where the repository's own folders cannot be imported by accident."""
     with tempfile.TemporaryDirectory() as folder, session.chdir(folder):
-        session.run(*command)
+        session.run(*command, env=env)
 
 
 def shipped() -> Iterator[Path]:

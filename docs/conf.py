@@ -5,7 +5,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "_ext"), *(str(HERE.parent / root) for root in ("spec", "backends", "conformance", "bench"))]
+SOURCES = ("spec", "backends", "conformance", "conformance/selftest/support", "bench")
+sys.path[:0] = [str(HERE / "_ext"), *(str(HERE.parent / root) for root in SOURCES)]
 
 project = "lowbit"
 author = "the lowbit authors"

@@ -36,6 +36,7 @@ from lowbit_conformance.report import report_of, show, text_of, write_html, writ
 from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.report.gather import suite
 from lowbit_conformance.suite import clauses
+from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.tally import Certificate, Tally, Verdict
 
 USAGE_ERROR = 2
@@ -44,7 +45,6 @@ UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "
 WRONG_USE = 4  # pytest's status for a wrong use
 PASSED, FAILED = 0, 1  # the statuses with which it ends otherwise
 THE_SUITE = "the suite"  # of a verdict on the run as a whole
-DEADLINE = 30.0
 ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
 """Bytes that each of its processes needs: the arena (`lowbit_conformance.isolation.arena`), and what it imports."""
 
@@ -85,7 +85,14 @@ def conformance(
     case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few cases of each clause, in seconds.")] = False,
-    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Seconds that one call may take, and that loading the backend may take.",
+            show_default=f"{DEADLINE:g} for a call, {LOADING_DEADLINE:g} for loading",
+        ),
+    ] = None,
     exitfirst: Annotated[bool, typer.Option("--exitfirst", "-x", help="Stop at the first failure.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The report as JSON on standard output.")] = False,
     report_file: Annotated[Path | None, typer.Option("--report", help="Write the report as JSON to a file.")] = None,
@@ -100,7 +107,8 @@ def conformance(
         if path:
             check_writable(argument, path)
     target = _target(name, library, command)
-    arguments = [*(target if len(target) == 2 else ("--backend", *target)), "--deadline", str(deadline)]
+    arguments = list(target if len(target) == 2 else ("--backend", *target))
+    arguments += [] if deadline is None else ["--deadline", str(deadline)]
     arguments += ["--seeds", str(seeds), "--first-seed", str(first_seed), *(["--quick"] if quick else [])]
     arguments += [argument for operation in op or [] for argument in ("--op", operation)]
     arguments += [argument for name in profile or [] for argument in ("--profile", name)]
@@ -108,7 +116,7 @@ def conformance(
     arguments += ["--model", model] if model else []
     arguments += ["--exitfirst"] if exitfirst else []
     started, before = datetime.now(UTC), suite()
-    tally = run_suite(target[-1], arguments, deadline)
+    tally = run_suite(target[-1], arguments, DEADLINE if deadline is None else deadline)
     settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
     settings |= {"case": case, "model": model, "quick": quick}
     report = report_of(tally, target, settings, started)

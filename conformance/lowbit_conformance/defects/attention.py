@@ -34,8 +34,8 @@ def minus_infinity_shared(scores: F32) -> Array:
 def based_apart(scores: F32) -> Array:
     base = scores * np.float32(np.log2(np.e))
     powers = np.exp2((base - base.max(axis=1, keepdims=True)).astype(np.float64))
-    shares: Array = powers / powers.sum(axis=1, keepdims=True)
-    return shares.astype(np.float32)
+    probabilities: Array = powers / powers.sum(axis=1, keepdims=True)
+    return probabilities.astype(np.float32)
 
 
 def halved(scores: F32) -> Array:
@@ -43,9 +43,9 @@ def halved(scores: F32) -> Array:
 
 
 def remainder_to_last(scores: F32) -> Array:
-    shares = softmax(scores.astype(np.float64)).astype(np.float32)
-    shares[:, -1] = np.float32(1) - shares[:, :-1].sum(axis=1, dtype=np.float32)
-    return shares
+    probabilities = softmax(scores.astype(np.float64)).astype(np.float32)
+    probabilities[:, -1] = np.float32(1) - probabilities[:, :-1].sum(axis=1, dtype=np.float32)
+    return probabilities
 
 
 # **Attention**, with one thing at a time to be replaced.
@@ -78,8 +78,8 @@ def attend(
         for h in range(heads):
             j, v = head(h, heads, groups), (value_head or head)(h, heads, groups)
             scores = queries[:, h].astype(np.float64) @ keys[j].astype(np.float64).T * scale(channels)
-            shares = softmax(np.where(mask, scores, hidden if np.isinf(hidden) else scores + hidden))
-            result[:, h] = shares @ values[v].astype(np.float64)
+            probabilities = softmax(np.where(mask, scores, hidden if np.isinf(hidden) else scores + hidden))
+            result[:, h] = probabilities @ values[v].astype(np.float64)
     return result
 
 

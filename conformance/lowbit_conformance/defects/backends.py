@@ -13,13 +13,13 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, Roundings, any_order
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit_conformance.defects import integers, steps
-from lowbit_conformance.defects.defect import Call, Defect, Function
+from lowbit_conformance.defects.defect import Defect, Function
 
 
 def right(operation: str) -> Function:
@@ -46,10 +46,7 @@ class BankLinear(PreparedLinear):
         self._matrix = replace(matrix, **own)
         self._whole = bool(defect.wrong) and defect.weights is None  # a function of x and the matrix
         weigh = defect.weights or steps.RIGHT.weights
-        if defect.preparing is not None:
-            self._weights = defect.preparing(matrix, weigh, owner.state)
-        else:
-            self._weights = np.zeros((0, 0), np.float32) if self._whole else weigh(self._matrix)
+        self._weights = np.zeros((0, 0), np.float32) if self._whole else weigh(self._matrix)
 
     def _qgemv(self, x: F32, out: F32) -> None:
         self._multiply("linear.qgemv", x, out)
@@ -61,17 +58,7 @@ class BankLinear(PreparedLinear):
         self._multiply(integers.OPERATION, x, out)
 
     def _multiply(self, operation: str, x: F32 | Blocks, out: F32) -> None:
-        defect = self._owner.defect
-        if defect.habit is None:
-            out[...] = self._product(operation, x)
-            return
-
-        def right() -> F32:
-            out[...] = self._product(operation, x)
-            return out
-
-        self._owner.state["matrix"] = self._matrix
-        defect.habit(Call(operation, (x,), out, right, self._owner.state))
+        out[...] = self._product(operation, x)
 
     def _product(self, operation: str, x: F32 | Blocks) -> Any:
         if isinstance(x, Blocks):
@@ -89,31 +76,32 @@ class BankBackend(Backend):
     """A backend with one defect.
 
     Attributes:
-        defect: the one; None for the control, which declares every operation and must pass.
-        state: what it remembers between calls.
+        defect: the one.
     """
 
-    def __init__(self, defect: Defect | None) -> None:
-        self.defect = defect or CONTROL
-        self.name, self.state = f"bank:{self.defect.name}", dict[str, Any]()
+    def __init__(self, defect: Defect) -> None:
+        self.defect, self.name = defect, f"bank:{defect.name}"
+
+    def roundings(self) -> Roundings:
+        """What it declares of its sums."""
+        return any_order
 
     def capabilities(self) -> Capabilities:
-        roundings = self.defect.roundings or any_order
         operations = {}
         for name in self.defect.operations:
             form = "dequantised" if name in steps.PRODUCTS or name == "hqq.qgemv" else "direct"
             bounded = OPERATIONS[name].promise is Promise.BOUNDED
-            arithmetic = Arithmetic(form, self.defect.accumulator, roundings) if bounded else None  # type: ignore[arg-type]  # a str that is a form
+            arithmetic = Arithmetic(form, self.defect.accumulator, self.roundings()) if bounded else None  # type: ignore[arg-type]  # a str that is a form
             if name == integers.OPERATION:
                 arithmetic = Arithmetic("integer", "float64", integer_loop(1))
             operations[name] = Declaration(arithmetic=arithmetic)
-        return Capabilities(operations, concurrent=self.defect.concurrent)
+        return Capabilities(operations)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return BankLinear(self, matrix)
 
     def _hook(self, operation: str) -> Callable[..., Any]:
-        wrong, habit = self.defect.wrong.get(operation), self.defect.habit
+        wrong = self.defect.wrong.get(operation)
         if operation in PRODUCTS and wrong is None:
             return super()._hook(operation)
         function = wrong or right(operation)
@@ -121,83 +109,15 @@ class BankBackend(Backend):
         def compute(*arguments: Any, **choices: Any) -> Any:
             return rounded(operation, function(*arguments, **choices))
 
-        if habit is None or wrong is not None:
-            return compute
-
-        def call(*arguments: Any, **choices: Any) -> Any:
-            def answer() -> Any:
-                return compute(*arguments, **choices)
-
-            return habit(Call(operation, arguments, None, answer, self.state))
-
-        return call
+        return compute
 
 
-class Unchecked(BankBackend):
-    """Looks at no argument, and goes to work at once."""
+class Control(Defect):
+    """No defect, in any operation."""
 
-    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
-        return permissive(right(operation), *arguments, **choices)
-
-    def open(self, operation: str, *arguments: Any, **choices: Any) -> Any:
-        return AnySteps(operation, arguments)
-
-    def prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
-        return UncheckedLinear(self, matrix)
+    @property
+    def operations(self) -> tuple[str, ...]:
+        return tuple(OPERATIONS)
 
 
-class UncheckedLinear(BankLinear):
-    """Takes any x, and writes to any out."""
-
-    def qgemv(self, x: Any, out: Any = None) -> Any:
-        return self._any(x, out, (self.columns,))
-
-    def qgemm(self, x: Any, out: Any = None) -> Any:
-        return self._any(x, out, (len(x), self.columns))
-
-    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
-        return self._any(x if isinstance(x, np.ndarray) else np.zeros((1, self.rows)), out, (1, self.columns))
-
-    def _any(self, x: Any, out: Any, shape: tuple[int, ...]) -> Any:
-        given = np.zeros(shape, np.float32) if out is None else out
-        numbers = np.zeros(self.rows * (len(x) if len(shape) == 2 else 1))
-        flat = np.asarray(x, np.float64).reshape(-1)[: numbers.size]
-        numbers[: flat.size] = flat
-        result = numbers.reshape(-1, self.rows) @ self._weights
-        given.setflags(write=True) if given.base is None else None
-        with np.errstate(all="ignore"):
-            given.reshape(-1)[: result.size] = result.reshape(-1)[: given.size]
-        return given
-
-
-class AnySteps:
-    """The steps of a session that takes any arguments."""
-
-    def __init__(self, operation: str, arguments: tuple[Any, ...]) -> None:
-        self._operation, self._arguments = operation, arguments
-        try:
-            self._steps = OPERATIONS[operation].reference(*arguments)
-        except Exception:
-            self._steps = None
-
-    def step(self, *arguments: Any) -> Any:
-        try:
-            return self._steps.step(*arguments)
-        except Exception:
-            return ()
-
-    def close(self) -> None:
-        """Nothing to give back."""
-
-
-def permissive(function: Function, *arguments: Any, **choices: Any) -> Any:
-    """The result; where there is none, a number."""
-    try:
-        return function(*arguments, **choices)
-    except Exception:
-        return np.zeros(1, np.float32)
-
-
-CONTROL = Defect(
-    "none", "No mistake: the control, which must pass.", (), verdicts=(), habit=None, habitual=tuple(OPERATIONS)
-)
+CONTROL = Control("none", "No mistake: the control, which must pass.", (), verdicts=())

@@ -7,7 +7,8 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.quantization.packing import WORD_BITS, Codes, Words
 from lowbit_conformance.defects.defect import COMMON, Defect
-from lowbit_conformance.defects.steps import Place, pack, places, read, stepwise, straddling, unit_of, unpack, write
+from lowbit_conformance.defects.steps import stepwise, unit_of
+from lowbit_conformance.packing import Place, pack, places, read, straddling, unpack, write
 
 READS = "packing.unpack/C1 packing.unpack/C2 affine.dequantize/C1 affine.dequantize/C2 linear.qgemv/C1 linear.qgemm/C1"
 BOTH = "packing.pack/C1 packing.pack/C2 " + READS

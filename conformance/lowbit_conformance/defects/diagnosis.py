@@ -22,7 +22,9 @@ from lowbit.model import bounds as blocks_bounds
 from lowbit.moe import bounds as routing_bounds
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import gptq_bounds, hqq, hqq_solver
-from lowbit_conformance.defects import BANK, places, steps
+from lowbit_conformance import packing
+from lowbit_conformance.defects import places, steps
+from lowbit_conformance.defects.bank import BANK
 from lowbit_conformance.defects.defect import Defect
 from lowbit_conformance.defects.families import relatives
 
@@ -293,7 +295,7 @@ def _of(bounding: Bounding) -> Limit:
 
 
 def _linear(x: Array, matrix: Any, right: Array) -> Array:
-    codes, group = steps.unpack(matrix.words, matrix.bits).astype(np.float64), steps.groups(matrix)
+    codes, group = packing.unpack(matrix.words, matrix.bits).astype(np.float64), steps.groups(matrix)
     scale, zero = steps.scales(matrix).astype(np.float64)[group], steps.zeros(matrix).astype(np.float64)[group]
     offsets = zero if matrix.convention == "minimum" else scale * zero
     terms: Array = np.abs(np.atleast_2d(x).astype(np.float64)) @ (scale * codes + np.abs(offsets))

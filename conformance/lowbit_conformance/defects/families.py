@@ -16,6 +16,7 @@ import numpy as np
 from lowbit.arrays import F32, Array
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import FORMATS, Change
@@ -24,6 +25,8 @@ from lowbit_conformance.defects.variants_layers import LAYERS
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256)
 COUNTERS = (7, 8, 15, 16)  # bits
+FIELDS = {"matrix": ("scales", "zeros"), "turn": ("cos", "sin"), "rotation": ("cos", "sin")}
+"""The arrays in arguments of these names."""
 
 
 # **Narrow formats**: an input, the weights or the result in fewer bits.
@@ -72,7 +75,7 @@ def _places(operation: str) -> Iterator[tuple[str, Callable[[Change], Function]]
     for number, name in enumerate(parameters):
         if name in arrays:
             yield name, of_input(number, ())
-        for part in {"matrix": ("scales", "zeros"), "turn": ("cos", "sin")}.get(name, ()):
+        for part in FIELDS.get(name, ()):
             yield f"{part}", of_input(number, (part,))
     if len(arrays) > 1:
         yield "all-inputs", of_all
@@ -253,8 +256,8 @@ def _turned(numbers: Array) -> Array:
 def _unpacked(change: Callable[[Array, int], Array]) -> dict[str, Any]:
     """A change of the codes, as they are read and as they are written."""
     return {
-        "unpack": lambda words, bits: change(steps.unpack(words, bits), bits),
-        "pack": lambda codes, bits: steps.pack(change(codes.copy(), bits), bits),
+        "unpack": lambda words, bits: change(packing.unpack(words, bits), bits),
+        "pack": lambda codes, bits: packing.pack(change(codes.copy(), bits), bits),
     }
 
 

@@ -12,27 +12,29 @@ Order = I64
 # **Rotary embeddings.**
 
 
-def rotate(x: F32, turn: Rotation, partner: Order | None = None, sign: float = 1.0, back: int = 0) -> F64:
-    cos, sin = np.roll(turn.cos, back, axis=0)[:, None], np.roll(turn.sin, back, axis=0)[:, None] * sign
+def rotate(x: F32, rotation: Rotation, partner: Order | None = None, sign: float = 1.0, back: int = 0) -> F64:
+    cos, sin = np.roll(rotation.cos, back, axis=0)[:, None], np.roll(rotation.sin, back, axis=0)[:, None] * sign
     wide = x.astype(np.float64)
-    return wide * cos + wide[..., turn.layout.partner if partner is None else partner] * sin
+    return wide * cos + wide[..., rotation.layout.partner if partner is None else partner] * sin
 
 
-def halves(x: F32, turn: Rotation) -> F64:
+def halves(x: F32, rotation: Rotation) -> F64:
     channels = x.shape[2]
-    return rotate(x, turn, (np.arange(channels) + channels // 2) % channels)
+    return rotate(x, rotation, (np.arange(channels) + channels // 2) % channels)
 
 
-def neighbours(x: F32, turn: Rotation) -> F64:
-    return rotate(x, turn, np.arange(x.shape[2]) ^ 1)
+def neighbours(x: F32, rotation: Rotation) -> F64:
+    return rotate(x, rotation, np.arange(x.shape[2]) ^ 1)
 
 
-def in_place(x: F32, turn: Rotation) -> F64:
+def in_place(x: F32, rotation: Rotation) -> F64:
     """The second channel of a pair is computed from a first that was turned already."""
-    result, partner = x.astype(np.float64), turn.layout.partner
+    result, partner = x.astype(np.float64), rotation.layout.partner
     for channel in range(x.shape[2]):
-        sin = turn.sin[:, None, channel]
-        result[..., channel] = result[..., channel] * turn.cos[:, None, channel] + result[..., partner[channel]] * sin
+        sin = rotation.sin[:, None, channel]
+        result[..., channel] = (
+            result[..., channel] * rotation.cos[:, None, channel] + result[..., partner[channel]] * sin
+        )
     return result
 
 
@@ -152,7 +154,7 @@ ROTARY = (
         "rotation-backwards",
         "The sign of the sine is the other one.",
         "C1 C2",
-        lambda x, turn: rotate(x, turn, sign=-1.0),
+        lambda x, rotation: rotate(x, rotation, sign=-1.0),
     ),
     of(
         "rope.rotate",
@@ -175,7 +177,7 @@ ROTARY = (
         "position-one-off",
         "A token is turned by the angle of the one before it.",
         "C1 C2",
-        lambda x, turn: rotate(x, turn, back=1),
+        lambda x, rotation: rotate(x, rotation, back=1),
         "https://github.com/pytorch/executorch/pull/2010",
     ),
     of(

@@ -10,6 +10,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks, decode
+from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.defect import COMMON, MOVES, WRONG, Defect, Function, of
 from lowbit_conformance.defects.sums import bfloat16
@@ -37,7 +38,7 @@ def plain(x: Blocks) -> Array:
 
 def codes_of(matrix: QuantizedMatrix) -> Array:
     """Codes as they are."""
-    return steps.unpack(matrix.words, matrix.bits).astype(np.int64)
+    return packing.unpack(matrix.words, matrix.bits).astype(np.int64)
 
 
 def exactly(mantissas: Array, codes: Array) -> Array:

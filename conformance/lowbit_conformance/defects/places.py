@@ -17,7 +17,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_conformance.defects import steps
+from lowbit_conformance import packing
 from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import Change
 
@@ -131,9 +131,9 @@ def changes() -> Iterator[tuple[str, str, Change]]:
 def _with(value: Any, names: tuple[str, ...], change: Change) -> Any:
     """A value with the arrays of these fields changed, past the checks of what holds them; "" is the value itself."""
     if names == ("codes",) and isinstance(value, QuantizedMatrix):
-        codes = np.ascontiguousarray(change(steps.unpack(value.words, value.bits).astype(np.uint8)))
+        codes = np.ascontiguousarray(change(packing.unpack(value.words, value.bits).astype(np.uint8)))
         parts = {each.name: getattr(value, each.name) for each in fields(value)}
-        return unchecked(type(value), **parts | {"words": steps.pack(codes, value.bits)})
+        return unchecked(type(value), **parts | {"words": packing.pack(codes, value.bits)})
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(change(value)) if names == ("",) else value
     if not is_dataclass(value) or isinstance(value, type):

@@ -9,7 +9,7 @@ import numpy as np
 from lowbit.arrays import F32, F64, Array
 from lowbit.quantization import gptq
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
-from lowbit_conformance.defects import steps
+from lowbit_conformance import packing
 from lowbit_conformance.defects.blocks import away
 from lowbit_conformance.defects.defect import of, unchecked
 
@@ -75,7 +75,7 @@ def matrix_of(
     """A matrix that nobody has checked."""
     return unchecked(
         QuantizedMatrix,
-        words=steps.pack(codes.astype(np.uint8), bits),
+        words=packing.pack(codes.astype(np.uint8), bits),
         scales=scales,
         zeros=zeros,
         bits=bits,
@@ -99,7 +99,7 @@ def short_group_merged(weights: F32, **choices: Any) -> QuantizedMatrix:
     scale, zero = right.scales[-1].astype(np.float32), right.zeros[-1].astype(np.float32)
     tail = weights[(right.groups - 1) * size :]
     real = np.rint((tail - zero) / scale) if right.convention == "minimum" else np.rint(tail / scale) + zero
-    codes = steps.unpack(right.words, right.bits)
+    codes = packing.unpack(right.words, right.bits)
     codes[len(weights) - len(tail) :] = np.clip(real, 0, top)
     return matrix_of(codes, right.scales, right.zeros, right.bits, right.rows, size, right.convention)
 

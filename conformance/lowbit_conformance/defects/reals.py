@@ -10,6 +10,7 @@ from lowbit.quantization import hqq, hqq_solver
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, decode
 from lowbit.quantization.packing import Codes
+from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.blocks import away
 from lowbit_conformance.defects.defect import COMMON, Defect, Function, arithmetical, of
@@ -32,7 +33,7 @@ def weights(
     zeros: Callable[[F32], F32] = lambda z: z,
 ) -> F32:
     """Right, unless something is replaced."""
-    q, g = steps.unpack(matrix.words, matrix.bits).astype(np.float32), group(matrix)
+    q, g = packing.unpack(matrix.words, matrix.bits).astype(np.float32), group(matrix)
     s, z = numbers(matrix.scales)[g], zeros(numbers(matrix.zeros))[g]
     with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(value(q, s, z), np.float32)

@@ -5,6 +5,7 @@ import numpy as np
 from lowbit.arrays import F32, Array
 from lowbit.linear import linear
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.defect import MOVES, Defect, arithmetical
 from lowbit_conformance.defects.steps import PRODUCTS, stepwise
@@ -98,7 +99,7 @@ def subnormals_flushed(x: F32, weights: F32) -> Array:
 
 def zero_apart(x: F32, matrix: QuantizedMatrix) -> Array:
     """The sum of codes and the sum of offsets apart, each in float32, and one taken from the other at the end."""
-    codes = steps.unpack(matrix.words, matrix.bits).astype(np.float32)
+    codes = packing.unpack(matrix.words, matrix.bits).astype(np.float32)
     group, scale = steps.groups(matrix), steps.scales(matrix)
     offset = -scale * steps.zeros(matrix) if matrix.convention == "zero_point" else steps.zeros(matrix)
     with np.errstate(over="ignore", invalid="ignore"):

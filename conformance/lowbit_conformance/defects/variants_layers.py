@@ -79,7 +79,7 @@ def attention(
     scale: Step = lambda d, s: d**-0.5,
     first: Step = lambda p, window, s: 0 if window is None else max(0, p + 1 - window),
     scores: Step = lambda s, positions, p: s,
-    shares: Step = softmax,
+    probabilities: Step = softmax,
 ) -> Function:
     """`attention.attend` by the steps that it is made of."""
 
@@ -93,7 +93,7 @@ def attention(
             seen = np.arange(min(first(p, window, length), p), p + 1)
             for head in range(heads):
                 s = k[head // members, seen] @ q[token, head] * scale(head_dim, length)
-                y[token, head] = shares(scores(s, seen, p)) @ v[head // members, seen]
+                y[token, head] = probabilities(scores(s, seen, p)) @ v[head // members, seen]
         return narrow(y)
 
     return run
@@ -114,8 +114,8 @@ def attend_variants() -> Iterator[Variant]:
         "The first token is seen by no later one.",
         attention(first=lambda p, window, s: max(1, 0 if window is None else p + 1 - window)),
     )
-    yield "sink-in-the-sum", "The sum has one more term of 1.", attention(shares=_with_sink)
-    yield "greatest-score-only", "All weight goes to the greatest score.", attention(shares=_hard)
+    yield "sink-in-the-sum", "The sum has one more term of 1.", attention(probabilities=_with_sink)
+    yield "greatest-score-only", "All weight goes to the greatest score.", attention(probabilities=_hard)
     for cap in (5, 10, 20, 30, 50):
         capped = attention(scores=lambda s, at, p, cap=cap: cap * np.tanh(s / cap))
         yield f"scores-capped-at-{cap}", f"Scores are capped at {cap} by a tanh.", capped
@@ -217,20 +217,20 @@ def expert_variants() -> Iterator[Variant]:
     yield "x-added", "The input is added to the result.", with_residual
 
 
-def _gate(of_logits: Step = lambda s, x: s, of_shares: Step = softmax) -> Function:
+def _gate(of_logits: Step = lambda s, x: s, of_probabilities: Step = softmax) -> Function:
     def run(x: Array, router: Array, scores: str = "logits") -> Array:
         h, r = wide(x, router)
         with np.errstate(all="ignore"):
             logits = of_logits(h @ r, h)
-            return narrow(logits if scores == "logits" else of_shares(logits))
+            return narrow(logits if scores == "logits" else of_probabilities(logits))
 
     return run
 
 
 def gate_variants() -> Iterator[Variant]:
     yield "logits-scaled", "Logits are divided by the root of hidden.", _gate(lambda s, x: s / np.sqrt(x.shape[1]))
-    yield "powers-of-2", "The softmax takes powers of 2.", _gate(of_shares=lambda s: softmax(s * np.log(2)))
-    yield "shares-not-divided", "Exponentials are not divided by their sum.", _gate(of_shares=_powers)
+    yield "powers-of-2", "The softmax takes powers of 2.", _gate(of_probabilities=lambda s: softmax(s * np.log(2)))
+    yield "shares-not-divided", "Exponentials are not divided by their sum.", _gate(of_probabilities=_powers)
 
 
 def _powers(scores: Array) -> Array:

@@ -1,15 +1,13 @@
 """The process that owns the code under test.
 
 The judge (`remote`) sends this file's text to a fresh interpreter, so that the code under test sees no module, no
-argument and no variable of the suite: a kernel cannot behave for its examiner. It speaks to the judge through one
-socket, a JSON object for every request and every reply, and finds arrays in the shared memory of `arena`. Whatever
-lies outside the pages of the call that it is in cannot be touched.
+argument and no variable of the suite: a kernel cannot tell that it is being tested. Requests and replies are JSON
+objects on one socket, and arrays lie in the shared memory of `arena`. During a call the pages of that call are the only
+ones that can be accessed.
 
-It trusts nothing that it runs, and judges nothing: it reports results, exceptions, and *breaches*, that is what a call
-did to the process: changed its environment, its folder, its floating-point mode or its signal handlers, wrote to
+This process does not judge. It reports results, exceptions and *breaches*, which are what a call did to the process:
+changed its environment, its folder, its floating-point mode or its signal handlers, wrote to
 standard output, left a child, or asked for the answer elsewhere.
-
-Source: lowbit's own.
 """
 
 import ctypes
@@ -152,11 +150,9 @@ class Others:
         packages = {entry.value.partition(":")[0].partition(".")[0] for entry in found} - {"lowbit"}
         self._packages = packages | {SUITE}
 
-    def owned(self, own: type) -> None:
-        """Allow the package of the backend under test, and those of abstract classes that it completes."""
-        for kind in own.__mro__:
-            if kind is own or inspect.isabstract(kind):
-                self._packages.discard(kind.__module__.partition(".")[0])
+    def owned(self, modules: list[str]) -> None:
+        """The packages of these modules are those of the backend under test itself."""
+        self._packages -= {module.partition(".")[0] for module in modules}
 
     def breaches(self) -> list[Breach]:
         """The packages that have been imported since this was asked last."""
@@ -358,7 +354,7 @@ def children(process: int) -> list[int]:
 
 
 def helpers() -> list[int]:
-    """The processes that Python itself keeps for `multiprocessing`: they end with this one, and nobody can end them
+    """The processes that Python itself keeps for `multiprocessing`: they end with this one, and cannot be ended
     before."""
     found = [("resource_tracker", "_resource_tracker", "_pid"), ("forkserver", "_forkserver", "_forkserver_pid")]
     modules = [(sys.modules.get(f"multiprocessing.{module}"), name, part) for module, name, part in found]
@@ -423,9 +419,12 @@ class Host:
 
     # Loading.
 
-    def load(self, kind: str, name: str, seal: str, handler: str) -> Message:
-        """Import and make the backend; `seal` is the text of `sealing`, empty for those that may call the reference,
-        as only the suite's own may."""
+    def load(self, kind: str, name: str, own: list[str], seal: str, handler: str) -> Message:
+        """Import and make the backend.
+
+        `own` are packages that it may import, and `seal` is the text of `sealing`: empty for those that may call the
+        reference, as only the suite's own may.
+        """
         if seal:
             close_seal(seal)
         try:
@@ -442,7 +441,8 @@ class Host:
             return {"misdeclared": str(error)}
         # As the adapter of programs has; what is declared may have no end.
         self.watch.allowed = lambda: tuple(islice(getattr(self.backend, "children", ()), MOST_NOTED))
-        self.others.owned(type(self.backend))
+        kinds = [kind for kind in type(self.backend).__mro__ if kind is type(self.backend) or inspect.isabstract(kind)]
+        self.others.owned([*(kind.__module__ for kind in kinds), *own])  # it may complete another's abstract class
         breaches = self.watch.breaches(preparing=True) + self.others.breaches() + breaches_asked()
         if not same:
             breaches.append(("NONDETERMINISTIC", "its capabilities are not the same when asked again"))
@@ -673,17 +673,14 @@ class Host:
 
 
 PROCESS = os.getpid()
+FOREIGN = {"library": "lowbit_foreign:LibraryBackend", "command": "lowbit_foreign:CommandBackend"}
 
 
 def made(kind: str, name: str) -> Backend:
-    """The backend under test, by how the user named it."""
+    """The backend under test: a name that `lowbit.backend.find` knows, or what a function gives of the name."""
     if kind == "name":
         return lowbit.backend.find(name)
-    module, _, factory = {
-        "bank": "lowbit_conformance.defects:backend",
-        "library": "lowbit_foreign:LibraryBackend",
-        "command": "lowbit_foreign:CommandBackend",
-    }[kind].partition(":")
+    module, _, factory = FOREIGN.get(kind, kind).partition(":")
     backend: Backend = getattr(importlib.import_module(module), factory)(name)
     return backend
 

@@ -5,15 +5,20 @@ tree (`lowbit.backend.wire`) in which an array is the place where it lies.
 """
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from lowbit.arrays import Array
+from lowbit.backend import Capabilities
 from lowbit.backend.wire import Tree, encode
-from lowbit_conformance.isolation.arena import Placement, Segment
+from lowbit_conformance.isolation.arena import Arena, Placement, Segment
+from lowbit_conformance.isolation.calls import Call, Variant, poisoned
 from lowbit_conformance.isolation.process import Message
 
+FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
+PADDINGS = (0xFF, 0x3C)
 MOST_OFFSET = 1 << 10  # elements
 
 
@@ -63,3 +68,70 @@ def _root(array: Array) -> Array:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One placement of a call: what the host is told, and where the arrays lie."""
+
+    message: Message
+    segments: list[Segment]
+
+
+class SameArrays:
+    """Where the arrays of calls lie that are made again and again with other contents.
+
+    Attributes:
+        serial: what tells it from others.
+        places: the segments of each kind of call, in the order in which the arrays are placed.
+    """
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.places: dict[tuple[str, Variant], list[Segment]] = {}
+
+    def number(self, key: tuple[str, Variant]) -> int:
+        return list(self.places).index(key)
+
+
+class Rewriting:
+    """In place of an arena: hands out segments that are taken already, and gives them the contents of new arrays."""
+
+    def __init__(self, arena: Arena, segments: list[Segment]) -> None:
+        self._arena, self._next = arena, iter(segments)
+
+    def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment:
+        return self._arena.rewrite(next(self._next), array)
+
+
+def placed(
+    call: Call, variant: Variant, arena: Arena, claimed: Capabilities, series: SameArrays | None = None
+) -> Attempt:
+    """One attempt at a call, its arrays placed in the arena as the variant and the declared capabilities say."""
+    key = call.kind, variant
+    how = Placement(
+        "left" if variant.side else "right",
+        PADDINGS[variant.padding],
+        claimed.alignment,
+        claimed.overread,
+        variant.offset,
+    )
+    again = series is not None and key in series.places
+    where = Rewriting(arena, series.places[key]) if series is not None and again else arena
+    placer = Placer(where, how, variant.stride)
+    arguments = list(call.arguments)
+    names = call.names
+    if call.poisoned:
+        arguments[call.out] = poisoned(call.arguments[call.out], variant.filling)
+    message = {
+        "arguments": [placer.tree(names[n], part, n == call.out) for n, part in enumerate(arguments)],
+        "choices": {name: placer.tree(name, part, False) for name, part in call.choices.items()},
+        "perturb": FILLINGS[variant.filling],
+    }
+    message["segments"] = [[seg.first, seg.last - seg.first, int(seg.writeable)] for seg in placer.segments]
+    if series is not None:
+        series.places.setdefault(key, placer.segments)
+        message["same"] = [series.serial, series.number(key)]
+    if call.owner is not None:
+        message["handle"] = call.owner.handle(variant.side if variant.handle < 0 else variant.handle)
+    return Attempt(message, placer.segments)

@@ -24,6 +24,7 @@ from lowbit_conformance.isolation.descendants import adopt_orphans, children, en
 
 Message = dict[str, Tree]
 MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
+LONG = 1 << 20  # bytes of a request; what is longer has more to do, and so has more time in proportion
 ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
 # Signals that the C library keeps for itself: it handles one of them from the first thread that a process starts.
 OF_LIBRARY = sum(1 << (number - 1) for number in range(32, int(signal.SIGRTMIN)))
@@ -102,11 +103,17 @@ class HostProcess:
     def ask(self, message: Message, deadline: float) -> Message:
         """Send a request and wait for its reply.
 
+        Args:
+            message: the request; arrays are no part of it.
+            deadline: seconds that an ordinary request may take. One of more than `LONG` bytes, such as a trace of
+                thousands of steps, is given more in proportion to its length.
+
         Raises:
             HostEndedError: the process ended, or did not answer in time; it is gone then.
         """
         token = secrets.token_hex(8)  # so that only an answer to this very request is one
         text = json.dumps(message | {"token": token}).encode()
+        deadline *= max(1.0, len(text) / LONG)
         until = time.monotonic() + deadline
         try:
             self._channel.settimeout(deadline)  # a host that is stopped does not read

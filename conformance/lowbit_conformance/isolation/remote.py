@@ -6,232 +6,50 @@ left, with other bytes around them and in fresh memory, and must give equal bits
 what it did to the process, is a verdict. The answer has been read and copied before a test can compute what is right.
 """
 
-import dataclasses
-import inspect
-import json
-import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cached_property
 from importlib.resources import files
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, Array
-from lowbit.backend import Capabilities, Declaration
-from lowbit.backend.declarations import check_capabilities
+from lowbit.arrays import Array
+from lowbit.backend import Capabilities
 from lowbit.backend.wire import Get, decode, encode
-from lowbit.contract.rounding import Arithmetic, Roundings, any_order, one_loop
-from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
-from lowbit.operations import OPERATIONS
+from lowbit.contract.rounding import Roundings
+from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit.quantization.bfp import Blocks
 from lowbit.text import one_line
-from lowbit_conformance.defects import uses_reference
 from lowbit_conformance.isolation import faults
-from lowbit_conformance.isolation.arena import Arena, Placement, Segment
+from lowbit_conformance.isolation.arena import Arena, Segment
 from lowbit_conformance.isolation.blame import blame
-from lowbit_conformance.isolation.placing import Placer
+from lowbit_conformance.isolation.calls import (
+    POISON,
+    SIDES,
+    Call,
+    Held,
+    RemoteLinear,
+    RemoteSession,
+    Variant,
+)
+from lowbit_conformance.isolation.claims import claimed
+from lowbit_conformance.isolation.equal_bits import difference, same
+from lowbit_conformance.isolation.placing import Attempt, SameArrays, placed
 from lowbit_conformance.isolation.process import HostEndedError, HostProcess, Message
-from lowbit_conformance.suite.equal_bits import difference, same
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError, HostRefusedError
 
-POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
-FILLINGS = (0xA5, 0x5A)  # of memory that malloc hands out
-PADDINGS = (0xFF, 0x3C)
 BOTH_SIDES = 1 << 24  # bytes of arguments up to which a call is performed twice
 TWO_HANDLES = 1 << 22
-LOADING_DEADLINE = 120.0  # seconds
-SEAL = (files("lowbit_conformance.isolation") / "sealing.py").read_text(
-    "utf-8"
-)  # once, before a backend could replace it
+# Read once, before a backend could replace it.
+SEAL = (files("lowbit_conformance.isolation") / "sealing.py").read_text("utf-8")
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
-TURNS = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
+ORDER = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
 # What taking a reply apart raises if it is none of the host's.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
-MOST_DETAILS, MOST_DETAIL = 100, 1000  # of what it says of itself: how many, and the characters of one
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
-
-
-@dataclass
-class Call:
-    """One call that was made, to be made again.
-
-    Attributes:
-        what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm``, ``qgemm_bfp`` or ``step``.
-        operation: its id.
-        arguments: as the test gave them.
-        choices: those given by name.
-        owner: what it is a method of, for a prepared matrix or a session.
-        out: the position of the array that is written to; -1 if none.
-        poisoned: whether that array is filled beforehand with what shows.
-        result: what came back.
-    """
-
-    what: str
-    operation: str
-    arguments: tuple[Any, ...]
-    choices: dict[str, Any] = field(default_factory=dict)
-    owner: "Held | None" = None
-    out: int = -1
-    poisoned: bool = False
-    result: Any = None
-
-    @cached_property
-    def kind(self) -> str:
-        """All of the call but its owner and the contents of its arrays."""
-
-        def put(array: Array) -> Message:
-            return {"writeable": bool(array.flags.writeable), "strides": list(array.strides)}
-
-        parts = [encode(part, put) for part in (*self.arguments, *self.choices.values())]
-        return json.dumps([self.what, self.operation, parts, list(self.choices), self.out])
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of the arrays among the arguments."""
-        sizes: list[int] = []
-
-        def put(array: Array) -> Message:
-            sizes.append(array.nbytes)
-            return {}
-
-        for argument in (*self.arguments, *self.choices.values()):
-            encode(argument, put)
-        return sum(sizes)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How one attempt at a call differs from others.
-
-    Attributes:
-        side: 0 where arrays lie against the page on their right, 1 on their left.
-        padding: which byte lies around them, 0 or 1.
-        filling: which byte fresh memory holds, 0 or 1.
-        offset: of the first array, see `lowbit_conformance.isolation.arena.Placement`.
-        stride: how much larger the offset of each array is than that of the array before.
-        handle: which handle of the owner is called; -1 for that of the side.
-    """
-
-    side: int = 0
-    padding: int = 0
-    filling: int = 0
-    offset: int = 0
-    stride: int = 0
-    handle: int = -1
-
-
-SIDES = (Variant(), Variant(1, 1, 1))
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One placement of a call: what the host is told, and where the arrays lie."""
-
-    message: Message
-    segments: list[Segment]
-
-
-class SameArrays:
-    """Where the arrays of calls lie that are made again and again with other contents.
-
-    Attributes:
-        serial: what tells it from others.
-        homes: the segments of each kind of call, in the order in which the arrays are placed.
-    """
-
-    def __init__(self, serial: int) -> None:
-        self.serial = serial
-        self.homes: dict[tuple[str, Variant], list[Segment]] = {}
-
-    def number(self, key: tuple[str, Variant]) -> int:
-        return list(self.homes).index(key)
-
-
-class Rewriting:
-    """In place of an arena: hands out segments that are taken already, and gives them the contents of new arrays."""
-
-    def __init__(self, arena: Arena, segments: list[Segment]) -> None:
-        self._arena, self._next = arena, iter(segments)
-
-    def place(self, name: str, array: Array, how: Placement, writeable: bool) -> Segment:
-        return self._arena.rewrite(next(self._next), array)
-
-
-class Held:
-    """Something that lives in the host: a prepared matrix or a session, once for each side."""
-
-    def __init__(self, remote: "Remote", handles: list[int], segments: list[list[Segment]]) -> None:
-        self.remote, self.handles, self.host = remote, handles, remote.started
-        self.segments = segments
-        self._forget = weakref.finalize(self, remote.forget, self.host, handles, segments)
-
-    def handle(self, side: int) -> int:
-        if self.host != self.remote.started:
-            raise BrokenPromiseError("CRASHED: the process in which this was prepared has ended since")
-        return self.handles[min(side, len(self.handles) - 1)]
-
-
-class RemoteLinear(Held):
-    """A matrix that the backend has prepared, with the methods of a `lowbit.backend.PreparedLinear`."""
-
-    matrix: QuantizedMatrix
-    rows: int
-    columns: int
-    nbytes: int
-
-    def qgemv(self, x: Any, out: Any = None) -> Any:
-        return self._multiply("qgemv", x, out)
-
-    def qgemm(self, x: Any, out: Any = None) -> Any:
-        return self._multiply("qgemm", x, out)
-
-    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
-        return self._multiply("qgemm_bfp", x, out)
-
-    def guarded(self, x: F32, vectors: int) -> F32:
-        """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
-        not written."""
-        call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
-        result: F32 = self.remote.perform(call)
-        return result
-
-    def guarded_blocks(self, x: Blocks) -> F32:
-        """The product of blocks, written to an array that shows what is not written."""
-        result: F32 = self.remote.perform(self.call("qgemm_bfp", x))
-        return result
-
-    def call(self, what: str, x: Any) -> Call:
-        """A product that is written to an array that shows what is not written."""
-        shape = (x.rows,) if isinstance(x, Blocks) else x.shape[:-1]
-        out = np.zeros((*shape, self.columns), np.float32)
-        return Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
-
-    def _multiply(self, what: str, x: Any, out: Any) -> Any:
-        if out is None:
-            return self.remote.perform(Call(what, f"linear.{what}", (x,), owner=self))
-        return self.remote.perform(Call(what, f"linear.{what}", (x, out), owner=self, out=1))
-
-
-class RemoteSession(Held):
-    """A stateful operation that the backend has opened."""
-
-    operation: str
-    opened_with: tuple[Any, ...]
-
-    def step(self, *arguments: Any) -> Any:
-        """What the session answers."""
-        return self.remote.perform(Call("step", self.operation, arguments, owner=self))
-
-    def close(self) -> None:
-        """Give it back now."""
-        self._forget()
 
 
 class Remote:
@@ -239,14 +57,36 @@ class Remote:
 
     Attributes:
         name: as the user gave it.
+        loading: seconds that importing and making it may take.
         started: how many hosts there have been.
         backend_class: module and name of its class.
         breaches: what loading it did to the process.
         isolation: how each host is separated from this process; empty before there was one.
     """
 
-    def __init__(self, kind: str, name: str, deadline: float) -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        deadline: float,
+        *,
+        loading: float = 120.0,
+        own: Sequence[str] = (),
+        sealed: bool = True,
+    ) -> None:
+        """Nothing is started before `load`.
+
+        Args:
+            kind: ``name``, ``library`` or ``command``, as the user named it; or the function ``module:function`` that
+                makes a backend of the name.
+            name: of the backend, the path of the library, the command, or what the function takes.
+            deadline: seconds that a call may take.
+            loading: seconds that importing and making the backend may take.
+            own: packages beside its own that it may import.
+            sealed: whether it may not call the functions of the specification.
+        """
         self.kind, self.name, self.deadline = kind, name, deadline
+        self.loading, self._own_packages, self._sealed = loading, list(own), sealed
         self.arena, self.started = Arena(), 0
         self.breaches: list[tuple[str, str]] = []
         self.backend_class = self.isolation = ""
@@ -275,12 +115,9 @@ class Remote:
         except HostEndedError as end:
             raise BrokenPromiseError(str(end)) from None
         self._host, self.started, self._live, self.isolation = host, self.started + 1, [], host.isolation
-        allowed = (self.kind, self.name) == ("name", "reference")
-        if self.kind == "bank":
-            allowed = uses_reference(self.name)
-        seal = "" if allowed else SEAL
-        request = {"do": "load", "kind": self.kind, "name": self.name, "seal": seal, "handler": self._handler}
-        reply = self._ask(request, LOADING_DEADLINE)
+        sealed = self._sealed and (self.kind, self.name) != ("name", "reference")
+        request = {"do": "load", "kind": self.kind, "name": self.name, "own": self._own_packages}
+        reply = self._ask(request | {"seal": SEAL if sealed else "", "handler": self._handler}, self.loading)
         if "refused" in reply:
             self.close()
             raise HostRefusedError(one_line(str(reply["refused"])))
@@ -291,7 +128,7 @@ class Remote:
             self.breaches = [(str(verdict), str(text)) for verdict, text in reply["breaches"]] + self._host.seen()
             self._host.remember()
             try:
-                self._capabilities = self._claimed(reply["capabilities"])
+                self._capabilities = claimed(reply["capabilities"], self._own)
             except ArgumentError as error:  # the host lets none of these through
                 raise BrokenPromiseError(f"DECLARATION_REFUSED: {one_line(str(error))}") from None
 
@@ -321,15 +158,7 @@ class Remote:
             yield
         except (ArgumentError, NotDeclaredError):
             raise
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            OverflowError,
-            RecursionError,
-            MemoryError,
-        ) as error:
+        except MALFORMED as error:
             self.close()
             what = f"CRASHED: the process answered with what is no reply: {type(error).__name__}: {error}"
             raise BrokenPromiseError(what) from None
@@ -362,22 +191,6 @@ class Remote:
 
     def capabilities(self) -> Capabilities:
         return self._capabilities
-
-    def _claimed(self, told: Message) -> Capabilities:
-        operations = {}
-        for name, declaration in told.pop("operations").items():
-            limits = {key: tuple(map(_plain, values)) for key, values in declaration["limits"].items()}
-            arithmetic = None
-            if claim := declaration["arithmetic"]:
-                roundings = {"any_order": any_order, "one_loop": one_loop}.get(claim["roundings"]) or self._own(name)
-                arithmetic = Arithmetic(claim["form"], claim["accumulator"], roundings)
-            operations[name] = Declaration(limits, arithmetic)
-        known = {item.name for item in dataclasses.fields(Capabilities)}
-        rest = {key: _plain(value) for key, value in told.items() if key in known}
-        # The host has done so within reach of the backend.
-        capabilities = check_capabilities(Capabilities(operations, **rest))
-        details = islice((capabilities.details or {}).items(), MOST_DETAILS)
-        return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
 
     def _own(self, operation: str) -> Roundings:
         """The count of roundings that the backend declares by a function of its own."""
@@ -463,7 +276,7 @@ class Remote:
     def _attempts(self, call: Call, variants: list[Variant], series: SameArrays | None = None) -> list[Any]:
         """The outcomes of a call in these variants; of one that makes something that is held, that alone."""
         held = call.what in ("prepare", "open")
-        attempts = [self._place(call, variant, series) for variant in variants]
+        attempts = [placed(call, variant, self.arena, self._capabilities, series) for variant in variants]
         segments = [segment for attempt in attempts for segment in attempt.segments]
         self._live += segments
         request = {"do": "call", "what": call.what, "operation": call.operation}
@@ -521,35 +334,6 @@ class Remote:
         linear.matrix, linear.rows, linear.columns, linear.nbytes = call.arguments[0], rows, columns, nbytes
         return linear
 
-    def _place(self, call: Call, variant: Variant, series: SameArrays | None = None) -> Attempt:
-        claimed, key = self._capabilities, (call.kind, variant)
-        how = Placement(
-            "left" if variant.side else "right",
-            PADDINGS[variant.padding],
-            claimed.alignment,
-            claimed.overread,
-            variant.offset,
-        )
-        again = series is not None and key in series.homes
-        arena = Rewriting(self.arena, series.homes[key]) if series is not None and again else self.arena
-        placer = Placer(arena, how, variant.stride)
-        arguments = list(call.arguments)
-        names = _names(call)
-        if call.poisoned:
-            arguments[call.out] = poisoned(call.arguments[call.out], variant.filling)
-        message = {
-            "arguments": [placer.tree(names[n], part, n == call.out) for n, part in enumerate(arguments)],
-            "choices": {name: placer.tree(name, part, False) for name, part in call.choices.items()},
-            "perturb": FILLINGS[variant.filling],
-        }
-        message["segments"] = [[seg.first, seg.last - seg.first, int(seg.writeable)] for seg in placer.segments]
-        if series is not None:
-            series.homes.setdefault(key, placer.segments)
-            message["same"] = [series.serial, series.number(key)]
-        if call.owner is not None:
-            message["handle"] = call.owner.handle(variant.side if variant.handle < 0 else variant.handle)
-        return Attempt(message, placer.segments)
-
     def _outcome(self, call: Call, attempt: Attempt, outcome: Message, filling: int, read: Get) -> Any:
         """A result, or the exception that was raised."""
         if "known" in outcome:
@@ -592,8 +376,8 @@ class Remote:
         if isinstance(call.owner, RemoteSession):
             raise BrokenPromiseError(f"NONDETERMINISTIC: two sessions that were asked the same differ: {where}")
         # Both placements again, in an order without a period: what depends on them alone gives the same two results.
-        again = self._attempts(call, [SIDES[side] for side in TURNS])
-        if not all(same((first, second)[side], result) for side, result in zip(TURNS, again, strict=True)):
+        again = self._attempts(call, [SIDES[side] for side in ORDER])
+        if not all(same((first, second)[side], result) for side, result in zip(ORDER, again, strict=True)):
             raise BrokenPromiseError(f"NONDETERMINISTIC: the same call again gives other bits: {where}")
         causes = (
             (Variant(padding=1), "OOB_READ: the result changes with the bytes around the arguments"),
@@ -629,7 +413,7 @@ class Remote:
             yield
         finally:
             self._series = None
-            for segments in series.homes.values():
+            for segments in series.places.values():
                 self._free(segments)
             if self._host is not None:
                 self._ask({"do": "forget", "serial": series.serial}, self.deadline)
@@ -643,7 +427,7 @@ class Remote:
 
     def together(self, calls: list[Call], times: int) -> list[list[Any]]:
         """Make several calls at once, each in a thread of its own and `times` times; what each gave."""
-        attempts = [self._place(call, Variant()) for call in calls]
+        attempts = [placed(call, Variant(), self.arena, self._capabilities) for call in calls]
         segments = [segment for attempt in attempts for segment in attempt.segments]
         self._live += segments
         request: Message = {"do": "together", "times": times, "calls": []}
@@ -677,7 +461,7 @@ class Remote:
 
     def repeat(self, call: Call, batches: int, times: int) -> list[dict[str, int]]:
         """Make a call in batches of many; how much of everything the host had after each."""
-        attempt = self._place(call, Variant())
+        attempt = placed(call, Variant(), self.arena, self._capabilities)
         self._live += attempt.segments
         request = {"do": "repeat", "what": call.what, "operation": call.operation, "attempt": attempt.message}
         try:
@@ -694,37 +478,8 @@ class Remote:
             self._free(attempt.segments)
 
 
-class HostRefusedError(UnavailableError):
-    """The host's own words on why the backend cannot be loaded."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, "", "")
-
-    def __str__(self) -> str:
-        return self.what
-
-
-def poisoned(out: Array, filling: int) -> Array:
-    return np.full(out.shape, POISON[filling], np.uint32).view(out.dtype)
-
-
-def _names(call: Call) -> list[str]:
-    """What the arguments of a call are called."""
-    if call.what in ("qgemv", "qgemm", "qgemm_bfp"):
-        return ["x", "out"]
-    parameters = list(inspect.signature(OPERATIONS[call.operation].reference).parameters)
-    if call.what in ("prepare", "step"):
-        parameters = ["matrix"] if call.what == "prepare" else []
-    return parameters + [f"argument {number}" for number in range(len(parameters), len(call.arguments))]
-
-
 def _no_array(array: Array) -> Message:
     raise ValueError("an array among the arguments of a step that is taken many times")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON made a list was a tuple."""
-    return tuple(map(_plain, value)) if isinstance(value, list) else value
 
 
 def _told(outcome: Message) -> str:

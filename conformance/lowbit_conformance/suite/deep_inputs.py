@@ -27,7 +27,7 @@ from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
 from lowbit.quantization.hqq import Axis, HqqMatrix
 from lowbit.quantization.hqq_numbers import EightBit
 from lowbit.quantization.packing import BITS
-from lowbit_conformance.defects import steps
+from lowbit_conformance.packing import pack, unpack
 from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
 
@@ -135,7 +135,7 @@ def product(x: F32, matrix: QuantizedMatrix) -> F64:
     """``X W`` where every partial sum is exact, from the rows that count; equation 2 on thousands of zeros is slow."""
     used = np.flatnonzero(x.any(axis=0))
     group = used // matrix.group_size
-    codes = steps.unpack(matrix.words, matrix.bits)[used]
+    codes = unpack(matrix.words, matrix.bits)[used]
     result: F64 = x[:, used] @ (matrix.scales.astype(np.float64)[group] * codes + group_offsets(matrix)[group])
     return result
 
@@ -144,7 +144,7 @@ def matrix_of(case: MatrixCase, codes: I64, scales: F64, zeros: Array) -> Quanti
     """With minima, or zero-points, as they are."""
     stored = scales.astype(case.scale_dtype)
     offsets = zeros.astype(case.scale_dtype if case.convention == "minimum" else np.uint8)
-    words = steps.pack(codes.astype(np.uint8), case.bits)
+    words = pack(codes.astype(np.uint8), case.bits)
     return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 
@@ -183,7 +183,7 @@ def hqq_lattice(
     x = np.zeros((4, rows))
     for row, (first, second) in zip(x, ((0, 1), (rows - 1, rows - 2), (rows // 2, 0), (0, rows - 1)), strict=True):
         row[[first, second]] = odd(rng, amplitude, 2)
-    return x.astype(np.float32), HqqMatrix(steps.pack(codes, bits), scales, zeros, bits, rows, group_size, axis)
+    return x.astype(np.float32), HqqMatrix(pack(codes, bits), scales, zeros, bits, rows, group_size, axis)
 
 
 def eight_bit(rng: np.random.Generator, count: int, dtype: str, *, above_zero: bool) -> EightBit:

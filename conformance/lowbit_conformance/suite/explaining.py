@@ -18,7 +18,7 @@ from lowbit.contract.operation import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.description import describe
 from lowbit_conformance.defects.diagnosis import Seen, common_defects, leaves, nearly, sentence
-from lowbit_conformance.isolation.remote import Call, RemoteLinear, RemoteSession
+from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at
 MOST_KEPT = 1 << 28  # bytes of all calls that are kept

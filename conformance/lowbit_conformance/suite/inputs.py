@@ -15,7 +15,7 @@ from lowbit.arrays import F32, F64, I64
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import QuantizedMatrix, Scales
 from lowbit.quantization.packing import Codes
-from lowbit_conformance.defects import steps
+from lowbit_conformance.packing import pack
 from lowbit_conformance.suite.cases import MatrixCase
 
 FLOAT32_INTEGERS = 2**24
@@ -31,7 +31,7 @@ def build(case: MatrixCase, codes: Codes, scales: Scales, zeros: F64) -> Quantiz
         offsets = (-stored.astype(np.float64) * zeros).astype(case.scale_dtype)
     else:
         offsets = zeros.astype(np.uint8)
-    words = steps.pack(codes, case.bits)
+    words = pack(codes, case.bits)
     return QuantizedMatrix(words, stored, offsets, case.bits, case.rows, case.group_size, case.convention)
 
 

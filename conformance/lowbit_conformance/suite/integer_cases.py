@@ -18,7 +18,7 @@ from lowbit.linear.linear import group_offsets
 from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks, Format, cast
 from lowbit.quantization.packing import BITS
-from lowbit_conformance.defects import steps
+from lowbit_conformance.packing import unpack
 from lowbit_conformance.suite import inputs
 from lowbit_conformance.suite.cases import MatrixCase, drawn, edges, in_use, large, systematic
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
@@ -65,18 +65,18 @@ def of(case: MatrixCase, vectors: int, format: tuple[int, int, int] = (32, 8, 8)
 
 def with_vectors(cases: Iterator[MatrixCase]) -> Iterator[IntegerCase]:
     """Each case with another number of rows."""
-    for turn, case in enumerate(cases):
-        yield of(case, 5 if case.variant == "large" else VECTORS[turn % len(VECTORS)])
+    for number, case in enumerate(cases):
+        yield of(case, 5 if case.variant == "large" else VECTORS[number % len(VECTORS)])
 
 
 def formats(clause: str, tier: str, variant: str) -> Iterator[IntegerCase]:
     """All formats with groups that they divide, that divide them and that do neither."""
     for choice in FORMATS:
         for bits in BITS:
-            for turn, group_size in enumerate((16, 24, 64, ROWS[bits])):
-                shape = (ROWS[bits], 9 + turn, group_size)
-                case = MatrixCase(clause, tier, variant, bits, *shape, CONVENTIONS[turn % 2], "float32")
-                yield of(case, 1 + turn, choice)
+            for number, group_size in enumerate((16, 24, 64, ROWS[bits])):
+                shape = (ROWS[bits], 9 + number, group_size)
+                case = MatrixCase(clause, tier, variant, bits, *shape, CONVENTIONS[number % 2], "float32")
+                yield of(case, 1 + number, choice)
 
 
 def shapes(clause: str, settings: Settings) -> Iterator[IntegerCase]:
@@ -124,9 +124,9 @@ def special_cases(clause: str, settings: Settings) -> Iterator[IntegerCase]:
     variants = (*CAST_EDGES, *OWN_EDGES)
     yield from (of(case, 3) for case in edges(clause, variants))
     for variant in variants:
-        for turn, bits in enumerate(BITS):
+        for number, bits in enumerate(BITS):
             scale_dtype: ScaleDtype = "float16" if "half" in variant else "float32"
-            case = MatrixCase(clause, "edge", variant, bits, 160, 19, (24, 64)[turn % 2], CONVENTIONS[turn % 2])
+            case = MatrixCase(clause, "edge", variant, bits, 160, 19, (24, 64)[number % 2], CONVENTIONS[number % 2])
             yield of(replace(case, scale_dtype=scale_dtype), 2)
         if variant != inputs.SUBNORMAL_RESULT:  # which would take scales below those of float16
             yield from (of(case, 2) for case in in_use(clause, "edge", variant))
@@ -172,7 +172,8 @@ def lattice(case: IntegerCase, *, dense: bool) -> tuple[Blocks, QuantizedMatrix]
 
 def _heaviest(matrix: QuantizedMatrix) -> int:
     """The largest sum of magnitudes of any column for mantissas of 1, in units of the least product."""
-    codes, group = steps.unpack(matrix.words, matrix.bits).astype(np.float64), steps.groups(matrix)
+    codes = unpack(matrix.words, matrix.bits).astype(np.float64)
+    group = np.arange(matrix.rows) // matrix.group_size
     scales, offsets = matrix.scales.astype(np.float64), np.abs(group_offsets(matrix))
     unit = scales.min() / (2 if matrix.convention == "minimum" else 1)
     return int((scales[group] * codes + offsets[group]).sum(axis=0).max() / unit)

@@ -20,22 +20,24 @@ from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.isolation.events import EventPipe
 from lowbit_conformance.isolation.methods import ADVISORY, ISOLATION
-from lowbit_conformance.isolation.remote import Call, Remote
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, LOADING, Case
 from lowbit_conformance.suite.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.suite.clauses import load_suite, module_names
+from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.explaining import Explainer, asked_of
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 from lowbit_conformance.suite.model_cases import model_cases, model_matrices_of
 from lowbit_conformance.suite.tally import Outcome, Tally, Verdict, claims_of, plain
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 NOT_DECLARED: Outcome = "not declared"
 DEFAULT_SEEDS = 5
-DEADLINE = 30.0
-BANK = "bank:"
+DEADLINE_HELP = f"seconds for one call, and for loading (default {DEADLINE:g}, and {LOADING_DEADLINE:g} for loading)"
+BANK, MADE_BY = "bank:", "lowbit_conformance.defects.bank:backend"
 QUICK_CASES = 4  # of each test
 SLOW_TIERS = (HABIT, "exhaustive", "model")
 COMMON = ("clause", "tier", "variant", "seed")
@@ -47,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--library", help="instead, a shared library that implements lowbit.h")
     group.addoption("--command", help="instead, a program that speaks the line protocol")
     group.addoption("--quick", action="store_true", help="a few cases of each clause")
-    group.addoption("--deadline", type=float, default=DEADLINE, help="seconds for one call (default %(default)s)")
+    group.addoption("--deadline", type=float, help=DEADLINE_HELP)
     group.addoption(
         "--op",
         action="append",
@@ -101,7 +103,7 @@ class Run:
             if self.events:  # before any code of the backend has run
                 self.events.start_beating()
                 self.events.send("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
-            self.backend = Remote(*_under_test(option), option.deadline)
+            self.backend = under_test(option)
             self._load()
             self.capabilities = self.backend.capabilities()
         except LowbitError as error:
@@ -256,16 +258,21 @@ class Run:
             write(f"reproduce: lowbit conformance {self.tally.backend} --case {failure.id}")
 
 
-def _under_test(option: Any) -> tuple[str, str]:
-    """How the backend is found, and by what name."""
+def under_test(option: Any) -> Remote:
+    """The backend, by how the command line names it.
+
+    Its loading may take longer than a call, unless the user says how long a call may take.
+    """
     named = {"name": option.backend, "library": option.library, "command": option.command}
     given = [(kind, name) for kind, name in named.items() if name is not None]
     if len(given) != 1:
         raise pytest.UsageError("--backend, --library, --command: allowed is one of them")
     kind, name = given[0]
+    deadline = DEADLINE if option.deadline is None else option.deadline
+    loading = LOADING_DEADLINE if option.deadline is None else option.deadline
     if kind == "name" and name.startswith(BANK):
-        return "bank", name.removeprefix(BANK)
-    return kind, name
+        return Remote(MADE_BY, name.removeprefix(BANK), deadline, loading=loading, sealed=False)
+    return Remote(kind, name, deadline, loading=loading)
 
 
 def few(cases: list[Case]) -> list[Case]:

@@ -10,11 +10,11 @@ from lowbit.arrays import F32, F64, Array
 from lowbit.contract.rounding import Arithmetic, Bound
 from lowbit.moe.routing import Ids, Scores, Softmax
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_array, assert_kind, assert_within, refuses
 from lowbit_conformance.suite.marking import Settings
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from lowbit.backend.wire import Tree, as_json, encode, from_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_conformance.isolation.remote import Call, Variant
+from lowbit_conformance.isolation.calls import Call, Variant
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 from lowbit_conformance.suite.clauses import load_suite
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import InProcess
+from kills.trial import run
 
 from lowbit.arrays import F32
 from lowbit.attention.rope import Rotation
@@ -14,10 +15,11 @@ from lowbit.contract.operation import Promise
 from lowbit.linear import linear
 from lowbit.moe import routing
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import BANK, steps
+from lowbit_conformance import packing
+from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.backends import right, rounded
-from lowbit_conformance.defects.depth import bfloat16, half, tensor_float
-from lowbit_conformance.defects.trial import run
+from lowbit_conformance.defects.bank import BANK
+from lowbit_conformance.defects.depth_roundings import bfloat16, half, tensor_float
 from lowbit_conformance.suite import deep_inputs
 from lowbit_conformance.suite.cases import MatrixCase
 from lowbit_conformance.suite.clauses import load_suite, test_depth
@@ -44,7 +46,7 @@ def in_order(terms: F32, order: str) -> F32:
 
 def terms_of(x: F32, matrix: Any, form: str) -> F32:
     """What a form sums, in float32, one rounding an operation."""
-    codes = steps.unpack(matrix.words, matrix.bits).astype(np.float32)
+    codes = packing.unpack(matrix.words, matrix.bits).astype(np.float32)
     group = steps.groups(matrix)
     scale = steps.scales(matrix)[group]
     offset = linear.group_offsets(matrix).astype(np.float32)[group]

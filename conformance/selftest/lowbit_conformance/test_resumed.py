@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kills import matrix, soak
+from paths import SUPPORT
 
 from lowbit.errors import ArgumentError
 from lowbit.system.interpreters import python_command
-from lowbit_conformance.defects import matrix
-from lowbit_conformance.suite import soak
 
 ENTRY = {"seeds": 20, "counts": {}, "failures": [], "seconds": 1.0}
 TRIAL = {
@@ -38,8 +38,8 @@ def tried(file: Path) -> None:
 
 
 PROGRAMS = {
-    "soak": (soaked, soak.Soak, "lowbit_conformance.suite.soak"),
-    "matrix": (tried, lambda file: matrix.Matrix(file, 2, "claims"), "lowbit_conformance.defects.matrix"),
+    "soak": (soaked, soak.Soak, "kills.soak"),
+    "matrix": (tried, lambda file: matrix.Matrix(file, 2, "claims"), "kills.matrix"),
 }
 FOREIGN = {
     "notes": b"my notes\n",
@@ -153,7 +153,8 @@ def test_the_program_says_it_in_a_line(program: str, tmp_path: Path) -> None:
     """Status 2, and no traceback."""
     (file := tmp_path / "notes\n\x1b[31m.txt").write_text("my notes")
     command = python_command("-m", PROGRAMS[program][2], "--out", str(file))
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = os.environ | {"PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run(command, env=found, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("lowbit: --out is ")
     assert "\x1b" not in done.stderr and file.read_text() == "my notes"

@@ -1,20 +1,21 @@
 """What backends remember, where arrays begin and how large they are: what the suite finds, and how it makes it so."""
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
+from kills import matrix
+from kills.trial import started, try_out
 
 from lowbit.attention.rope import half_split, interleaved, rotation
 from lowbit.quantization.affine import quantize
-from lowbit_conformance.defects import matrix
-from lowbit_conformance.defects.trial import try_out
 from lowbit_conformance.isolation.arena import PAGE, Arena, Placement
-from lowbit_conformance.isolation.remote import Call, Remote, Variant
+from lowbit_conformance.isolation.calls import Call, Variant
+from lowbit_conformance.isolation.placing import placed
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.clauses.test_state import others, rewritten
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 
 @pytest.mark.parametrize(
@@ -58,8 +59,7 @@ def test_a_borrowed_matrix_is_a_read_after_the_call(name: str) -> None:
 
 @pytest.fixture
 def remote() -> Iterator[Remote]:
-    with closing(Remote("bank", "none", 10.0)) as made:
-        made.load()
+    with started("none", 10.0) as made:
         yield made
 
 
@@ -107,7 +107,7 @@ def test_offsets_are_those_of_the_elements_or_of_the_alignment() -> None:
 def test_an_offset_of_every_argument(remote: Remote) -> None:
     """With a stride each array begins at an offset of its own."""
     call = Call("run", "packing.pack", (np.zeros((8, 3), np.uint8), 4))
-    attempt = remote._place(call, Variant(side=1, offset=5, stride=3))
+    attempt = placed(call, Variant(side=1, offset=5, stride=3), remote.arena, remote.capabilities())
     assert [segment.start % PAGE for segment in attempt.segments] == [5]
     remote.arena.free(attempt.segments)
 

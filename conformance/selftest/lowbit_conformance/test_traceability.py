@@ -5,15 +5,15 @@ from dataclasses import replace
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+from kills.bank import ALL
+from kills.traceability import SuiteTest, orphans, rows, suite_tests
 from lowbit_docs.pages import modules
 from paths import ROOT
 
 from lowbit.backend.reference import ReferenceBackend
 from lowbit.contract.operation import HABITS, Promise, operation
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import BANK
 from lowbit_conformance.suite.marking import Settings
-from lowbit_conformance.suite.traceability import SuiteTest, orphans, rows, suite_tests
 
 
 def pages() -> set[str]:
@@ -92,7 +92,7 @@ def test_no_case_id_stands_for_two_cases() -> None:
 
 def test_every_defect_is_of_operations_whose_clauses_it_breaks() -> None:
     """A defect that is made for no operation of its clauses could not break them."""
-    for name, defect in BANK.items():
+    for name, defect in ALL.items():
         operations = {clause.rpartition("/")[0] for clause in defect.clauses}
         assert operations & set(defect.operations), name
 

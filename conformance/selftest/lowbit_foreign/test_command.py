@@ -19,7 +19,7 @@ from lowbit.moe.offload import Arrangement, Request
 from lowbit.quantization.affine import quantize
 from lowbit.quantization.bfp import Format, cast
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_foreign import CommandBackend, child, command
 
 CODES = np.zeros((8, 3), np.uint8)

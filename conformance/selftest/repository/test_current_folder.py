@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from building import EXAMPLES, compiler
 from cuda_tools import needs, no_nvrtc
-from paths import ROOT
+from paths import ROOT, SUPPORT
 
 from lowbit.formats import fetch as data
 from lowbit_cuda.cuda.compiler import CompileError, compile_source
@@ -179,7 +179,7 @@ def test_fetching_runs_nothing_of_it(planted: Planted) -> None:
 
 CHILDREN = {
     "demo": "from pathlib import Path; from lowbit.cli.demo import certify; certify('nobody', Path('none'))",
-    "soak": "from lowbit_conformance.suite.soak import portion; print(portion('nobody', 0, 1))",
+    "soak": "from kills.soak import portion; print(portion('nobody', 0, 1))",
 }
 
 
@@ -187,12 +187,13 @@ CHILDREN = {
 def test_parts_that_start_the_suite_run_nothing_of_it(planted: Planted, part: str) -> None:
     """Their children are lowbit's own, here with a backend that does not exist."""
     script = f"try:\n    {CHILDREN[part]}\nexcept Exception as error:\n    print(error)"
-    assert planted.calls(script)
+    assert planted.calls(script, PYTHONPATH=str(SUPPORT))
 
 
 def test_no_child_is_started_without_the_flag() -> None:
     """Of all that starts Python in this repository, -c and -m come after -P or -I, or from `python_command`."""
-    folders = ("spec", "backends", "conformance/lowbit_conformance", "bench", "docs/_ext")
+    shipped = ("spec", "backends", "conformance/lowbit_conformance")
+    folders = (*shipped, "conformance/selftest/support/kills", "bench", "docs/_ext")
     files = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     bare = re.compile(r"""(?:executable|"python"),\s*["']-[cm]["']""")
     files += [REPOSITORY / "noxfile.py"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from fuzzing import Attempt, check_text
+from kills import matrix
 from mixtral.recordings import AHEAD, GUESSED, Recordings
 from mutations import mangled, mutated, spelled
 
-from lowbit_conformance.defects import matrix
 from lowbit_conformance.report import gather
 from lowbit_cppyy.recipe import METHODS_FOR, Recipe
 from lowbit_cppyy.runtime import hardware

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from kills.bank import backend
+from kills.trial import cases_of, run
+
 from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import backend
-from lowbit_conformance.defects.trial import cases_of, run
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 
 

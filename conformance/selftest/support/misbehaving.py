@@ -253,3 +253,15 @@ class ForgesMuchMemory(Forges):
             array = {"array": "|u1", "shape": [1 << 29], "at": (3 << 30) + (1 << 20)}
             message["outcomes"] = [{"result": [array] * 100}] * len(message["outcomes"])
         return message
+
+
+class NeverSaysWhatItCan(Mine):
+    def capabilities(self) -> Capabilities:
+        time.sleep(600)
+        return super().capabilities()
+
+
+class TakesASecond(Mine):
+    def act(self, x: Any, out: Any) -> None:
+        time.sleep(1.0)
+        super().act(x, out)

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from in_process import Prepared
+from kills.trial import cases_of, run
 from mistakes_layers import MISTAKES as LAYERS
 from mistakes_products import MISTAKES as PRODUCTS
 from mistakes_products import Mistake
 
 from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import backend
-from lowbit_conformance.defects.trial import cases_of, run
+from lowbit_conformance.defects.bank import backend
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
 from lowbit_conformance.suite.explaining import Asked, Explainer
 

@@ -23,7 +23,7 @@ class KillMatrix(SphinxDirective):
         try:
             matrix = json.loads(Path(file).read_text("utf-8"))
         except OSError as error:
-            raise ExtensionError(f"no {relative}: run python -m lowbit_conformance.defects.matrix") from error
+            raise ExtensionError(f"no {relative}: run nox -s soak") from error
         rows = [[*map(cell, columns_of(defect))] for defect in matrix["defects"]]
         return [summary(matrix), table(HEADS, rows, WIDTHS)]
 

@@ -23,7 +23,7 @@ class Soak(SphinxDirective):
         try:
             soak = json.loads(Path(file).read_text("utf-8"))
         except OSError as error:
-            raise ExtensionError(f"no {relative}: run python -m lowbit_conformance.suite.soak") from error
+            raise ExtensionError(f"no {relative}: run nox -s soak") from error
         rows = [columns(name, portions) for name, portions in sorted(soak["backends"].items())]
         where = f"{soak['date']}, lowbit {soak['version']}, suite {soak['suite'][:12]}, {soak['machine']['cpu']}."
         return [nodes.paragraph(text=where), table(HEADS, rows, WIDTHS)]

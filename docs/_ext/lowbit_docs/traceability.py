@@ -1,16 +1,21 @@
 """The directive ``.. traceability::``: for each clause its page, its tests and its defects, from the code itself."""
 
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from types import ModuleType
 
+import kills
 from docutils import nodes
+from kills import traceability
+from kills.bank import ALL
+from kills.traceability import Row
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_id
 
 from lowbit.operations import OPERATIONS
-from lowbit_conformance import defects as bank
-from lowbit_conformance.suite import traceability
-from lowbit_conformance.suite.traceability import Row
+from lowbit_conformance import defects
+from lowbit_conformance.suite import clauses as suite_clauses
 from lowbit_docs.chapter import source_file
 from lowbit_docs.tables import Cell, table
 
@@ -29,9 +34,9 @@ class Traceability(SphinxDirective):
 
     def _note_dependencies(self, rows: list[Row]) -> None:
         modules = {row.page for row in rows} | {
-            f"lowbit_conformance.{test.partition('.')[0]}" for row in rows for test in row.tests
+            f"{suite_clauses.__name__}.{test.partition('.')[0]}" for row in rows for test in row.tests
         }
-        files = [Path(bank.__file__).parent.glob("*.py"), filter(None, map(source_file, sorted(modules)))]
+        files = [*map(python_files, (defects, kills)), filter(None, map(source_file, sorted(modules)))]
         for file in (file for some in files for file in some):
             self.env.note_dependency(str(file))
 
@@ -41,7 +46,7 @@ class Traceability(SphinxDirective):
         orphans = "no orphan" if not alone else f"{alone} orphans"
         return nodes.paragraph(
             text=f"{clauses} clauses of {len(OPERATIONS)} operations and {habits} habits, "
-            f"{tests} tests, {len(bank.BANK)} defects; {orphans}."
+            f"{tests} tests, {len(ALL)} defects; {orphans}."
         )
 
     def _section(self, operation: str, rows: list[Row]) -> nodes.section:
@@ -60,6 +65,12 @@ class Traceability(SphinxDirective):
         if row.habit:
             tests = [*tests, nodes.Text(f"{', ' if tests else ''}{WATCHED}")]
         return [clause, tests, _names(row.defects)]
+
+
+def python_files(package: ModuleType) -> Iterator[Path]:
+    """The modules of a package."""
+    for folder in package.__path__:
+        yield from Path(folder).glob("*.py")
 
 
 def _names(names: tuple[str, ...]) -> list[nodes.Node]:

@@ -175,13 +175,23 @@ def wide_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
 
 @checks("gptq.factor/C1", wide_lattice)
 def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
-    """Elements of M of 18 bits, if the accumulator holds their products: what is computed more narrowly shows."""
+    """What is computed more narrowly shows in elements that take all bits of the accumulator."""
+    given = run(backend, case, product_of(wide_factor(backend, case)))
+    assert_equal_values(given, wide_factor(backend, case).astype(np.float64))
+
+
+def wide_factor(backend: Remote, case: LayerCase) -> F32:
+    """M with elements of 18 bits, if the declared accumulator holds their products."""
     factor = exact_factor(case)
     if arithmetic(backend, case).accumulator == "float64":
         wide = np.triu(case.generator().integers(-(2**18), 2**18, factor.shape), 1)
         factor = (wide + np.diag(factor.diagonal())).astype(np.float32)
-    hessian = np.ascontiguousarray(factor.astype(np.float64) @ factor.T.astype(np.float64))
-    assert_equal_values(run(backend, case, hessian), factor.astype(np.float64))
+    return factor
+
+
+def product_of(factor: F32) -> F64:
+    """M Mᵀ in float64."""
+    return np.ascontiguousarray(factor.astype(np.float64) @ factor.T.astype(np.float64))
 
 
 def both_dtypes(clause: str, settings: Settings) -> Iterator[LayerCase]:

@@ -16,11 +16,12 @@ from typing import Any
 
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.isolation.remote import Call, Remote, Variant
+from lowbit_conformance.isolation.calls import Call, Variant
+from lowbit_conformance.isolation.equal_bits import difference, same
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
-from lowbit_conformance.suite.equal_bits import difference, same
 from lowbit_conformance.suite.marking import MARKS, Settings, checks
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 RECORDED = 40  # cases of each test
 GOLDEN = (5**0.5 - 1) / 2

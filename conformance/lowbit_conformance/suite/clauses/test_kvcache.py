@@ -13,7 +13,8 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.quantization import bfp
 from lowbit.quantization.bfp import Format
-from lowbit_conformance.isolation.remote import Call, Remote, Variant
+from lowbit_conformance.isolation.calls import Call, Variant
+from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_exact, assert_kind, refuses
 from lowbit_conformance.suite.marking import Settings, checks

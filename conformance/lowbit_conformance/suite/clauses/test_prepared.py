@@ -15,7 +15,8 @@ from lowbit.linear import integer, linear
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
-from lowbit_conformance.isolation.remote import Remote, RemoteLinear, Variant
+from lowbit_conformance.isolation.calls import RemoteLinear, Variant
+from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs, integer_cases
 from lowbit_conformance.suite.cases import CONCURRENT, MatrixCase, in_use
 from lowbit_conformance.suite.compare import assert_equal_values

@@ -21,11 +21,12 @@ from lowbit.backend.wire import Tree, decode, encode
 from lowbit.contract.operation import Promise
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.isolation.remote import Call, Remote, RemoteLinear, Variant
+from lowbit_conformance.isolation.calls import Call, RemoteLinear, Variant
+from lowbit_conformance.isolation.equal_bits import difference, same
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.clauses.test_habits import HabitCase, every, own_calls
-from lowbit_conformance.suite.equal_bits import difference, same
 from lowbit_conformance.suite.marking import checks
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 CALLS = 4  # of each operation
 ROUNDS = 3

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import InProcess
+from kills.trial import cases_of, run
 from malformed import CLASSES, GIVEN, Malformed
 from paths import SUPPORT
 
@@ -20,7 +21,6 @@ from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit.system.interpreters import python_command, python_environment
-from lowbit_conformance.defects.trial import cases_of, run
 from lowbit_conformance.suite.cases import HABIT
 
 HERE = SUPPORT

@@ -11,26 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 from in_process import failures
+from kills import bank, matrix
+from kills.bank import ALL, HABITUAL
+from kills.trial import cases_of, try_out
 
 from lowbit.contract.operation import HABITS
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import quantize
-from lowbit_conformance import defects as bank
-from lowbit_conformance.defects import ARITHMETICAL, BANK, HABITUAL, Defect, matrix, steps
+from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.backends import right, rounded
-from lowbit_conformance.defects.defect import COMMON
+from lowbit_conformance.defects.bank import BANK, MODULES
+from lowbit_conformance.defects.defect import COMMON, Defect
 from lowbit_conformance.defects.description import describe
 from lowbit_conformance.defects.diagnosis import Seen, common_defects
-from lowbit_conformance.defects.trial import cases_of, try_out
+from lowbit_conformance.packing import pack
 from lowbit_conformance.suite.explaining import Asked
 
-NAMES = [name for name, defect in BANK.items() if defect.arithmetical]
+NAMES = list(BANK)
 SOURCE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|errata [QMHBG]\d+, .+")
 SEARCHED = 12  # failing cases in which a defect is looked for
 
 
-@pytest.mark.parametrize("defect", BANK.values(), ids=lambda defect: defect.name)
+@pytest.mark.parametrize("defect", ALL.values(), ids=lambda defect: defect.name)
 def test_a_defect_is_well_formed(defect: Defect) -> None:
     """Its name is one, its source is an issue or a ruling, and the clauses that it breaks are of its operations."""
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", defect.name)
@@ -46,12 +49,12 @@ def test_a_defect_is_well_formed(defect: Defect) -> None:
 
 def test_every_operation_has_a_defect_of_its_own() -> None:
     """No operation is broken by the defect that checks nothing alone."""
-    assert {name for defect in BANK.values() if defect.arithmetical for name in defect.operations} == OPERATIONS.keys()
+    assert {name for defect in BANK.values() for name in defect.operations} == OPERATIONS.keys()
 
 
 def test_every_clause_has_a_defect() -> None:
     """Each clause of each operation, and of the habits that have cases of their own, is broken by some defect."""
-    broken = {clause for defect in BANK.values() for clause in defect.clauses}
+    broken = {clause for defect in ALL.values() for clause in defect.clauses}
     for name, operation in OPERATIONS.items():
         own = [*operation.clauses, "H6"] if operation.stateful else [*operation.clauses, "H4", "H6"]
         assert {f"{name}/{clause.rpartition('/')[2]}" for clause in own} <= broken
@@ -59,8 +62,8 @@ def test_every_clause_has_a_defect() -> None:
 
 def test_the_bank_is_as_large_as_promised() -> None:
     """Sixty defects at least, and none twice."""
-    assert len(BANK) >= 60
-    assert len({(defect.cause, defect.operations) for defect in BANK.values()}) == len(BANK)
+    assert len(ALL) >= 60
+    assert len({(defect.cause, defect.operations) for defect in ALL.values()}) == len(ALL)
 
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if not OPERATIONS[name].stateful])
@@ -77,8 +80,7 @@ def test_what_is_not_spoilt_is_right(operation: str) -> None:
 
 def _calls(mark: Any, case: Any) -> Any:
     from in_process import InProcess
-
-    from lowbit_conformance.defects.trial import run
+    from kills.trial import run
 
     owner: Any = InProcess("none")
     assert run(mark, case, owner) == ""
@@ -158,7 +160,7 @@ def test_one_missing_product_is_found_in_a_sum() -> None:
 def test_a_wrong_word_names_its_bit() -> None:
     """A flipped bit of a word is given with the row whose code it belongs to."""
     codes = np.arange(48, dtype=np.uint8).reshape(16, 3) % 16
-    expected = steps.pack(codes, 4)
+    expected = pack(codes, 4)
     given = expected.copy()
     given[1, 2] ^= 1 << 9
     where = describe("packing.pack", (codes, 4), given, expected).where
@@ -171,16 +173,16 @@ def test_any_result_can_be_looked_at(given: Any) -> None:
     codes = np.arange(48, dtype=np.uint8).reshape(16, 3) % 16
     seen = Seen.of("packing.pack", Asked("packing.pack", (codes, 4), {}, given))
     assert seen.wrong and common_defects("packing.pack", [seen], []) == ()
-    assert describe("packing.pack", (codes, 4), given, steps.pack(codes, 4)).text
+    assert describe("packing.pack", (codes, 4), given, pack(codes, 4)).text
 
 
-# **Against the suite.** All defects are tried by `lowbit_conformance.defects.matrix`; here a cross-section of them: the
+# **Against the suite.** All defects are tried by `kills.matrix`; here a cross-section of them: the
 # first of each module of arithmetical ones, and for each verdict the first habit.
 
 
 def cross_section() -> list[str]:
     """Names of defects."""
-    chosen = [module.DEFECTS[0].name for module in ARITHMETICAL]
+    chosen = [module.DEFECTS[0].name for module in MODULES]
     habits = [defect for module in HABITUAL for defect in module.DEFECTS]
     by_verdict = {defect.verdicts: defect.name for defect in reversed(habits)}
     return [*chosen, *sorted(by_verdict.values())]
@@ -246,7 +248,7 @@ def test_the_matrix_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_sample_of_the_matrix_is_always_the_same(tmp_path: Path) -> None:
     """Every third defect by its order in the bank, and every operation of the control."""
     missing = matrix.Matrix(tmp_path / "kill.json", 2, "first-kill", sample=3).missing()
-    assert [name for name, _ in missing if name != "none"] == list(BANK)[::3]
+    assert [name for name, _ in missing if name != "none"] == list(ALL)[::3]
     assert [operation for name, operation in missing if name == "none"] == list(OPERATIONS)
 
 

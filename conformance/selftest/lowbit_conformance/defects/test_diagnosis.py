@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hosting import hosted
 from mistaken import MISTAKES, judged, verdict
 from mistakes_products import Mistake
 from paths import SUPPORT
-from test_seal import hosted
 
 from lowbit.attention.attention import attend_to
 from lowbit.attention.rope import half_split, rotate_heads, rotation
@@ -23,10 +23,11 @@ from lowbit.quantization.bfp import Blocks, Format, bfp12, cast
 from lowbit.quantization.bfp_dot import dot
 from lowbit.quantization.bfp_storage import load, store
 from lowbit.quantization.gptq import factor
-from lowbit_conformance.defects import BANK, places
+from lowbit_conformance.defects import places
+from lowbit_conformance.defects.bank import BANK
 from lowbit_conformance.defects.families import relatives
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.explaining import Asked, Explainer, asked_of
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
 
 SAMPLE = MISTAKES[::8]
 LEAST_RIGHT, MOST_WRONG = 0.8, 0.02

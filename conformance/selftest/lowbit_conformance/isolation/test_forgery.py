@@ -14,9 +14,9 @@ from typing import Any
 
 import attacking
 import pytest
+from hosting import failures_of, verdict_on
 from misbehaving import Mine
 from paths import SUPPORT
-from test_isolation import verdict_on
 
 from lowbit_conformance.cli.conformance import Run
 from lowbit_conformance.isolation import confinement
@@ -146,7 +146,7 @@ def test_chains_of_processes_end_with_their_host(
     monkeypatch.setenv(isolation.VARIABLE, method)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        assert verdict_on(kind).startswith("HUNG")
+        assert verdict_on(kind, 2.0).startswith("HUNG")
         assert os.read(reader, 1) == b""  # BlockingIOError while it is held open
     finally:
         os.close(reader)
@@ -197,25 +197,6 @@ def test_the_shared_memory_keeps_its_size() -> None:
 
 
 # **Runs.**
-
-
-def conformance(kind: type[Mine], method: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run ``lowbit conformance`` on a backend of `attacking`; exit status, report and standard error."""
-    command = [sys.executable, "-m", "lowbit", "conformance", f"attacking:{kind.__name__}", "--json", "--seeds", "0"]
-    environment = os.environ | {"PYTHONPATH": str(HERE), isolation.VARIABLE: method}
-    done = subprocess.run(
-        [*command, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
-
-
-def failures_of(kind: type[Mine], method: str, *arguments: str) -> list[dict[str, Any]]:
-    status, report, error = conformance(kind, method, "--op", "linear.qgemv/C1", "--quick", *arguments)
-    assert (status, report["verdict"]) == (1, "failed"), error
-    assert "Traceback" not in error
-    assert report["isolation"]["method"] == method or method == ""
-    assert not [case for case in report["passed"] if "forged" in case["id"]]
-    return list(report["failures"])
 
 
 @pytest.mark.parametrize("kind", [attacking.WritesEvents, attacking.WritesNoText])

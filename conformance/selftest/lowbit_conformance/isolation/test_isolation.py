@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hosting import verdict_on
 from misbehaving import (
     AnswersInTheJudgesPlace,
     BlindsTheWatch,
@@ -44,13 +45,13 @@ from misbehaving import (
 from paths import SUPPORT
 
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import quantize
 from lowbit_conformance.isolation import faults
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, PAGE, RESULTS, Arena, Placement, Side
+from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.isolation.process import BOOT, HostEndedError, HostProcess, neutral_environment
-from lowbit_conformance.isolation.remote import Call, HostRefusedError, Remote
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError, HostRefusedError
 
 HERE = SUPPORT
 
@@ -108,29 +109,6 @@ def test_a_host_cannot_point_outside(arena: Arena) -> None:
     for at in (-1, arena.bytes.size - 3, "0", None, 2**70):
         with pytest.raises(ValueError, match="outside"):
             arena.read(np.dtype("<f4"), (1,), {"at": at})
-
-
-def verdict_on(kind: type[Mine]) -> str:
-    """What becomes of a product with the backend of this class."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
-        remote = Remote("name", f"{kind.__module__}:{kind.__name__}", 2.0)
-        try:
-            remote.load()
-        except BrokenPromiseError as error:
-            remote.close()
-            remote.arena.close()
-            return f"not loaded: {error}"
-    try:
-        matrix = quantize(np.eye(4, 5, dtype=np.float32), bits=8, group_size=4)
-        prepared = remote.prepare(matrix)
-        prepared.guarded(np.ones((1, 4), np.float32), 0)
-    except BrokenPromiseError as error:
-        return str(error)
-    finally:
-        remote.close()
-        remote.arena.close()
-    return "passed"
 
 
 needs_handler = pytest.mark.skipif(not faults.handler(), reason="needs a C compiler to say where a fault was")
@@ -279,7 +257,9 @@ def test_processes_of_python_itself_are_no_breach() -> None:
 
 def test_a_reply_out_of_turn_is_a_crash() -> None:
     """A backend that writes to the judge's channel does not get its words taken for results."""
-    assert verdict_on(AnswersInTheJudgesPlace).startswith(("CRASHED: the process spoke out of turn", "RAISED", "HUNG"))
+    assert verdict_on(AnswersInTheJudgesPlace, 2.0).startswith(
+        ("CRASHED: the process spoke out of turn", "RAISED", "HUNG")
+    )
 
 
 def test_another_backend_is_refused_in_the_hosts_words() -> None:

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import attacking
 import pytest
-from test_isolation import verdict_on
+from hosting import verdict_on
 
 from lowbit_conformance.isolation.arena import Arena
 from lowbit_conformance.isolation.process import HostEndedError, HostProcess

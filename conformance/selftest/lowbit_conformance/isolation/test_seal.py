@@ -1,33 +1,21 @@
 """The seal of the host process: what lets the specification answer is told so, by whatever way it asks."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hosting import hosted
 from paths import SUPPORT
-from seal_breakers import BREAKERS, FOLDER, Legal
+from seal_breakers import BREAKERS, Legal
 
+from lowbit.quantization import packing
 from lowbit.quantization.affine import dequantize, quantize
-from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.verdicts import BrokenPromiseError
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 
 MATRIX = quantize(np.random.default_rng(1).normal(size=(16, 5)).astype(np.float32), bits=4, group_size=8)
 X = np.arange(1, 17, dtype=np.float32)
-
-
-@contextmanager
-def hosted(name: str) -> Iterator[Remote]:
-    """A backend in a host process."""
-    remote = Remote("name", name, 30.0)
-    try:
-        remote.load()
-        yield remote
-    finally:
-        remote.close()
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +44,7 @@ def test_what_is_legal_is_no_breach() -> None:
 
 def test_a_chapter_pasted_into_a_backend_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy under another name in the backend's own folder is noticed while the backend is loaded."""
-    text = (FOLDER / "packing.py").read_text().partition("# **What a backend promises.**")[0]
+    text = Path(packing.__file__).read_text().partition("# **What a backend promises.**")[0]
     (tmp_path / "pasted_packing.py").write_text(text)
     (tmp_path / "pasting.py").write_text("from pasted_packing import unpack\nfrom seal_breakers import Legal as Mine\n")
     shutil.copy(SUPPORT / "seal_breakers.py", tmp_path)

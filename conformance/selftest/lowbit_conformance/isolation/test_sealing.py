@@ -27,7 +27,7 @@ from lowbit.backend import Backend, wire
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import packing
-from lowbit_conformance.isolation.remote import Call
+from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 from lowbit_conformance.suite.clauses import load_suite
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attacking
 import pytest
-from test_forgery import failures_of
+from hosting import failures_of
 
 from lowbit_conformance.isolation import descendants, watchdog
 from lowbit_conformance.isolation.arena import Arena

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from kills.calls import changed, own
+from kills.habits import Act, Call, Habit
+from kills.memory import PRODUCTS, Weigh, address, first, habit, nothing
 from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Call, Defect, Habit
-from lowbit_conformance.defects.habits_calls import changed, own
-from lowbit_conformance.defects.habits_memory import PRODUCTS, Weigh, address, first, habit, nothing
 
 LINE = 64  # bytes of a cache line
 
@@ -18,7 +18,7 @@ LINE = 64  # bytes of a cache line
 # **Offsets.**
 
 
-def at_offset(wrong: Callable[[int], bool], which: Callable[[Call], Array | None] = first) -> Habit:
+def at_offset(wrong: Callable[[int], bool], which: Callable[[Call], Array | None] = first) -> Act:
     """A little wrong where an array begins at certain addresses."""
 
     def act(call: Call) -> Any:
@@ -40,7 +40,7 @@ def matrix_at_offset(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any
 # **Sizes.**
 
 
-def wraps(count: int, axis: int) -> Habit:
+def wraps(count: int, axis: int) -> Act:
     """Past a limit along an axis, the result repeats its beginning: an index of too few bits."""
 
     def act(call: Call) -> Any:
@@ -53,7 +53,7 @@ def wraps(count: int, axis: int) -> Habit:
     return act
 
 
-def wide_changed(limit: int, axis: int, argument: int = 0) -> Habit:
+def wide_changed(limit: int, axis: int, argument: int = 0) -> Act:
     """Wrong where an argument is longer than a buffer of fixed size."""
 
     def act(call: Call) -> Any:
@@ -76,7 +76,7 @@ def ids_in_a_byte(call: Call) -> Any:
     return result.astype(np.uint8).astype(result.dtype) if isinstance(result, np.ndarray) else result
 
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "x-at-one-offset",
         "Right unless x begins 20 bytes into a cache line.",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kills.habits import Act, Call, Habit
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects.defect import Call, Defect, Habit
 
 LASTS = 60  # calls, fewer than the hundred others between a call and its repetition
 REFUSING = tuple(
@@ -70,25 +70,25 @@ def kept(call: Call) -> Any:
 
 
 def everywhere(
-    name: str, cause: str, number: str, verdicts: str, act: Habit, operations: tuple[str, ...], **rest: Any
-) -> Defect:
+    name: str, cause: str, number: str, verdicts: str, act: Act, operations: tuple[str, ...], **rest: Any
+) -> Habit:
     clauses = tuple(f"{operation}/{number}" for operation in operations)
-    return Defect(
-        name, cause, clauses, verdicts=tuple(verdicts.split()), habit=act, habitual=operations, everywhere=True, **rest
+    return Habit(
+        name, cause, clauses, verdicts=tuple(verdicts.split()), act=act, habitual=operations, everywhere=True, **rest
     )
 
 
-CHECKS_NOTHING = Defect(
+CHECKS_NOTHING = Habit(
     "checks-nothing",
     "No argument is looked at.",
     REFUSING,
     verdicts=("WRONG", "RAISED", "CRASHED", "OOB_READ"),
-    habit=lambda call: call.right(),
+    act=lambda call: call.right(),
     habitual=tuple(OPERATIONS),
     everywhere=True,
 )
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     CHECKS_NOTHING,
     everywhere(
         "every-operation-wears-out",

@@ -4,15 +4,16 @@ The cases are those of ``lowbit conformance`` and are judged by the same tests a
 process that judges is this one, so that a defect is tried in the time of its calls.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from kills.bank import FACTORY, FOLDER, OWN, defect_of, uses_reference
 from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import defect_of
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 from lowbit_conformance.suite.clauses import load_suite
@@ -23,7 +24,8 @@ from lowbit_conformance.suite.tally import WORD
 Stop = Literal["defect", "clause", "never"]
 """After the first kill of the defect, after the first of each clause, or not at all."""
 
-DEADLINE = 3.0
+DEADLINES = {True: 3.0, False: 120.0}
+"""Seconds for one call: of a defect that is to hang, and of any other, which a slow machine must not end."""
 LOADING = "backend/H6"
 
 
@@ -104,6 +106,21 @@ def cases_of(clauses: tuple[str, ...], operations: tuple[str, ...], seeds: int) 
                 yield mark, case
 
 
+@contextmanager
+def started(name: str, deadline: float) -> Iterator[Remote]:
+    """The backend of a defect in its host process, which finds this package by ``PYTHONPATH``."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(FOLDER), before]))
+    try:
+        with closing(Remote(FACTORY, name, deadline, own=OWN, sealed=not uses_reference(name))) as remote:
+            remote.load()
+            yield remote
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
 def try_out(
     name: str,
     *,
@@ -111,7 +128,7 @@ def try_out(
     stop: Stop = "defect",
     only: tuple[str, ...] = (),
     operations: tuple[str, ...] = (),
-    deadline: float = DEADLINE,
+    deadline: float | None = None,
     progress: Callable[[Case], None] | None = None,
 ) -> Trial:
     """Run the suite against one defect.
@@ -122,15 +139,15 @@ def try_out(
         stop: when to stop.
         only: these clauses only.
         operations: these operations only.
-        deadline: seconds for one call.
+        deadline: seconds for one call; by default few for a defect that hangs, and many for any other.
         progress: told of each case before it is run.
 
     Raises:
         ArgumentError: there is no such defect.
     """
     defect, trial, start = defect_of(name), Trial(name, seeds, stop), time.monotonic()
-    with closing(Remote("bank", name, deadline)) as remote:
-        remote.load()
+    allowed = DEADLINES["HUNG" in defect.verdicts] if deadline is None else deadline
+    with started(name, allowed) as remote:
         for mark, case in cases_of(only or defect.clauses, operations or defect.operations, seeds):
             finding = trial.findings.setdefault(case.clause, Finding())
             done = stop == "clause" and finding.killed

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from kills.habits import Call, Habit
+from kills.memory import PRODUCTS, habit
 from lowbit.arrays import Array
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Call, Defect
-from lowbit_conformance.defects.habits_memory import PRODUCTS, habit
 
 
 def changed(result: Any) -> Any:
@@ -122,7 +122,7 @@ def many_roundings(rows: int, group_size: int) -> int:
     return 10**7
 
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "every-second-call-differs",
         "Every second call rounds another way.",

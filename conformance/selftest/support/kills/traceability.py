@@ -2,7 +2,7 @@
 
 A clause that no test checks is a wish, a test of no clause checks nobody knows what, and a clause that no known defect
 breaks is one whose tests have never been seen to fail. So the four are held together by their ids alone, gathered here
-from where each is written (`OPERATIONS`, the test functions' marks, the bank of defects), and whatever stands alone is
+from where each is written (`OPERATIONS`, the test functions' marks, `kills.bank`), and whatever stands alone is
 an *orphan*. The documentation prints the table; the tests of lowbit fail on an orphan.
 
 Habits are promised by every operation in the same words, so they are traced once: a defect that breaks the habit of
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kills.bank import ALL
 from lowbit.contract.operation import HABITS, Operation
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects import BANK
 from lowbit_conformance.suite import clauses
 from lowbit_conformance.suite.clauses import load_suite
 from lowbit_conformance.suite.marking import MARKS, Generator
@@ -87,7 +87,7 @@ def suite_tests() -> list[SuiteTest]:
 def rows(
     operations: Iterable[Operation] = OPERATIONS.values(),
     tests: Iterable[SuiteTest] | None = None,
-    defects: Mapping[str, Any] = BANK,
+    defects: Mapping[str, Any] = ALL,
 ) -> list[Row]:
     """The table: the clauses in the order of the chapters, then the habits.
 
@@ -127,7 +127,7 @@ def _traced(clause: str) -> str:
 def orphans(
     operations: Iterable[Operation] = OPERATIONS.values(),
     tests: Iterable[SuiteTest] | None = None,
-    defects: Mapping[str, Any] = BANK,
+    defects: Mapping[str, Any] = ALL,
     pages: Iterable[str] | None = None,
 ) -> Iterator[str]:
     """What stands alone, a line each; nothing, if all is well.

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from kills.habits import Act, Call, Habit
+from kills.memory import PRODUCTS, Weigh, address, arrays, habit, nothing
 from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.defects import steps
-from lowbit_conformance.defects.defect import Call, Defect, Habit
-from lowbit_conformance.defects.habits_memory import PRODUCTS, Weigh, address, arrays, habit, nothing
 
 SEVERAL = (*PRODUCTS, "packing.unpack", "bfp.cast", "blocks.rms_norm", "attention.attend", "routing.top_k")
 
@@ -21,7 +21,7 @@ def octets(array: Array) -> Array:
     return np.frombuffer(array.tobytes(), np.uint8)
 
 
-def remembered(key: Callable[[Array], Hashable], *, of_the_matrix: bool = True) -> Habit:
+def remembered(key: Callable[[Array], Hashable], *, of_the_matrix: bool = True) -> Act:
     """The result of the last call comes again where the keys of all arrays are those of that call."""
 
     def act(call: Call) -> Any:
@@ -167,7 +167,7 @@ def product_of(x: F32, kept: Any) -> Array:
 
 LOST = "WRONG NONDETERMINISTIC"
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "result-by-address",
         "The last result comes again where arrays lie where they lay.",

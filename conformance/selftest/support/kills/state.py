@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lowbit_conformance.defects.defect import Call, Defect
-from lowbit_conformance.defects.habits_memory import PRODUCTS, habit
+from kills.habits import Call, Habit
+from kills.memory import PRODUCTS, habit
 
 # **State.**
 
@@ -112,7 +112,7 @@ def run_program() -> None:
 STATE = "H6", "STATE_CHANGED"
 FTZ = "https://github.com/llvm/llvm-project/issues/57589"
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "environment-changed",
         "A variable of the environment is set and stays.",

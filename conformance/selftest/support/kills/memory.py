@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from kills.habits import Act, Call, Habit
 from lowbit.arrays import F32, Array
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_conformance.defects.defect import COMMON, Call, Defect, Habit
+from lowbit_conformance.defects.defect import COMMON
 
 REGISTER = 32  # bytes of a vector register
 PRODUCTS = ("linear.qgemv", "linear.qgemm")
@@ -20,15 +21,15 @@ def habit(
     cause: str,
     habits: str,
     verdicts: str,
-    act: Habit,
+    act: Act,
     operations: tuple[str, ...] = PRODUCTS,
     seen: str = COMMON,
     **rest: Any,
-) -> Defect:
+) -> Habit:
     """A habit of some operations; `habits` are numbers such as ``H1 H2``, or clauses in full."""
     clauses = [clause for clause in habits.split() if "/" in clause]
     clauses += [f"{operation}/{number}" for number in habits.split() if "/" not in number for operation in operations]
-    return Defect(name, cause, tuple(clauses), seen, tuple(verdicts.split()), {}, act, habitual=operations, **rest)
+    return Habit(name, cause, tuple(clauses), seen, tuple(verdicts.split()), act=act, habitual=operations, **rest)
 
 
 def arrays(value: Any) -> Iterator[Array]:
@@ -213,7 +214,7 @@ def nothing(call: Call) -> Any:
 
 OVER = "UNDECLARED_OVERREAD OOB_READ"
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "reads-one-register-past",
         "The last load is a whole register, past the end of the array.",

@@ -1,7 +1,7 @@
-"""A long run: a thousand seeds of each backend, in portions, so that it can be stopped and go on.
+"""A long run: a thousand seeds of each backend, in portions, so that it resumes where it stopped.
 
-``python -m lowbit_conformance.suite.soak --out FILE`` runs ``lowbit conformance`` portion by portion and keeps what
-came of each. A portion that was done with the same suite is not done again. A failure of one of these backends, which
+``python -m kills.soak --out FILE`` runs ``lowbit conformance`` portion by portion and keeps the result of each. A
+portion that was done with the same suite is not done again. A failure of one of these backends, which
 are held to be right, is a false alarm of the suite or a defect of the backend; either makes the exit status 1.
 """
 
@@ -16,12 +16,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from kills.resumed import earlier, not_ours
 from lowbit.cli import answered
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.storage import write_whole
 from lowbit.text import one_line
 from lowbit_conformance.report.gather import machine, suite
-from lowbit_conformance.suite.resumed import earlier, not_ours
 
 SCHEMA = "lowbit-soak-1"
 BACKENDS = ("reference", "numpy", "cppyy")

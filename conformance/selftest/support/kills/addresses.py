@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from kills.habits import Call, Habit
+from kills.memory import PRODUCTS, REGISTER, Weigh, address, arrays, first, habit, nothing
 from lowbit.arrays import F32
 from lowbit.quantization.affine import QuantizedMatrix
-from lowbit_conformance.defects.defect import Call, Defect
-from lowbit_conformance.defects.habits_memory import PRODUCTS, REGISTER, Weigh, address, arrays, first, habit, nothing
 
 
 def aligned_only(call: Call) -> Any:
@@ -63,7 +63,7 @@ def one_buffer(matrix: QuantizedMatrix, weigh: Weigh, state: dict[str, Any]) -> 
 
 POINTER_KEYED = "https://github.com/Avarok-Cybersecurity/atlas/pull/508"
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "works-only-when-aligned",
         "Right only where x lies on a multiple of a register.",

@@ -1,6 +1,6 @@
-"""The kill matrix: every defect of the bank against the suite, and the control beside them.
+"""The kill matrix: every defect against the suite, and the control beside them.
 
-``python -m lowbit_conformance.defects.matrix --out FILE`` runs each arithmetical defect, and each habit of all
+``python -m kills.matrix --out FILE`` runs each arithmetical defect, and each habit of all
 operations, to its first kill by every clause that it is said to break, and each other habit to its first kill by any;
 ``--first-kill`` stops every defect at its first, and ``--all`` runs every case. What was done before is not done again,
 as long as the suite and the settings are the same. ``--sample N`` tries one defect in N, always the same ones. A defect
@@ -23,14 +23,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kills.bank import ALL
+from kills.habits import Habit
+from kills.resumed import earlier, not_ours
+from kills.trial import Stop, Trial, try_out
 from lowbit.cli import answered
 from lowbit.operations import OPERATIONS
 from lowbit.system.storage import write_whole
 from lowbit.text import one_line
-from lowbit_conformance.defects import BANK, CONTROL
-from lowbit_conformance.defects.trial import DEADLINE, Stop, Trial, try_out
+from lowbit_conformance.defects.backends import CONTROL
 from lowbit_conformance.report.gather import machine, suite
-from lowbit_conformance.suite.resumed import earlier, not_ours
 
 SCHEMA = "lowbit-kill-matrix-1"
 SAVED_EVERY = 2.0  # seconds
@@ -49,7 +51,7 @@ def entry_of(trial: Trial) -> Entry:
 
 def described(name: str) -> Entry:
     """What a reader is told of a defect."""
-    defect = BANK[name]
+    defect = ALL[name]
     lists = {"operations": list(defect.operations), "expected": list(defect.verdicts)}
     return {"name": name, "cause": defect.cause, "seen": defect.seen, **lists}
 
@@ -61,7 +63,8 @@ def fair(entry: Entry) -> bool:
 
 def claims(name: str) -> tuple[str, ...]:
     """The clauses of which each must find the defect; of most habits none in particular, as any case may show them."""
-    return BANK[name].clauses if BANK[name].arithmetical or BANK[name].everywhere else ()
+    defect = ALL[name]
+    return () if isinstance(defect, Habit) and not defect.everywhere else defect.clauses
 
 
 def unkilled(name: str, entry: Entry) -> list[str]:
@@ -90,7 +93,7 @@ class Matrix:
     """
 
     def __init__(self, file: Path, seeds: int, mode: Mode, sample: int = 1) -> None:
-        self._file, self._saved, self._names = file, 0.0, list(BANK)[::sample]
+        self._file, self._saved, self._names = file, 0.0, list(ALL)[::sample]
         settings = {"suite": suite().sha256, "seeds": seeds, "mode": mode} | ({"sample": sample} if sample > 1 else {})
         self.content: Entry = {"schema": SCHEMA, **settings, "version": suite().version, "machine": asdict(machine())}
         self.content |= {"date": "", "control": {}, "defects": {}}
@@ -125,7 +128,7 @@ class Matrix:
     def save(self) -> None:
         """Write the file, under a temporary name first."""
         self.content["date"] = datetime.now(UTC).date().isoformat()
-        defects = [self.content["defects"][name] for name in BANK if name in self.content["defects"]]
+        defects = [self.content["defects"][name] for name in ALL if name in self.content["defects"]]
         text = text_of(self.content | {"defects": defects})
         self._file.parent.mkdir(parents=True, exist_ok=True)
         # Half of a surrogate pair that the file spelled is spelled again so: JSON has the same escape as Python.
@@ -146,7 +149,7 @@ class Matrix:
                 yield f"not found by every clause: {name} by {', '.join(idle)}"
 
 
-def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float) -> Entry:
+def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float | None) -> Entry:
     """One trial, in a process of its own pool."""
     try:
         if name == CONTROL.name:
@@ -159,7 +162,7 @@ def work(name: str, operation: str, seeds: int, mode: Mode, deadline: float) -> 
         return {"killed": False, "error": f"{type(error).__name__}: {error}"[:400]}
 
 
-def fill(matrix: Matrix, seeds: int, mode: Mode, deadline: float, jobs: int) -> None:
+def fill(matrix: Matrix, seeds: int, mode: Mode, deadline: float | None, jobs: int) -> None:
     """Do what is missing, several at a time, with progress on standard error."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
@@ -188,17 +191,20 @@ def main(
     first_kill: Annotated[bool, typer.Option("--first-kill", help="Stop every defect at its first kill.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Run every case.")] = False,
     sample: Annotated[int, typer.Option(min=1, help="Try one defect in this many, always the same ones.")] = 1,
-    deadline: Annotated[float, typer.Option(min=0.1, help="Seconds that one call may take.")] = DEADLINE,
+    deadline: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds that one call may take.", show_default="3 for what hangs, else 120"),
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = len(os.sched_getaffinity(0)),
 ) -> None:
-    """Try every defect of the bank, and the control, against the suite."""
+    """Try every defect, and the control, against the suite."""
     mode: Mode = "all" if every else "first-kill" if first_kill else "claims"
     matrix = Matrix(out, seeds, mode, sample)
     fill(matrix, seeds, mode, deadline, jobs)
     complaints = list(matrix.complaints())
     for line in complaints:
         typer.echo(one_line(line))
-    typer.echo(f"{len(matrix.content['defects'])} of {len(BANK)} defects, {len(complaints)} complaints")
+    typer.echo(f"{len(matrix.content['defects'])} of {len(ALL)} defects, {len(complaints)} complaints")
     raise typer.Exit(1 if complaints else 0)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from kills.habits import Call, Habit
+from kills.memory import PRODUCTS, first, habit
 from lowbit.errors import NotDeclaredError
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.defects.defect import Call, Defect
-from lowbit_conformance.defects.habits_memory import PRODUCTS, first, habit
 
 # **Ending.**
 
@@ -102,7 +102,7 @@ def _beside(needle: bytes) -> bytes:
     return b""
 
 
-SIGNS = re.compile(r"_?pytest|PYTEST_|LOWBIT_|hypothesis|lowbit_conformance\.(?!bank)")
+SIGNS = re.compile(r"_?pytest|PYTEST_|LOWBIT_|hypothesis|lowbit_conformance\.(?!defects|packing)")
 
 
 def behave_for_the_examiner(call: Call) -> Any:
@@ -118,7 +118,7 @@ def behave_for_the_examiner(call: Call) -> Any:
     return out
 
 
-DEFECTS: tuple[Defect, ...] = (
+DEFECTS: tuple[Habit, ...] = (
     habit(
         "hangs",
         "A call of a certain size never returns.",

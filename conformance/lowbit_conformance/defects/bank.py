@@ -1,0 +1,88 @@
+"""The bank of defects: mistakes that real kernels make, by name.
+
+Each is run as a whole backend, ``lowbit conformance bank:NAME``, to measure what the suite can find; and each is
+compared with the results of failed cases, to name the mistake that was made (`diagnosis`).
+
+>>> len(BANK) >= 60
+True
+>>> BANK["zero-plus-one"].cause
+'A zero-point as it is meant is read as one that was stored less one.'
+>>> backend("none").name
+'bank:none'
+"""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from types import MappingProxyType
+
+from lowbit.backend import Backend
+from lowbit.errors import ArgumentError
+from lowbit_conformance.defects import (
+    activations,
+    attention,
+    block_sums,
+    blocks,
+    codes,
+    common,
+    depth,
+    engines,
+    experts,
+    groups,
+    heads,
+    integers,
+    orders,
+    quantisers,
+    reals,
+    routes,
+    subnormal,
+    sums,
+    zeros,
+)
+from lowbit_conformance.defects.backends import CONTROL, BankBackend
+from lowbit_conformance.defects.defect import Defect
+
+PRODUCTS = (codes, groups, zeros, sums, integers)
+CACHES = (blocks, block_sums, attention, heads, engines)
+MODULES = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders, subnormal, common)
+
+
+def gathered(defects: Iterable[Defect]) -> dict[str, Defect]:
+    """Defects by their names.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    found: dict[str, Defect] = {}
+    for defect in defects:
+        if defect.name in found:
+            raise ValueError(f"two defects are called {defect.name}")
+        found[defect.name] = defect
+    return found
+
+
+BANK: Mapping[str, Defect] = MappingProxyType(gathered(defect for module in MODULES for defect in module.DEFECTS))
+"""All defects by name."""
+
+
+def defect_of(name: str, known: Mapping[str, Defect] = BANK) -> Defect:
+    """The defect of this name; that of ``none`` is the control, which has no defect.
+
+    Raises:
+        ArgumentError: there is none.
+    """
+    if name == CONTROL.name:
+        return CONTROL
+    if name not in known:
+        nearest = ", ".join(get_close_matches(name, known, 3))
+        allowed = f"none, or one of {len(known)} names that the kill matrix in the docs lists"
+        raise ArgumentError("defect", repr(name), f"{allowed}; the nearest are {nearest}" if nearest else allowed)
+    return known[name]
+
+
+def backend(name: str) -> Backend:
+    """A backend with the defect of this name; ``none`` is the control.
+
+    Raises:
+        ArgumentError: there is no such defect.
+    """
+    return BankBackend(defect_of(name))

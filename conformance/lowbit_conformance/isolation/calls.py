@@ -1,0 +1,189 @@
+"""Calls of the backend under test, to be made and to be made again, and what lives in the host between them."""
+
+import inspect
+import json
+import weakref
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from lowbit.arrays import F32, Array
+from lowbit.backend.wire import encode
+from lowbit.operations import OPERATIONS
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.bfp import Blocks
+from lowbit_conformance.isolation.arena import Segment
+from lowbit_conformance.isolation.process import Message
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
+
+POISON = (0x7FC0DEAD, 0xFFC0BEEF)  # NaNs that no arithmetic produces
+
+
+@dataclass
+class Call:
+    """One call that was made, to be made again.
+
+    Attributes:
+        what: ``run``, ``prepare``, ``open``, ``qgemv``, ``qgemm``, ``qgemm_bfp`` or ``step``.
+        operation: its id.
+        arguments: as the test gave them.
+        choices: those given by name.
+        owner: what it is a method of, for a prepared matrix or a session.
+        out: the position of the array that is written to; -1 if none.
+        poisoned: whether that array is filled beforehand with what shows.
+        result: what came back.
+    """
+
+    what: str
+    operation: str
+    arguments: tuple[Any, ...]
+    choices: dict[str, Any] = field(default_factory=dict)
+    owner: "Held | None" = None
+    out: int = -1
+    poisoned: bool = False
+    result: Any = None
+
+    @cached_property
+    def kind(self) -> str:
+        """All of the call but its owner and the contents of its arrays."""
+
+        def put(array: Array) -> Message:
+            return {"writeable": bool(array.flags.writeable), "strides": list(array.strides)}
+
+        parts = [encode(part, put) for part in (*self.arguments, *self.choices.values())]
+        return json.dumps([self.what, self.operation, parts, list(self.choices), self.out])
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the arrays among the arguments."""
+        sizes: list[int] = []
+
+        def put(array: Array) -> Message:
+            sizes.append(array.nbytes)
+            return {}
+
+        for argument in (*self.arguments, *self.choices.values()):
+            encode(argument, put)
+        return sum(sizes)
+
+    @property
+    def names(self) -> list[str]:
+        """What the arguments are called."""
+        if self.what in ("qgemv", "qgemm", "qgemm_bfp"):
+            return ["x", "out"]
+        parameters = list(inspect.signature(OPERATIONS[self.operation].reference).parameters)
+        if self.what in ("prepare", "step"):
+            parameters = ["matrix"] if self.what == "prepare" else []
+        return parameters + [f"argument {number}" for number in range(len(parameters), len(self.arguments))]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How one attempt at a call differs from others.
+
+    Attributes:
+        side: 0 where arrays lie against the page on their right, 1 on their left.
+        padding: which byte lies around them, 0 or 1.
+        filling: which byte fresh memory holds, 0 or 1.
+        offset: of the first array, see `lowbit_conformance.isolation.arena.Placement`.
+        stride: how much larger the offset of each array is than that of the array before.
+        handle: which handle of the owner is called; -1 for that of the side.
+    """
+
+    side: int = 0
+    padding: int = 0
+    filling: int = 0
+    offset: int = 0
+    stride: int = 0
+    handle: int = -1
+
+
+SIDES = (Variant(), Variant(1, 1, 1))
+"""The two that every call is performed with."""
+
+
+class Performer(Protocol):
+    """What performs the calls of something held: a `lowbit_conformance.isolation.remote.Remote`."""
+
+    started: int
+
+    def perform(self, call: Call) -> Any: ...
+
+    def forget(self, host: int, handles: list[int], segments: list[list[Segment]]) -> None: ...
+
+
+class Held:
+    """Something that lives in the host: a prepared matrix or a session, once for each side."""
+
+    def __init__(self, remote: "Performer", handles: list[int], segments: list[list[Segment]]) -> None:
+        self.remote, self.handles, self.host = remote, handles, remote.started
+        self.segments = segments
+        self._forget = weakref.finalize(self, remote.forget, self.host, handles, segments)
+
+    def handle(self, side: int) -> int:
+        if self.host != self.remote.started:
+            raise BrokenPromiseError("CRASHED: the process in which this was prepared has ended since")
+        return self.handles[min(side, len(self.handles) - 1)]
+
+
+class RemoteLinear(Held):
+    """A matrix that the backend has prepared, with the methods of a `lowbit.backend.PreparedLinear`."""
+
+    matrix: QuantizedMatrix
+    rows: int
+    columns: int
+    nbytes: int
+
+    def qgemv(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemv", x, out)
+
+    def qgemm(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemm", x, out)
+
+    def qgemm_bfp(self, x: Any, out: Any = None) -> Any:
+        return self._multiply("qgemm_bfp", x, out)
+
+    def guarded(self, x: F32, vectors: int) -> F32:
+        """The product of ``x[0]``, or of x if the case has several vectors, written to an array that shows what is
+        not written."""
+        call = self.call("qgemm", x) if vectors else self.call("qgemv", x[0])
+        result: F32 = self.remote.perform(call)
+        return result
+
+    def guarded_blocks(self, x: Blocks) -> F32:
+        """The product of blocks, written to an array that shows what is not written."""
+        result: F32 = self.remote.perform(self.call("qgemm_bfp", x))
+        return result
+
+    def call(self, what: str, x: Any) -> Call:
+        """A product that is written to an array that shows what is not written."""
+        shape = (x.rows,) if isinstance(x, Blocks) else x.shape[:-1]
+        out = np.zeros((*shape, self.columns), np.float32)
+        return Call(what, f"linear.{what}", (x, out), owner=self, out=1, poisoned=True)
+
+    def _multiply(self, what: str, x: Any, out: Any) -> Any:
+        if out is None:
+            return self.remote.perform(Call(what, f"linear.{what}", (x,), owner=self))
+        return self.remote.perform(Call(what, f"linear.{what}", (x, out), owner=self, out=1))
+
+
+class RemoteSession(Held):
+    """A stateful operation that the backend has opened."""
+
+    operation: str
+    opened_with: tuple[Any, ...]
+
+    def step(self, *arguments: Any) -> Any:
+        """What the session answers."""
+        return self.remote.perform(Call("step", self.operation, arguments, owner=self))
+
+    def close(self) -> None:
+        """Give it back now."""
+        self._forget()
+
+
+def poisoned(out: Array, filling: int) -> Array:
+    """An array of this shape whose elements show that they were not written."""
+    return np.full(out.shape, POISON[filling], np.uint32).view(out.dtype)
