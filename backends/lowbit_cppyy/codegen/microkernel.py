@@ -10,11 +10,9 @@ where the offset :math:`o` is the group's minimum, or minus scale times zero. La
 ever summed across its lanes. Two streams feed it, each read once from front to back:
 
 - ``w``, of 32-bit elements (`lowbit_cppyy.layout.layout`): for each group, its units of words, its scales and its
-zeros, each
-  row as wide as the panel; ``s`` and ``z`` point into the same stream, for scales and zeros;
+  zeros, each row as wide as the panel; ``s`` and ``z`` point into the same stream, for scales and zeros;
 - ``x``, of float32 (`lowbit_cppyy.layout.streams`): for each group, what its codes are multiplied by, then :math:`X_g`;
-with
-  several rows of x, their elements lie side by side.
+  with several rows of x, their elements lie side by side.
 
 A group is whole units, filled up with zeros on both sides, so the program has no tails. How many groups there are, and
 how many turns of the loop each has, are arguments of the call (``groups``, ``turns``): one kernel serves every group
