@@ -126,10 +126,10 @@ def test_every_module_has_a_page(tmp_path: Path) -> None:
     inside = {"index", "one", "part/index", "part/two"}
     assert written == {f"reference/lowbit/{name}.rst" for name in inside}
     assert (tmp_path / "docs/reference/lowbit/part/two.rst").read_text() == ".. chapter:: lowbit.part.two\n"
-    assert "   /reference/lowbit/part/two\n" in (tmp_path / "docs/reference/lowbit/part/index.rst").read_text()
+    assert "      /reference/lowbit/part/two\n" in (tmp_path / "docs/reference/lowbit/part/index.rst").read_text()
     top = (tmp_path / "docs/reference/lowbit/index.rst").read_text()
     assert ":doc:`/reference/lowbit/part/index`" in top
-    assert "   /reference/lowbit/part/index\n" not in top  # the front page lists the folders of the specification
+    assert "      /reference/lowbit/part/index\n" not in top  # the front page lists the folders of the specification
 
 
 def test_a_folder_is_listed_in_the_order_that_its_docstring_names() -> None:

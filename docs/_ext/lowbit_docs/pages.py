@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
 from typing import ClassVar
 
 from docutils import nodes
@@ -113,13 +114,12 @@ def is_part(module: Module) -> bool:
 
 def text_of(module: Module, children: list[Module]) -> str:
     """The source of a page: the chapter, and for a package what is in it, each with its first sentence."""
-    text = f".. chapter:: {module.name}\n"
-    below = [child for child in children if not is_part(child)]
-    if below:
+    text = ""
+    if below := [child for child in children if not is_part(child)]:
         text += "\n.. toctree::\n   :hidden:\n\n" + "".join(f"   /{child.page}\n" for child in below)
     if children:
         text += "\n**In this folder**\n\n" + "".join(entry(child) for child in children)
-    return text
+    return f".. chapter:: {module.name}\n" + indent(text, "   ")
 
 
 def entry(module: Module) -> str:
