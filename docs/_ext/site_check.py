@@ -60,11 +60,12 @@ LAYOUT = """
       if (['auto', 'scroll', 'hidden'].includes(getComputedStyle(p).overflowX)) return true; return false }
     const wide = [...document.querySelectorAll('article *')]
       .filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !inside(e)).slice(0, 3)
-      .map((e) => e.tagName.toLowerCase() + '.' + (e.className.baseVal ?? e.className) + ' ' + e.textContent.slice(0, 40))
+      .map((e) => `${e.tagName.toLowerCase()}.${e.getAttribute('class')} ${e.textContent.slice(0, 40)}`)
     found.push(`the page is ${root.scrollWidth} px wide: ${wide.join('; ')}`)
   }
-  if (root.scrollHeight > tallest) found.push(`the page is ${root.scrollHeight} px tall; at most ${tallest} are allowed`)
-  for (const picture of document.querySelectorAll('article img, article svg[role=img]')) {
+  if (root.scrollHeight > tallest)
+    found.push(`the page is ${root.scrollHeight} px tall; at most ${tallest} are allowed`)
+  for (const picture of document.querySelectorAll('article img, article svg.drawing')) {
     const said = picture.getAttribute('alt') ?? picture.getAttribute('aria-label') ?? ''
     if (said.length < shortest) found.push(`a picture says only "${said}": ${picture.getAttribute('src') ?? ''}`)
   }

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -188,3 +188,11 @@ def shorten_titles(app: Sphinx, doctree: nodes.document) -> None:
     if top is not None and not isinstance(top, pending_xref):
         top.children = []
         top += nodes.Text(title)
+
+
+def number_headings(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Say of the captions in the sidebar which level of heading they are; Sphinx says only that they are headings."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
