@@ -23,7 +23,7 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_allow_errors = False
-os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:5])
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:5], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 # A single backtick links to what it names, and is plain code where it names an argument.
 default_role = "py:obj"
