@@ -29,7 +29,7 @@ class Benchmarks(SphinxDirective):
         if not Path(file).is_file():
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{kind} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
-        shown = [about(report), projects(report)]
+        shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
         return shown + (self.decode(report) if kind == "decode" else self.peers(report))
 
     def peers(self, report: dict[str, Any]) -> list[nodes.Node]:

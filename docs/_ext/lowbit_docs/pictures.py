@@ -46,6 +46,6 @@ class Plot(PlotDirective):  # type: ignore[misc]  # matplotlib's directive has n
         said = ast.get_docstring(ast.parse(script.read_bytes()))
         if not said:
             raise self.error(f"{script.name} has no docstring to say what the picture shows")
-        self.options.setdefault("alt", " ".join(said.split()))
+        self.options.setdefault("alt", " ".join(said.replace("`", "").split()))
         shown: list[nodes.Node] = super().run()
         return [nodes.container("", *shown, classes=["picture"])]
