@@ -11,6 +11,7 @@ torch          the tests of the layer for PyTorch, which the job `tests` skips; 
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
                llama.cpp on a whole model, both in the environment of bench-peers
 docs           build the documentation into docs/_build/html
+site           look at the built documentation in a browser: needs Chromium; ``-- --page NAME`` looks at one page
 types, lint    mypy --strict; ruff and import-linter
 =============  ===========================================================================================
 
@@ -178,10 +179,24 @@ def bench_peers(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; every warning is an error."""
-    install(session, groups=["docs"], wheel=False)
+    install(session, extras=["conformance"], groups=["docs"])  # the notebook finds backends by their entry points
     flags = ["--fail-on-warning", "--keep-going", "--nitpicky"]
     session.run("sphinx-build", *flags, "-b", "html", "docs", "docs/_build/html", *session.posargs)
     session.log(f"open {HERE / 'docs/_build/html/index.html'}")
+
+
+@nox.session
+def site(session: nox.Session) -> None:
+    """Look at the pages that ``nox -s docs`` has built in a browser, at three widths, light and dark.
+
+    It needs Chromium (Debian and Ubuntu: ``apt-get install chromium``), or a program like it in LOWBIT_BROWSER. .ci/run
+    does not run it. Arguments go to docs/_ext/site_check.py: ``nox -s site -- --page index --screenshots /tmp/shots``.
+    """
+    pages = HERE / "docs/_build/html"
+    if not (pages / "index.html").is_file():
+        session.error("docs/_build/html has no pages: run nox -s docs first")
+    install(session, groups=["site"], own=False, wheel=False)
+    session.run("python", "docs/_ext/site_check.py", str(pages), *session.posargs)
 
 
 @nox.session

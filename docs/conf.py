@@ -1,6 +1,8 @@
 """How the documentation is built: ``nox -s docs``."""
 
+import os
 import sys
+import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -12,9 +14,17 @@ project = "lowbit"
 author = "the lowbit authors"
 project_copyright = "the lowbit authors, Apache-2.0"
 language = "en"
+release = tomllib.loads((HERE.parent / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
-extensions = ["lowbit_docs", "sphinx.ext.mathjax", "matplotlib.sphinxext.plot_directive"]
+extensions = ["lowbit_docs", "myst_nb", "sphinx.ext.mathjax"]
 exclude_patterns = ["_build", "_ext"]
+
+# The notebook is executed while the pages are built; a cell that fails is an error.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 120
+nb_execution_allow_errors = False
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:5], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 # A single backtick links to what it names, and is plain code where it names an argument.
 default_role = "py:obj"
@@ -33,16 +43,21 @@ plot_basedir = str(HERE)
 plot_formats = ["svg"]
 plot_html_show_formats = False
 plot_html_show_source_link = False
-plot_rcparams = {"svg.hashsalt": "lowbit", "figure.constrained_layout.use": True}
+plot_rcparams = {
+    "svg.hashsalt": "lowbit",
+    "figure.constrained_layout.use": True,
+    "savefig.transparent": True,  # on the page's own ground; lowbit.css turns the colours round on a dark one
+}
 plot_apply_rcparams = True
 
 html_theme = "furo"
-html_title = "lowbit"
+html_title = f"lowbit {release}"
 html_static_path = ["_static", str(mathjax)]
 html_css_files = ["lowbit.css"]
+html_js_files = ["focus.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_sphinx = False
 html_theme_options = {"footer_icons": []}
-pygments_style = "tango"
-pygments_dark_style = "monokai"
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "a11y-high-contrast-dark"

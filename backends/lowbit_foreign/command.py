@@ -17,8 +17,7 @@ base64. What else may be done:
 do                              with                                             result
 ==============================  ===============================================  ==================================
 ``run``                         ``operation``, ``arguments``                     of the operation
-``prepare``, if ``"prepare":    ``operation``, ``arguments`` (the matrix)        a handle: any number or text
-true`` is declared
+``prepare``                     ``operation``, ``arguments`` (the matrix)        a handle: any number or text
 ``run`` of a prepared product   ``operation``, ``arguments`` (x), ``handle``     the product
 ``release``                     ``handle``                                       null
 ``open``                        ``operation``, ``arguments``                     a handle
@@ -26,8 +25,8 @@ true`` is declared
 ``close``                       ``handle``                                       null
 ==============================  ===============================================  ==================================
 
-An error is of kind ``argument``, ``not declared`` or ``failed``. Standard error is the program's own. The program ends
-when its standard input does.
+``prepare`` is asked for only where the capabilities declare ``"prepare": true``. An error is of kind ``argument``,
+``not declared`` or ``failed``. Standard error is the program's own. The program ends when its standard input does.
 """
 
 import contextlib

@@ -1,4 +1,8 @@
-"""One row of 32 channels with two outliers, cast to BFP12: as it is, and with its channels sorted."""
+"""Two rows of bars: 32 channels with two outliers, cast to BFP12 as they come and sorted by magnitude.
+
+As they come, the two blocks with an outlier have a step of 2, and most of their small values become zero. Sorted, both
+outliers share one block, the other steps are finer, and the squared error falls from 5.52 to 4.62.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

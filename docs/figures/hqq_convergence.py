@@ -1,4 +1,8 @@
-"""The mean error of HQQ step by step, relative to where it begins: the same weights at two sizes."""
+"""Two panels of falling lines: the mean error of HQQ by steps, for weights of about 0.02 and of about 1.
+
+Small weights converge within about ten steps, and at 2 bits the error falls by 9 %. Large weights still improve after
+twenty steps, and at every width the error falls by about 5 %.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

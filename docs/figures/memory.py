@@ -1,4 +1,8 @@
-"""The size of a LLaMA-7B by bits and group size, and bits for each weight."""
+"""Two panels of lines by group size: bits for each weight of a matrix, and the size of LLaMA-7B in GiB.
+
+Small groups cost most: at 2 bits, groups of 16 take 4.1 bits for each weight, and one group a column takes 2. LLaMA-7B
+takes from 2.5 GiB at 2 bits to 9 GiB at 8 bits.
+"""
 
 import matplotlib.pyplot as plt
 

@@ -1,4 +1,8 @@
-"""The paper's figure 2 on a real routing, from ``bench/mixtral/recall.json``: the cache by k and rule, and guesses."""
+"""Two panels of rising lines for a trained model: recall of a cache by its slots, and of guesses by their number.
+
+LRU, LFU and LFRU lie close together, at most 0.2 below the best possible rule. Guesses one layer ahead find about half
+of the experts with one guess and more than 0.9 with three, far above chance. Data: ``bench/mixtral/recall.json``.
+"""
 
 import json
 from pathlib import Path

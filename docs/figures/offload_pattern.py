@@ -1,4 +1,8 @@
-"""The paper's figure 1 on a synthetic stream: experts by token, with what LRU keeps for k = 2."""
+"""Three rows of squares, one a layer: which of 8 experts each token uses, and which LRU keeps for k = 2.
+
+Experts that are used by one token are often used by the next ones, so the marks of the cache mostly lie on squares that
+are used again. The stream is synthetic.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

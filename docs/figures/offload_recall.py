@@ -1,4 +1,8 @@
-"""The paper's figure 2 on a synthetic stream: recall of the cache by k and rule, and of guesses by layers ahead."""
+"""Two panels of rising lines for a synthetic stream: recall of a cache by its slots, and of guesses by number.
+
+The rules that adapt lie close together, between a static choice and the best possible rule. Guesses one layer ahead
+find more than guesses two and ten layers ahead, and all find more than chance.
+"""
 
 import matplotlib.pyplot as plt
 

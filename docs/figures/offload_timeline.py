@@ -1,6 +1,8 @@
-"""Four layers of one token on a simulated device, without and with guesses: what copies, what computes, from its log.
+"""Four timelines of one token in four layers on a simulated device, with and without guesses, from its log.
 
-Virtual time: the sizes of Mixtral-8x7B with 2-bit experts, the routing of ``bench/mixtral/routings.npz``.
+Copies to the device take nearly all of the time, and computing takes short moments between them. In two timelines
+experts are copied back to the host too. A right guess copies an expert before its layer begins; a wrong one copies an
+expert in vain. Virtual time: Mixtral-8x7B with 2-bit experts, routed by ``bench/mixtral/routings.npz``.
 """
 
 import sys

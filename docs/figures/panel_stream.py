@@ -1,4 +1,7 @@
-"""The stream of two panels of a 4-bit matrix: units of words, scales and zeros, in the order of the addresses."""
+"""Two long bars: the streams of two panels of a 4-bit matrix in the order of addresses.
+
+In each, a group is a run of units of words, then its scales, then its zeros; the next group follows without a gap.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

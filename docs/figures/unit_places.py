@@ -1,4 +1,8 @@
-"""Where the codes of a unit lie in its words, for each width, and which of them one mask takes."""
+"""Rows of boxes, one for each word of a unit: where each code lies from bit 31 to bit 0, for each width.
+
+Codes that one mask takes are marked: one in each quarter of the word for 2 and 3 bits, every second code for 4 bits,
+and all four for 8 bits.
+"""
 
 import matplotlib.pyplot as plt
 from matplotlib.patches import Rectangle

@@ -1,4 +1,8 @@
-"""The order in which blocks lie in memory: column panels, and the Z-curve on a grid that is no square."""
+"""Two grids of words with a line through them in the order of memory: column panels, and the Z-curve.
+
+In panels of two columns the line goes down one panel and then starts at the top of the next. On the Z-curve it visits
+quarters of the grid one after another, and leaves out what lies outside a grid that is no square.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from lowbit_docs.names import full_name
-from lowbit_docs.pages import write_pages
+from lowbit_docs.pages import Module, inside, write_pages
 from paths import ROOT
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
@@ -126,7 +126,36 @@ def test_every_module_has_a_page(tmp_path: Path) -> None:
     inside = {"index", "one", "part/index", "part/two"}
     assert written == {f"reference/lowbit/{name}.rst" for name in inside}
     assert (tmp_path / "docs/reference/lowbit/part/two.rst").read_text() == ".. chapter:: lowbit.part.two\n"
-    assert "   /reference/lowbit/part/index\n" in (tmp_path / "docs/reference/lowbit/index.rst").read_text()
+    assert "      /reference/lowbit/part/two\n" in (tmp_path / "docs/reference/lowbit/part/index.rst").read_text()
+    top = (tmp_path / "docs/reference/lowbit/index.rst").read_text()
+    assert ":doc:`/reference/lowbit/part/index`" in top
+    assert "      /reference/lowbit/part/index\n" not in top  # the front page lists the folders of the specification
+
+
+def test_a_folder_is_listed_in_the_order_that_its_docstring_names() -> None:
+    """What the docstring names comes first, in that order, and the rest by the alphabet; other folders stay out."""
+    package = Module("lowbit.part", True, "A part.\n\nBegin with `two` and `lowbit.part.one`.")
+    names = [f"lowbit.part.{name}" for name in ("five", "four", "one", "two")] + ["lowbit.six", "lowbit.part.two.deep"]
+    found = {name: Module(name, False, "") for name in names}
+    listed = [module.name.rpartition(".")[2] for module in inside(package, found)]
+    assert listed == ["two", "one", "five", "four"]
+
+
+def test_titles_in_the_sidebar_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another page calls a chapter by the words before its colon; the chapter's own page has the whole sentence."""
+    for folder in ("docs", "spec/lowbit"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "spec/lowbit/fixture_title.py").write_text('"""Chapter: a sentence that goes on."""\n')
+    page = "reference/lowbit/fixture_title"
+    (tmp_path / "docs/index.rst").write_text(f"Top\n===\n\n.. toctree::\n\n   {page}\n")
+    (tmp_path / "docs/conf.py").write_text(CONF.format(ext=str(ROOT / "docs/_ext"), here=str(tmp_path / "spec")))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with patch_docutils(tmp_path), docutils_namespace():
+        folders = [tmp_path / name for name in ("docs", "docs", "out", "trees")]
+        Sphinx(*folders, "html", status=None, warning=None).build()
+    listed = re.findall(r'toctree-l1"><a[^>]*>([^<]*)', (tmp_path / "out/index.html").read_text())
+    assert set(listed) == {"Chapter"}
+    assert "Chapter: a sentence that goes on" in (tmp_path / f"out/{page}.html").read_text()
 
 
 def test_every_documented_option_exists() -> None:

@@ -11,7 +11,8 @@ from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.names import resolve
 from lowbit_docs.offloading import CudaKernels, GpuResults, VirtualTable2
 from lowbit_docs.operations import Operations
-from lowbit_docs.pages import write_pages
+from lowbit_docs.pages import Parts, number_headings, shorten_titles, write_pages
+from lowbit_docs.pictures import Drawing, Plot
 from lowbit_docs.soak import Soak
 from lowbit_docs.sources import SourceIndex, Sources, fill, pages_to_refresh
 from lowbit_docs.tables import Data, Errata, Habits, Verdicts
@@ -26,6 +27,10 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("chapter-code", ChapterCode)
     app.add_directive("chapter-file", ChapterFile)
     app.add_directive("source-index", SourceIndex)
+    app.add_directive("parts", Parts)
+    app.add_directive("drawing", Drawing)
+    app.setup_extension("matplotlib.sphinxext.plot_directive")
+    app.add_directive("plot", Plot, override=True)
     app.add_directive("operations", Operations)
     app.add_directive("traceability", Traceability)
     app.add_directive("kernel-source", KernelSource)
@@ -43,7 +48,9 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("habits", Habits)
     app.add_directive("verdicts", Verdicts)
     app.connect("builder-inited", write_pages)
+    app.connect("doctree-read", shorten_titles, priority=900)  # after Sphinx has collected the titles
     app.connect("env-get-outdated", pages_to_refresh)
     app.connect("doctree-resolved", fill)
     app.connect("missing-reference", resolve)
+    app.connect("html-page-context", number_headings, priority=900)  # after the theme has made the sidebar
     return {"version": "1", "parallel_read_safe": False, "parallel_write_safe": True}

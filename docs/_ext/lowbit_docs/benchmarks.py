@@ -1,4 +1,8 @@
-"""The directive ``.. benchmarks::``: what the last comparison with other projects came to, as docs/data holds it."""
+"""The directive ``.. benchmarks::``: what the last comparison with other projects came to, as docs/data holds it.
+
+The page opens with a chart (docs/figures/peers.py). What this shows is folded: one line for each problem, and its
+table below the line.
+"""
 
 import json
 from pathlib import Path
@@ -7,14 +11,10 @@ from typing import Any
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
 
-from lowbit_docs.tables import Cell, table
+from lowbit_docs.tables import Cell, folded, table
 
 HEADS = ["contestant", "ms", "share", "GB/s", "error", "class", "of float32"]
 WIDTHS = [34, 12, 10, 10, 12, 12, 10]
-PICTURES = {
-    "peers-roofline.svg": "Operations a second over operations for each byte of weights, under the read limit.",
-    "peers-error.svg": "Time over error against float64; dotted lines are the limits between the classes.",
-}
 
 
 class Benchmarks(SphinxDirective):
@@ -29,16 +29,16 @@ class Benchmarks(SphinxDirective):
         if not Path(file).is_file():
             return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{kind} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
-        shown = [about(report), projects(report)]
+        shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
         return shown + (self.decode(report) if kind == "decode" else self.peers(report))
 
     def peers(self, report: dict[str, Any]) -> list[nodes.Node]:
-        """Pictures, goals, then the problems, those on most threads first."""
-        found = [self.picture(name, caption) for name, caption in PICTURES.items()]
-        found.append(goals(report["goals"]))
+        """The problems, those on most threads first, then the goals of lowbit itself."""
+        found: list[nodes.Node] = []
         for problem in sorted(report["problems"], key=lambda problem: -problem["threads"]):
             found += contest(problem)
-        return found
+        met = sum(goal["met"] for goal in report["goals"])
+        return found + folded(f"Goals of lowbit: {met} of {len(report['goals'])} met", goals(report["goals"]))
 
     def decode(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The picture and one table."""
@@ -56,9 +56,9 @@ class Benchmarks(SphinxDirective):
 
     def picture(self, name: str, caption: str) -> nodes.Node:
         """A picture of docs/data under its caption."""
-        figure = nodes.figure("", nodes.image(uri=f"data/{name}", alt=caption))
+        figure = nodes.figure("", nodes.image(uri=f"data/{name}", alt=caption, classes=["turns"]))
         figure += nodes.caption("", caption)
-        return figure
+        return nodes.container("", figure, classes=["picture"])
 
 
 def about(report: dict[str, Any]) -> nodes.Node:
@@ -100,7 +100,8 @@ def goals(judged: list[dict[str, Any]]) -> nodes.Node:
 
 def contest(problem: dict[str, Any]) -> list[nodes.Node]:
     """The table of one problem, the fastest first, and who is absent from it."""
-    head = f"{problem['contest']}, batch {problem['batch']}, {problem['threads']} thread(s)"
+    threads = f"{problem['threads']} thread{'s' if problem['threads'] > 1 else ''}"
+    head = f"{problem['contest']}, batch {problem['batch']}, {threads}"
     quiet = (
         f"{problem['free_rounds']} of {problem['rounds']} rounds with free cores; spin {problem['spin_before']:.2f} "
         f"before and {problem['spin_after']:.2f} after."
@@ -110,11 +111,8 @@ def contest(problem: dict[str, Any]) -> list[nodes.Node]:
         numbers = [f"{row['ms'][0]:.4g}", f"{row['share'][0]:.2f}", f"{row['gbps']:.1f}", f"{row['error']['rms']:.1e}"]
         name: Cell = [nodes.literal("", row["id"])]
         rows.append([name, *numbers, row["accuracy"], f"{row['original']['rms']:.2g}"])
-    found: list[nodes.Node] = [
-        nodes.paragraph("", "", nodes.strong("", head), nodes.Text(f". {quiet}")),
-        table(HEADS, rows, WIDTHS),
-    ]
+    found: list[nodes.Node] = [nodes.paragraph(text=quiet), table(HEADS, rows, WIDTHS)]
     if problem["absent"]:
         said = "; ".join(f"{each['id']}: {each['reason']}" for each in problem["absent"])
         found.append(nodes.paragraph(text=f"Absent: {said}."))
-    return found
+    return folded(head, *found)

@@ -26,9 +26,10 @@ from lowbit_docs.sources import Sources, sources
 
 
 class Chapter(SphinxDirective):
-    """``.. chapter:: MODULE``: the whole page of one chapter."""
+    """``.. chapter:: MODULE``: the whole page of one chapter; what the directive contains follows the docstring."""
 
     required_arguments = 1
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
         module = self.arguments[0]
@@ -40,7 +41,7 @@ class Chapter(SphinxDirective):
             doc, pieces = read_chapter(file)
         except (SyntaxError, ValueError) as error:
             raise self.error(str(error)) from error
-        text = Page(module, file, sources(self.env)).write(doc, pieces)
+        text = Page(module, file, sources(self.env)).write(doc, self.content, pieces)
         with switch_source_input(self.state, text):  # so that a slip inside a line is reported where it stands, too
             page = nested_parse_to_nodes(self.state, text, allow_section_headings=True)
         for item in (item for node in page for item in node.findall(desc)):
@@ -55,8 +56,11 @@ class Page:
         self.module, self.file, self.sources = module, file, sources
         self.text = StringList()
 
-    def write(self, doc: list[Line], pieces: list[Piece]) -> StringList:
+    def write(self, doc: list[Line], added: StringList, pieces: list[Piece]) -> StringList:
         self._opening(doc)
+        for source, number, text in added.xitems():
+            self.text.append(text, source, number)
+        self.text.append("", str(self.file), doc[-1][0] - 1)
         for piece in pieces:
             match piece:
                 case Item():

@@ -8,14 +8,14 @@ from docutils import nodes
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
-from lowbit_docs.tables import Cell, table
+from lowbit_docs.tables import Cell, folded, table
 
 FILE = "data/kill-matrix.json"
 HEADS, WIDTHS = ["defect", "operations", "found by", "verdict", "first kill"], [40, 18, 20, 14, 8]
 
 
 class KillMatrix(SphinxDirective):
-    """``.. kill-matrix::``: a line on the run, then one row a defect."""
+    """``.. kill-matrix::``: a line on the run, then a table for each family of operations, one row a defect."""
 
     def run(self) -> list[nodes.Node]:
         relative, file = self.env.relfn2path(FILE)
@@ -24,8 +24,20 @@ class KillMatrix(SphinxDirective):
             matrix = json.loads(Path(file).read_text("utf-8"))
         except OSError as error:
             raise ExtensionError(f"no {relative}: run nox -s soak") from error
-        rows = [[*map(cell, columns_of(defect))] for defect in matrix["defects"]]
-        return [summary(matrix), table(HEADS, rows, WIDTHS)]
+        shown: list[nodes.Node] = [summary(matrix)]
+        for family, defects in families(matrix["defects"]).items():
+            found = sum(bool(defect["killed"]) for defect in defects)
+            rows = [[*map(cell, columns_of(defect))] for defect in defects]
+            shown += folded(f"{family}: {found} of {len(defects)} found", table(HEADS, rows, WIDTHS))
+        return shown
+
+
+def families(defects: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The defects by the family of the first operation that they break: ``linear`` of ``linear.qgemv``."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for defect in defects:
+        found.setdefault(defect["operations"][0].partition(".")[0], []).append(defect)
+    return found
 
 
 def summary(matrix: dict[str, Any]) -> nodes.Node:

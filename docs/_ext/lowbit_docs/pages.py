@@ -1,9 +1,23 @@
-"""The pages of modules: one for each, written when the documentation is built, in the folders of the packages."""
+"""The pages of modules: one for each, written when the documentation is built, in the folders of the packages.
 
-from collections.abc import Iterator
+The page of a package lists what is in it. Modules and folders that the docstring of the package names come first, in
+the order in which it names them; the others follow in the order of the alphabet.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import indent
+from typing import Any, ClassVar
 
+from docutils import nodes
+from docutils.parsers.rst import directives
+from docutils.statemachine import StringList
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.directives.other import TocTree
 
 ROOTS = {
     "spec": ("lowbit",),
@@ -15,9 +29,63 @@ FOLDER = "reference"
 COMMAND_LINE = ("lowbit.cli", "lowbit.__main__")
 """Not part of the specification; `lowbit --help` documents it."""
 
+LONGEST = 30
+"""The most characters of a title in the sidebar."""
 
-def modules(repository: Path) -> Iterator[tuple[str, bool]]:
-    """The full name of each module that has a page, and whether it is a package."""
+
+@dataclass(frozen=True)
+class Module:
+    """A module that has a page.
+
+    Attributes:
+        name: the full name.
+        is_package: whether it is a folder of modules.
+        doc: its docstring; empty where there is none.
+    """
+
+    name: str
+    is_package: bool
+    doc: str
+
+    @property
+    def page(self) -> str:
+        """The document: ``reference/lowbit/quantization/packing``."""
+        path = f"{FOLDER}/{self.name.replace('.', '/')}"
+        return f"{path}/index" if self.is_package else path
+
+    @property
+    def sentence(self) -> str:
+        """The first line of the docstring, without its full stop."""
+        return self.doc.partition("\n")[0].removesuffix(".")
+
+    @property
+    def title(self) -> str:
+        """The title in the sidebar."""
+        return short_title(self.sentence, self.name)
+
+    def __contains__(self, other: "Module") -> bool:
+        return other.name.rpartition(".")[0] == self.name
+
+
+def short_title(sentence: str, name: str) -> str:
+    """The words before the colon; where they are many, the module's own name.
+
+    >>> short_title("Packing: small codes in 32-bit words", "lowbit.quantization.packing")
+    'Packing'
+    >>> short_title("What lowbit asks of the operating system: files, folders", "lowbit.system")
+    'System'
+    >>> short_title("Quantised matrices in a file: what lowbit keeps", "lowbit.formats.checkpoint.quantized_file")
+    'Quantised matrices in a file'
+    """
+    words = sentence.partition(":")[0].replace("`", "").strip()
+    if words and len(words) <= LONGEST:
+        return words
+    own = name.rpartition(".")[2].replace("_", " ")
+    return own[0].upper() + own[1:]
+
+
+def modules(repository: Path) -> Iterator[Module]:
+    """Every module that has a page."""
     for root, packages in ROOTS.items():
         for package in packages:
             for file in sorted((repository / root / package).rglob("*.py")):
@@ -25,32 +93,50 @@ def modules(repository: Path) -> Iterator[tuple[str, bool]]:
                 is_package = parts[-1] == "__init__"
                 name = ".".join(parts[:-1] if is_package else parts)
                 if not name.startswith(COMMAND_LINE) and parts[-1] != "__main__":
-                    yield name, is_package
+                    yield Module(name, is_package, ast.get_docstring(ast.parse(file.read_bytes())) or "")
 
 
-def page_of(name: str, is_package: bool) -> str:
-    """The document of a module: ``reference/lowbit/quantization/packing``."""
-    path = f"{FOLDER}/{name.replace('.', '/')}"
-    return f"{path}/index" if is_package else path
+def inside(package: Module, found: Mapping[str, Module]) -> list[Module]:
+    """What is in a package, in reading order."""
+    named = re.findall(r"`(?:\w+\.)*(\w+)`", package.doc)
+
+    def place(module: Module) -> tuple[int, str]:
+        last = module.name.rpartition(".")[2]
+        return (named.index(last) if last in named else len(named)), last
+
+    return sorted((module for module in found.values() if module in package), key=place)
 
 
-def text_of(name: str, children: list[str]) -> str:
-    """The source of a page: the chapter, and for a package the pages of what is in it."""
-    text = f".. chapter:: {name}\n"
+def is_part(module: Module) -> bool:
+    """Whether the front page lists this folder: the folders of the specification are the parts of the site."""
+    return module.is_package and module.name.count(".") == 1 and module.name.startswith("lowbit.")
+
+
+def text_of(module: Module, children: list[Module]) -> str:
+    """The source of a page: the chapter, and for a package what is in it, each with its first sentence."""
+    text = ""
+    if below := [child for child in children if not is_part(child)]:
+        text += "\n.. toctree::\n   :hidden:\n\n" + "".join(f"   /{child.page}\n" for child in below)
     if children:
-        text += "\n.. toctree::\n   :maxdepth: 1\n\n" + "".join(f"   /{child}\n" for child in children)
-    return text
+        text += "\n**In this folder**\n\n" + "".join(entry(child) for child in children)
+    return f".. chapter:: {module.name}\n" + indent(text, "   ")
+
+
+def entry(module: Module) -> str:
+    """One line of a list: the title as a link, and what the sentence says after the colon."""
+    head, colon, rest = module.sentence.partition(":")
+    said = rest.strip() if colon and head.replace("`", "").strip() == module.title else module.sentence
+    return f"- :doc:`/{module.page}`" + (f": {said}." if said and said != module.title else "") + "\n"
 
 
 def write_pages(app: Sphinx) -> None:
     """Write all pages, leave those that have not changed, and remove those of modules that are gone."""
     source = Path(app.srcdir)
-    found = dict(modules(source.parent))
+    found = {module.name: module for module in modules(source.parent)}
     written = set[Path]()
-    for name, is_package in found.items():
-        inside = [each for each in found if each.rpartition(".")[0] == name]
-        page = source / f"{page_of(name, is_package)}.rst"
-        text = text_of(name, [page_of(each, found[each]) for each in inside])
+    for module in found.values():
+        page = source / f"{module.page}.rst"
+        text = text_of(module, inside(module, found))
         page.parent.mkdir(parents=True, exist_ok=True)
         if not page.is_file() or page.read_text("utf-8") != text:
             page.write_text(text, "utf-8")
@@ -58,3 +144,55 @@ def write_pages(app: Sphinx) -> None:
     for page in (source / FOLDER).rglob("*.rst"):
         if page not in written:
             page.unlink()
+
+
+class Parts(TocTree):
+    """``.. parts:: lowbit``: a toctree of the folders of a package.
+
+    ``:first:`` names folders in reading order, and the others follow; ``:without:`` names folders listed elsewhere.
+    """
+
+    required_arguments = 1
+    has_content = False
+    option_spec: ClassVar = {
+        **(TocTree.option_spec or {}),
+        "first": directives.unchanged,
+        "without": directives.unchanged,
+    }
+
+    def run(self) -> list[nodes.Node]:
+        found = {module.name: module for module in modules(Path(self.env.srcdir).parent)}
+        package = found[self.arguments[0]]
+        first, without = (self.options.pop(name, "").split() for name in ("first", "without"))
+        folders = {child.name.rpartition(".")[2]: child for child in inside(package, found) if is_part(child)}
+        names = [name for name in dict.fromkeys([*first, *folders]) if name in folders and name not in without]
+        pages = [f"/{folders[name].page}" for name in names]
+        self.content = StringList(pages, self.state.document["source"])
+        return super().run()
+
+
+def shorten_titles(app: Sphinx, doctree: nodes.document) -> None:
+    """Give the page of a module its short title wherever another page lists or links to it.
+
+    Sphinx keeps the title of a page twice: for links, and at the top of the page's own table of contents, of which
+    the sidebar is made.
+    """
+    env = app.env
+    document = env.current_document.docname
+    if not document.startswith(f"{FOLDER}/"):
+        return
+    name = document.removeprefix(f"{FOLDER}/").removesuffix("/index").replace("/", ".")
+    title = short_title(env.titles[document].astext(), name)
+    env.titles[document] = nodes.title("", title)
+    top = next(env.tocs[document].findall(nodes.reference), None)
+    if top is not None and not isinstance(top, pending_xref):
+        top.children = []
+        top += nodes.Text(title)
+
+
+def number_headings(
+    app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None
+) -> None:
+    """Say of the captions in the sidebar which level of heading they are; Sphinx says only that they are headings."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')

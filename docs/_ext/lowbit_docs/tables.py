@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from html import escape
 
 from docutils import nodes
 from sphinx.util.docutils import SphinxDirective
@@ -14,6 +15,9 @@ from lowbit_conformance.report.words import VERDICTS
 from lowbit_docs.chapter import source_file
 
 Cell = str | Iterable[nodes.Node]
+
+WORKS = {"Q": "QIGen", "M": "MoE offloading", "B": "Block Floating Point and K-sort", "G": "GQA", "H": "HQQ"}
+LEGEND = ", ".join(f"{letter} for {work}" for letter, work in WORKS.items())
 
 
 class Errata(SphinxDirective):
@@ -29,7 +33,8 @@ class Errata(SphinxDirective):
         for ruling in sorted(errata.RULINGS.values(), key=lambda ruling: order(ruling.id)):
             link, _ = self.parse_inline(f":py:func:`{ruling.id} <{ruling.check.__module__}.{ruling.check.__name__}>`")
             rows.append([link, ruling.printed, ruling.ruled])
-        return [table(["ruling", "as printed in the copy at hand", "ruled"], rows, [10, 45, 45])]
+        legend = nodes.paragraph(text=f"Letters of the rulings: {LEGEND}.")
+        return [legend, table(["ruling", "as printed in the copy at hand", "ruled"], rows, [10, 45, 45])]
 
 
 class Data(SphinxDirective):
@@ -64,6 +69,12 @@ class Verdicts(SphinxDirective):
             self.env.note_dependency(file)
         rows: list[list[Cell]] = [[[nodes.literal(text=verdict)], seen] for verdict, seen in VERDICTS.items()]
         return [table(["verdict", "what was seen"], rows, [25, 75])]
+
+
+def folded(summary: str, *content: nodes.Node) -> list[nodes.Node]:
+    """What a reader opens to see: the summary stands on the page, the content below it when it was clicked."""
+    opening = f'<details class="fold"><summary>{escape(summary)}</summary>'
+    return [nodes.raw("", opening, format="html"), *content, nodes.raw("", "</details>", format="html")]
 
 
 def order(ruling: str) -> tuple[str, int, str]:
