@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import I64, U32, Array
+from lowbit.arrays import I64, U8, U32, Array
 from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype
-from lowbit.quantization.packing import CODES_PER_UNIT, WORDS_PER_UNIT, pack, unpack
+from lowbit.quantization.packing import CODES_PER_UNIT, WORD_BITS, WORDS_PER_UNIT
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.layout.interleaving import Field, deinterleave, fields, interleave
 from lowbit_cppyy.layout.memory import ALIGNMENT, aligned
@@ -265,8 +265,35 @@ class PanelLayout:
             return words
         units = self._first_rows[-1] // WORDS_PER_UNIT[self.bits] + self.group_units(self.groups - 1)
         codes = np.zeros((units * self.unit_codes, words.shape[1]), np.uint8)
-        codes[self._padded_rows] = unpack(words, self.bits)
-        return pack(codes, self.bits)
+        codes[self._padded_rows] = _codes_of(words, self.bits)
+        return _words_of(codes, self.bits)
 
     def _drop_padding(self, words: Words) -> Words:
-        return words if self._whole else pack(unpack(words, self.bits)[self._padded_rows], self.bits)
+        return words if self._whole else _words_of(_codes_of(words, self.bits)[self._padded_rows], self.bits)
+
+
+# Codes of whole units and back, all units at once. A backend must not call the specification's own packing.
+
+
+def _codes_of(words: Words, bits: int) -> U8:
+    units = words.reshape(-1, WORDS_PER_UNIT[bits], words.shape[1])
+    codes = np.empty((len(units), CODES_PER_UNIT[bits], words.shape[1]), np.uint8)
+    for code in range(CODES_PER_UNIT[bits]):
+        word, shift = divmod(code * bits, WORD_BITS)
+        value = units[:, word] >> np.uint32(shift)
+        if shift + bits > WORD_BITS:
+            value = value | units[:, word + 1] << np.uint32(WORD_BITS - shift)
+        codes[:, code] = value & np.uint32(2**bits - 1)
+    return codes.reshape(-1, words.shape[1])
+
+
+def _words_of(codes: U8, bits: int) -> Words:
+    units = codes.reshape(-1, CODES_PER_UNIT[bits], codes.shape[1])
+    words: Array = np.zeros((len(units), WORDS_PER_UNIT[bits], codes.shape[1]), np.uint32)
+    for code in range(CODES_PER_UNIT[bits]):
+        word, shift = divmod(code * bits, WORD_BITS)
+        value = units[:, code].astype(np.uint32)
+        words[:, word] |= value << np.uint32(shift)
+        if shift + bits > WORD_BITS:
+            words[:, word + 1] |= value >> np.uint32(WORD_BITS - shift)
+    return words.reshape(-1, codes.shape[1])
