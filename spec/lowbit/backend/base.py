@@ -386,7 +386,7 @@ def find(name: str) -> Backend:
         raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
     backend = loaded(found[0], f"backend {name}", lambda made: made())
     if not isinstance(backend, Backend):
-        reason = f"{found[0].value} is not a lowbit.backend.base.Backend"
+        reason = f"{found[0].value} is not a lowbit.backend.Backend"
         raise UnavailableError(f"backend {name}", reason, "derive it from that class")
     return backend
 
