@@ -64,7 +64,7 @@ class PortBackend(Backend):
         """A device of its own, with a budget of device memory; None for all there is."""
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(DECLARED, profiles=("lowbit-1.0/qgemv-4", "lowbit-1.0/moe-offload"))
+        return Capabilities(DECLARED, profiles=("lowbit-1.1/qgemv-4", "lowbit-1.1/moe-offload"))
 
     def decoder(self, weights: LayeredWeights, settings: DeviceSettings, progress: Progress | None = None) -> Decoder:
         """A decoder on a device of its own, which is given back with it."""

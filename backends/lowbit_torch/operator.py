@@ -40,7 +40,6 @@ from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix, dequantize
-from lowbit.quantization.bfp import format_parameters
 from lowbit.quantization.packing import BITS, WORD_BITS
 
 try:
@@ -133,13 +132,13 @@ class Engine:
         """Refuse weights for which the backend does not declare the operations of a contract.
 
         Args:
-            parameters: those of a matrix, as `lowbit.quantization.affine.matrix_parameters` has them.
+            parameters: those of a matrix, as `lowbit.quantization.affine.QuantizedMatrix.parameters` has them.
             contract: of `CONTRACTS`.
 
         Raises:
             NotDeclaredError: one of the operations is not declared, or not for these parameters.
         """
-        everything = {**parameters, **format_parameters(ACTIVATIONS)} if contract == "integer" else parameters
+        everything = {**parameters, **ACTIVATIONS.parameters} if contract == "integer" else parameters
         for operation in CONTRACTS[contract]:
             declaration = self.declared.get(operation)
             missing = declaration.lacks(everything) if declaration else ""
