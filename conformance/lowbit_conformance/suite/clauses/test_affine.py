@@ -204,7 +204,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
             yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3, 3)
 
 
-@checks("affine.quantize/C5", mistakes)
+@checks("affine.quantize/H8", mistakes)
 def test_quantize_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)

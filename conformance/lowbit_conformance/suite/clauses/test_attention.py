@@ -102,7 +102,7 @@ def softmax_mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
         yield RowsCase(clause, "edge", variant, 2, 5)
 
 
-@checks("attention.softmax/C4", softmax_mistakes)
+@checks("attention.softmax/H8", softmax_mistakes)
 def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
     """Each mistake raises ArgumentError."""
     scores = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
@@ -259,7 +259,7 @@ def attend_mistakes(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield AttendCase(clause, "edge", variant, 2, 5, 4, 2, 6)
 
 
-@checks("attention.attend/C5", attend_mistakes)
+@checks("attention.attend/H8", attend_mistakes)
 def test_attend_refuses(backend: Remote, case: AttendCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():

@@ -210,7 +210,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
         yield BfpCase(clause, "edge", variant, 2, 40, 32, 4)
 
 
-@checks("bfp.cast/C6", mistakes)
+@checks("bfp.cast/H8", mistakes)
 def test_cast_refuses(backend: Remote, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
@@ -277,7 +277,7 @@ def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
     yield BfpCase(clause, "edge", "wide-exponent", 2, 20, 20, 25, 10)
 
 
-@checks("bfp.store/C3", too_wide)
+@checks("bfp.store/H8", too_wide)
 def test_store_refuses(backend: Remote, case: BfpCase) -> None:
     """Exponents of ten bits do not fit a byte."""
     with refuses():
@@ -299,7 +299,7 @@ def unwritten(clause: str, settings: Settings) -> Iterator[BfpCase]:
     yield BfpCase(clause, "edge", "exponent-255", 2, 5, 32, 8)
 
 
-@checks("bfp.load/C2", unwritten)
+@checks("bfp.load/H8", unwritten)
 def test_load_refuses_what_is_never_stored(backend: Remote, case: BfpCase) -> None:
     """−2^(p−1), the byte 255 and a bit after the last mantissa are refused."""
     stored = bfp_storage.store(blocks(case))
@@ -394,7 +394,7 @@ def dot_mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
         yield BfpCase(clause, "edge", variant, 2, 64, 64, 4)
 
 
-@checks("bfp.dot/C4", dot_mistakes)
+@checks("bfp.dot/H8", dot_mistakes)
 def test_dot_refuses(backend: Remote, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
     x = values(case)

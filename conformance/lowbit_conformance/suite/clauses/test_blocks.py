@@ -373,13 +373,13 @@ def assert_refuses(backend: Remote, case: RowsCase, *right: Any) -> None:
         backend.run(case.operation, *arguments)
 
 
-@checks("blocks.rms_norm/C8", mistakes)
+@checks("blocks.rms_norm/H8", mistakes)
 def test_norm_refuses(backend: Remote, case: RowsCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case, *random_norm(case))
 
 
-@checks("blocks.swiglu/C6", mistakes)
+@checks("blocks.swiglu/H8", mistakes)
 def test_swiglu_refuses(backend: Remote, case: RowsCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case, *random_gates(case))

@@ -97,7 +97,7 @@ def test_expert_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None
     assert_only_row_one_spoilt(run_bounded(backend, case, x.shape, x, *parts))
 
 
-@checks("routing.expert/C5", mistakes)
+@checks("routing.expert/H8", mistakes)
 def test_expert_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
@@ -161,7 +161,7 @@ def test_only_the_chosen_matter(backend: Remote, case: RoutingCase) -> None:
         assert_same_bits(first[rows], again[rows], "experts that were not chosen became NaN")
 
 
-@checks("routing.sparse/C5", mistakes)
+@checks("routing.sparse/H8", mistakes)
 def test_layer_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)

@@ -145,7 +145,7 @@ def mistakes(names: dict[str, object]) -> Callable[[str, Settings], Iterator[Lay
     return generator
 
 
-@checks("gptq.hessian/C3", mistakes(dict(INPUT_MISTAKES)))
+@checks("gptq.hessian/H8", mistakes(dict(INPUT_MISTAKES)))
 def test_hessian_refuses(backend: Remote, case: LayerCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
@@ -316,7 +316,7 @@ LAYER_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[object, ...]]] = {
 }
 
 
-@checks("gptq.targets/C4", mistakes(dict(LAYER_MISTAKES)))
+@checks("gptq.targets/H8", mistakes(dict(LAYER_MISTAKES)))
 def test_targets_refuse(backend: Remote, case: LayerCase) -> None:
     """Each mistake raises ArgumentError."""
     with np.errstate(invalid="ignore"):  # 0 times infinity, on purpose

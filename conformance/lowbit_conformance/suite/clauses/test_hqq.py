@@ -148,7 +148,7 @@ def grid_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
         yield BlocksCase(clause, "edge", variant, 4, 6, 5)
 
 
-@checks("hqq.codes/C3", grid_mistakes)
+@checks("hqq.codes/H8", grid_mistakes)
 def test_codes_refuse(backend: Remote, case: BlocksCase) -> None:
     """Each mistake raises ArgumentError; the last one is a width that does not exist."""
     grid = weights_and_grid(case)
@@ -207,7 +207,7 @@ def step_mistakes(clause: str, settings: Settings) -> Iterator[BlocksCase]:
         yield BlocksCase(clause, "edge", variant, 4, 6, 5)
 
 
-@checks("hqq.step/C3", step_mistakes)
+@checks("hqq.step/H8", step_mistakes)
 def test_step_refuses(backend: Remote, case: BlocksCase) -> None:
     """Each mistake raises ArgumentError."""
     grid = weights_and_grid(case)
@@ -406,7 +406,7 @@ MISTAKES: dict[str, Callable[[F32], Any]] = {
 }
 
 
-@checks("hqq.qgemv/C4", one_shape(*MISTAKES))
+@checks("hqq.qgemv/H8", one_shape(*MISTAKES))
 def test_qgemv_refuses(backend: Remote, case: RealZeroCase) -> None:
     """Each mistake raises ArgumentError."""
     x, matrix = random_matrix(case)

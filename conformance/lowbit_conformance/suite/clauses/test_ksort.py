@@ -90,7 +90,7 @@ MISTAKES: dict[str, Callable[[F64], Any]] = {
 }
 
 
-@checks("ksort.permutation/C4", heads(*MISTAKES))
+@checks("ksort.permutation/H8", heads(*MISTAKES))
 def test_permutation_refuses(backend: Remote, case: HeadCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
@@ -134,7 +134,7 @@ ORDER_MISTAKES: dict[str, Callable[[Order], Any]] = {
 }
 
 
-@checks("ksort.relabel/C3", heads(*ORDER_MISTAKES))
+@checks("ksort.relabel/H8", heads(*ORDER_MISTAKES))
 def test_relabel_refuses(backend: Remote, case: HeadCase) -> None:
     """What is no permutation of the channels raises ArgumentError."""
     with refuses():

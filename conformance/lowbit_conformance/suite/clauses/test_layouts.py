@@ -164,14 +164,14 @@ def mistakes(clause: str, settings: Settings) -> Iterator[LayoutCase]:
             yield LayoutCase(clause, "edge", variant, order, 4, 6, 2, 4)
 
 
-@checks("blocking.apply/C3", mistakes)
+@checks("blocking.apply/H8", mistakes)
 def test_apply_refuses(backend: Remote, case: LayoutCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():
         backend.run("blocking.apply", *MISTAKES[case.variant](places(case), case.layout))
 
 
-@checks("blocking.invert/C3", mistakes)
+@checks("blocking.invert/H8", mistakes)
 def test_invert_refuses(backend: Remote, case: LayoutCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():

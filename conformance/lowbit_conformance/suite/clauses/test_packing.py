@@ -105,7 +105,7 @@ def pack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield MatrixCase(clause, "edge", "large-code", bits, 2 * CODES_PER_UNIT[bits], 3)
 
 
-@checks("packing.pack/C3", pack_mistakes)
+@checks("packing.pack/H8", pack_mistakes)
 def test_pack_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     codes, bits = random_codes(case), case.bits
@@ -128,7 +128,7 @@ def unpack_mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     yield MatrixCase(clause, "edge", "rows", 3, 64, 3)  # only 3 bits can end inside a unit
 
 
-@checks("packing.unpack/C3", unpack_mistakes)
+@checks("packing.unpack/H8", unpack_mistakes)
 def test_unpack_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError."""
     words = packing.pack(random_codes(case), case.bits)

@@ -145,7 +145,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[HeadsCase]:
     yield from (HeadsCase(clause, "edge", variant, 3, 4, 2, 2, "mean") for variant in MISTAKES)
 
 
-@checks("pooling.pool/C4", mistakes)
+@checks("pooling.pool/H8", mistakes)
 def test_refuses(backend: Remote, case: HeadsCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():

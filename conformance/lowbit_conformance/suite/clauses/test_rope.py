@@ -148,7 +148,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[RopeCase]:
         yield RopeCase(clause, "edge", variant, 3, 2, 8)
 
 
-@checks("rope.rotate/C4", mistakes)
+@checks("rope.rotate/H8", mistakes)
 def test_rotate_refuses(backend: Remote, case: RopeCase) -> None:
     """Each mistake raises ArgumentError."""
     with refuses():

@@ -108,7 +108,7 @@ def test_gate_passes_non_finite_on(backend: Remote, case: RoutingCase) -> None:
     assert_only_row_one_spoilt(run_bounded(backend, case, (4, case.experts), x, router))
 
 
-@checks("routing.gate/C6", mistakes)
+@checks("routing.gate/H8", mistakes)
 def test_gate_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
@@ -155,7 +155,7 @@ def test_choice_equals_the_reference(backend: Remote, case: RoutingCase) -> None
     assert_exact("chosen", given, routing.top_k(scores, case.k))
 
 
-@checks("routing.top_k/C4", mistakes)
+@checks("routing.top_k/H8", mistakes)
 def test_top_k_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
@@ -218,7 +218,7 @@ def test_equal_scores_share_equally(backend: Remote, case: RoutingCase) -> None:
         assert_equal_values(given, np.ones(given.shape))
 
 
-@checks("routing.weights/C4", mistakes)
+@checks("routing.weights/H8", mistakes)
 def test_weights_refuses(backend: Remote, case: RoutingCase) -> None:
     """Each mistake raises ArgumentError."""
     assert_refuses(backend, case)
