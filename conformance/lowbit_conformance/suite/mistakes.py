@@ -78,7 +78,8 @@ def _changes(argument: Argument, shared: set[str | int]) -> dict[str, Change]:
     if argument.limits is not None:
         whole = float not in argument.classes
         least, most = argument.limits.least, argument.limits.most
-        changes: dict[str, Change] = {"text": _text} | ({"float": float, "bool": bool} if whole else {})
+        changes: dict[str, Change] = {"text": _text, "bool": lambda number: True}
+        changes |= {"float": float} if whole else {"nan": lambda number: float("nan")}
         if not isinstance(least, str):
             changes["low"] = lambda number: least - 1
         return changes | ({"high": _far if whole else lambda number: float("inf")} if most is not None else {})
@@ -95,6 +96,8 @@ def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Chan
         "dimensions": lambda array: array[np.newaxis],
         "empty": lambda array: array[:0],
     }
+    if np.dtype(argument.classes[0]).itemsize > 1:
+        changes["byte-order"] = lambda array: array.astype(array.dtype.newbyteorder())
     if not isinstance(argument.shape, View):
         changes["strided"] = lambda array: np.repeat(array, 2, axis=-1)[..., ::2]
     for axis, size in enumerate(argument.shape.sizes):

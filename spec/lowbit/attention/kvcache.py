@@ -221,7 +221,8 @@ operation(
         "row that was given.",
         "C2": "A token has the same bits in every answer from its own on, however many tokens come after it.",
         "C3": "Tokens that come in one step and tokens that come one by one have equal bits.",
-        "C4": "A step that is refused changes nothing.",
+        "C4": "A format that cannot be stored is refused when the cache is opened, and a step that is refused changes "
+        "nothing.",
         "C5": "Caches that are open at once do not disturb each other, and a new one is empty.",
     },
 )
