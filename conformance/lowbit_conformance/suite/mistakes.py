@@ -8,6 +8,7 @@ can say (`Signature.also`), such as ids that must be distinct, has cases beside 
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Chan
         changes["strided"] = lambda array: np.repeat(array, 2, axis=-1)[..., ::2]
     for axis, size in enumerate(argument.shape.sizes):
         if size in shared:
-            changes[f"longer-{axis}"] = lambda array, axis=axis: np.repeat(array, 2, axis=axis)
+            changes[f"longer-{axis}"] = partial(np.repeat, repeats=2, axis=axis)
     if argument.contents is not None:
         changes["nan"] = lambda array: _with_last(array, np.nan)
         changes["infinite"] = lambda array: _with_last(array, np.inf)

@@ -230,7 +230,7 @@ def _size(size: str | int) -> Callable[[Given, Sizes], int | None]:
         return lambda given, sizes: size
     owner, _, attribute = size.partition(".")
     if attribute:
-        return lambda given, sizes: getattr(given[owner], attribute)  # type: ignore[no-any-return]
+        return lambda given, sizes: getattr(given[owner], attribute)
     return lambda given, sizes: sizes.get(size)
 
 
