@@ -86,8 +86,8 @@ def refusals(operation: str, recorded: Vectors) -> list[dict[str, Tree]]:
     right = [vector for vector in recorded.vectors if "must-refuse" not in vector["flags"]]
     for name, mistake in mistakes(specified.signature).items():
         case = HabitCase(f"{operation}/H8", HABIT, name)
-        about = {"id": case.id, "clause": case.clause, "tier": case.tier}
-        about["flags"] = sorted(_flags(case) | {"must-refuse"})
+        flags: list[Tree] = [*sorted(_flags(case) | {"must-refuse"})]
+        about: dict[str, Tree] = {"id": case.id, "clause": case.clause, "tier": case.tier, "flags": flags}
         for vector in right[:RIGHT_CALLS]:
             given = {argument: from_json(tree) for argument, tree in vector["arguments"].items()}
             wrong = made(specified.signature, mistake, (), given)

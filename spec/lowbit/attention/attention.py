@@ -1,7 +1,7 @@
 r"""Grouped-query attention, with a key-value cache in full precision.
 
 Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and
-the comparison decides how much of each one's *value* it takes over. Keys and values of past tokens never change, so
+the comparison decides how much of each one's *value* it takes. Keys and values of past tokens never change, so
 they are kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention
 makes it smaller: several query heads share one key head and one value head.
 

@@ -85,10 +85,10 @@ MOST_HADAMARD = 2**12
 SORT_KEYS: tuple[SortKey, ...] = ("norm", "norm_and_bias", "rotated_norm")
 
 
-# **How large is a channel?** Four answers. The printed one is the Euclidean norm of its weights. A bias adds to every
-# key alike, and some models keep their outliers in the bias, which no norm of weights sees. After the rotation a
-# channel holds a mixture of both of its pair, so a cache of rotated keys goes by the mean of both. And one can look at
-# what the channel really held on some text; that answer needs data and is `magnitudes`.
+# **How large is a channel?** There are four answers. The printed one is the Euclidean norm of its weights. A bias adds
+# the same to every key, and some models keep their outliers in the bias, which a norm of weights does not see. After
+# the rotation a channel holds a mixture of both channels of its pair, so a cache of rotated keys uses the mean of both.
+# The fourth answer, `magnitudes`, needs data: it measures what the channel held on some text.
 
 
 def channel_sizes(

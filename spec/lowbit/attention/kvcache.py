@@ -6,7 +6,8 @@ the cast of what came, once; nothing is ever cast twice.
 
 **Before or after the rotation** (errata B6). The paper stores keys *before* RoPE and rotates what it reads back, in
 float, at the keys' own positions. Most engines store them *after* RoPE, so that a score is an integer dot product.
-This cache stores what it is given: hand it keys before or after the rotation, and rotate what comes back or do not.
+This cache stores what it is given: callers may append keys before the rotation and rotate what they read, or append
+rotated keys.
 
 **As an operation** the cache is stateful (`lowbit.backend.session`): it is opened empty, a step adds tokens, and
 answers with all that attention would read then.

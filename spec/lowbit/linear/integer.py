@@ -5,8 +5,8 @@ of the work: the bytes of a 4-bit matrix arrive faster than its codes can be con
 codes as they are, four or eight times as many at once, if the activations are small integers too. The chapter `bfp`
 makes such integers: a block of activations shares an exponent, and each element is a mantissa of 8 bits.
 
-**Nobody gets this silently.** The cast loses something, and what it loses depends on the activations, not on the
-kernel (see below). So it is an operation of its own: a caller casts and passes blocks, or asks for `qgemm_cast` by
+**The cast is never silent.** It loses accuracy, and how much it loses depends on the activations, not on the kernel
+(see below). So it is an operation of its own: a caller casts and passes blocks, or asks for `qgemm_cast` by
 name. No backend may answer `linear.qgemv` this way: the bound of that operation is one of float32 arithmetic, most
 results of a cast lie several times as far away, and the suite finds it.
 
@@ -44,8 +44,9 @@ products.
 **What the cast costs.** A step of a block is :math:`2^e`, and its largest mantissa lies between 64 and 128; an element
 is off by at most half a step, at the very top by a whole one. For independent normal activations that is an error of
 0.8 % of their root mean square, which a layer passes on unamplified: its results are off by 0.8 % of *their* root
-mean square. For comparison, normal weights of 4 bits in groups of 128 are off by 10 %, of 8 bits by 0.6 %. What makes
-it worse are outliers, whose steps their neighbours must take; so larger blocks are worse, and shorter mantissas much:
+mean square. For comparison, normal weights of 4 bits in groups of 128 are off by 10 %, of 8 bits by 0.6 %. Outliers
+make it worse, because their neighbours must take their steps; so larger blocks are worse, and shorter mantissas much
+worse:
 
 >>> from lowbit.quantization.bfp import bfp12, bfp16, cast, decode
 >>> def relative_error(x, format):
@@ -118,7 +119,7 @@ def segments(rows: int, block: int, group_size: int) -> Iterator[Segment]:
         start = stop
 
 
-# **The integers**, equation 1. They are what a kernel must have to the last bit, whatever it does afterwards.
+# **The integers**, equation 1. A kernel must compute them to the last bit, whatever it does afterwards.
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +185,7 @@ def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
 
 
 def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
-    """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
+    """The same for codes that are unpacked already, for callers that multiply by a matrix many times.
 
     Args:
         x: T rows of K elements.

@@ -145,7 +145,7 @@ def qgemv(x: Annotated[F32, Shape("matrix.rows")], matrix: QuantizedMatrix) -> F
 
 
 def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
-    """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
+    """The same for codes that are unpacked already, for callers that multiply by a matrix many times.
 
     Args:
         x: float32, K.

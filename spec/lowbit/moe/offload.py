@@ -395,7 +395,7 @@ operation(
         "buffers; one that is in a slot or a buffer, or finds no buffer, is not; one that its layer needs is promoted "
         "without a load, the others are dropped when the layer has run.",
         "C3": "A load that finds no free buffer takes that of the oldest guess that its layer does not need; if all "
-        "are needed, the oldest is promoted before its turn.",
+        "are needed, the oldest is promoted first.",
         "C4": "Where a request needs more experts than there are slots, they stream through and those that ran last "
         "remain.",
         "C5": "Under swap slots begin with the lowest experts, and an evict names the host place that its newcomer "

@@ -3,8 +3,8 @@ r"""Routing: a layer of many experts, of which each token runs a few.
 A *sparse* layer holds :math:`E` feed-forward networks, its *experts*, where a dense one holds a single one. A small
 linear layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and
 their answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
-:math:`k`: in Mixtral two of eight. It also means that which weights are needed is known only when the token is
-there, and that is the whole difficulty of the chapter `lowbit.moe.offload`.
+:math:`k`: in Mixtral two of eight. But the weights that a token needs are known only when the token
+arrives, and that is the whole difficulty of the chapter `lowbit.moe.offload`.
 
 **Gate.** For an input :math:`x` of the layer and the gate's matrix :math:`W_r` (hidden × E),
 
@@ -21,7 +21,7 @@ goes first, so the choice is a function of the scores and of nothing else.
     \text{softmax before it, renormalised:} \qquad & w_e = \frac{p_e}{\sum_{i \in \mathcal{T}} p_i}
 
 They are the same number, because the denominator of :math:`p` cancels; they differ in rounding, and where two unequal
-logits round to one probability they may differ in the choice.
+logits round to one probability, the choice may differ.
 
 **Experts** are SwiGLU networks, :math:`E_e(x) = (\mathrm{silu}(x W_{gate,e}) \otimes x W_{up,e})\,W_{down,e}` with
 :math:`\mathrm{silu}(a) = a/(1 + e^{-a})`.
@@ -190,9 +190,9 @@ def weights(
     return own / total
 
 
-# **Experts and the layer.** The formula of the layer goes token by token; a layer of weights that has to be brought
-# from afar goes expert by expert, and takes all tokens of an expert while it is there. Both add the same numbers in
-# the same order.
+# **Experts and the layer.** The formula of the layer goes token by token. A layer whose weights must be copied to the
+# device goes expert by expert, and computes all tokens of an expert while it is there. Both add the same numbers in the
+# same order.
 
 
 def silu(a: F64) -> F64:

@@ -1,8 +1,8 @@
 r"""Affine quantisation: real weights to small codes and back.
 
-A code alone is a number from 0 to :math:`2^b - 1`. What it *means* is given by two numbers that a run of weights
-shares, a *scale* and a *zero*: equally spaced points on a line, hence *affine*. Sharing them among fewer weights
-costs more bytes and loses less accuracy; that trade is the *group size*.
+A code alone is a number from 0 to :math:`2^b - 1`. What it *means* is given by two numbers, a *scale* and a
+*zero*, that a run of weights has in common: equally spaced points on a line, hence *affine*. Groups of fewer weights
+cost more bytes and lose less accuracy; that trade-off is the *group size*.
 
 **The paper.** With :math:`b` bits, a vector :math:`x` and :math:`z = \min(x)`,
 
@@ -239,7 +239,7 @@ def group_codes(group: F32, scale: Scales, zero: Array, bits: int, convention: C
     return np.clip(real, 0, 2**bits - 1).astype(np.uint8)
 
 
-# **Dequantise.** The other direction is one expression, and again float32 in the order written.
+# **Dequantise.** The other direction is one expression, in float32 and in the order written.
 
 
 @checked

@@ -1,10 +1,10 @@
 r"""Block Floating Point: integers that share one exponent.
 
-A float spends bits on an exponent of its own, although its neighbours are mostly of like size. Block Floating Point
+A float spends bits on an exponent of its own, although its neighbours are mostly of similar size. Block Floating Point
 (BFP) stores one exponent for a whole block and a small integer, the *mantissa*, for each element. A block takes
 little memory, and the dot product of two blocks is a sum of integer products and one addition of exponents, which
-is cheap in hardware. The price is paid by the small elements of a block with one large element: they are measured in
-steps that suit the large one, and may all round to zero. The chapter `ksort` is about that price.
+is cheap in hardware. The small elements of a block with one large element lose accuracy: their steps are
+those of the large element, and they may all round to zero. The chapter `ksort` is about that loss.
 
 **The format** has a block size :math:`n`, a mantissa precision :math:`p` and an exponent precision :math:`b`. The
 mantissas :math:`M_i` are integers of the range :math:`[-(2^{p-1}-1),\ 2^{p-1}-1]` (errata B8), the exponent

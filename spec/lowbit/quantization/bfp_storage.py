@@ -9,7 +9,7 @@ stream, least significant first, and bit :math:`j` of the stream is bit :math:`j
 does not fill its last byte, the bits left over are 0.
 
 **Exponents** are one byte for each block, :math:`e + 127`. That leaves no room for more than 8 bits of exponent: such
-blocks can be computed with and not stored.
+blocks can be used in a computation but not stored.
 
 A row of :math:`n` elements in :math:`P` blocks takes :math:`\lceil np/8 \rceil + P` bytes. With BFP12 and blocks of 32
 that is 4.25 bits an element, with BFP16 8.25.
@@ -18,7 +18,7 @@ that is 4.25 bits an element, with BFP16 8.25.
 stands for :math:`2^{\mathrm{byte} - 127}`, with 255 for NaN. Its integers are read as :math:`M \cdot 2^{-6}`, so a
 value is :math:`2^{\mathrm{byte} - 127 - 6} M`, and the standard's suggested conversion takes
 :math:`X = 2^{\lfloor \log_2 \max|x| \rfloor}`, rounds to nearest even and saturates. That is BFP16 with a block of 32,
-where the byte is that of :math:`e + 6`. The two part in three places only:
+where the byte is that of :math:`e + 6`. The two differ in three places only:
 
 - the integer −128, which MX can hold and BFP cannot;
 - the ends of the exponent: MX counts down to :math:`e + 6 = -127`, BFP to :math:`e = -127`, so blocks whose largest
@@ -145,7 +145,7 @@ def _check_bytes(exponents: Exponents | U8, least: int, most: int) -> None:
 
 @checked(also=_check_load)
 def load(stored: StoredBlocks) -> Blocks:
-    """Read blocks back; the inverse of `store`, and nothing that `store` cannot write is let in.
+    """Read blocks back: the inverse of `store`, which refuses what `store` cannot write.
 
     >>> from lowbit.quantization.bfp import bfp12
     >>> stored = StoredBlocks(np.array([[0b11110101, 0b0010]], np.uint8), np.array([[127]], np.uint8), 3, bfp12(32))

@@ -1,8 +1,8 @@
 r"""GPTQ: rounding one row of weights after another, so that later rows make up for earlier ones.
 
-Rounding every weight to the nearest code is the best one can do for the *weights*. For the *layer* it is not: what a
-layer does wrong is the sum over its inputs, and where two inputs rise and fall together, an error in the weight of one
-can be taken back by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the
+Rounding every weight to the nearest code is best for the *weights*. It is not best for the *layer*: the error of a
+layer is a sum over its inputs, and where two inputs rise and fall together, an error in the weight of one can be
+compensated by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the
 *calibration set*, and rounds the rows of :math:`W` one after another; before a row is rounded, it is moved by just
 what the errors of the rows before it ask for.
 
@@ -31,8 +31,8 @@ one inverts, takes the upper factor :math:`U` of :math:`H^{-1} = U^T U`, and aft
 here nothing is inverted.
 
 **Damping.** With too few calibration inputs :math:`H` has no such factor. A part :math:`\lambda` of the mean of its
-diagonal is therefore added to the diagonal, which also keeps it from believing the calibration set too well. An input
-that is always zero has a row and column of zeros; with damping it is simply rounded to the nearest.
+diagonal is therefore added to the diagonal, which also keeps the quantiser from trusting the calibration set too much.
+An input that is always zero has a row and column of zeros; with damping it is simply rounded to the nearest.
 
 **Order of the rows.** Any order will do, since permuting rows permutes :math:`H`. With *act-order* the inputs of
 largest :math:`H_{kk}`, which hurt most, come first, while all the later rows can still make up for them.
@@ -48,7 +48,7 @@ quantised again, groups of 64, 2048 tokens of calibration) it was smaller for al
 **Only on the calibration set.** The same weights on other text, 4096 tokens at 3 bits: of the 7 matrices of layer 15
 six were better than rounded to the nearest, by 1.1 to 2.4 times, but the one with the most inputs (1536) was worse by
 half. After 16384 tokens of calibration it was worse by 3 %, the others better by 1.3 to 2.6 times. A Hessian from few
-tokens is believed too well, and it shows in the whole model: calibrated on 4096 tokens of one text, its perplexity on
+tokens is trusted too much, and it shows in the whole model: calibrated on 4096 tokens of one text, its perplexity on
 2048 of another rose from 38 to 243, where rounding to the nearest made it 134. `bench/experiments/gptq.py` measures
 all of this again.
 
@@ -67,7 +67,7 @@ from lowbit.arrays import F32, F64
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.signature import FINITE, In, Shape, checked, unchecked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.act_order import OrderedMatrix
+from lowbit.quantization.act_order import ActOrderMatrix
 from lowbit.quantization.affine import (
     Convention,
     QuantizedMatrix,
@@ -243,7 +243,7 @@ def quantize(
     act_order: bool = False,
     damping: Annotated[float, In(0)] = DAMPING,
     scale_dtype: ScaleDtype = "float32",
-) -> OrderedMatrix:
+) -> ActOrderMatrix:
     """Round the rows of W one after another, each to its target.
 
     Two inputs that rise and fall together: the second row makes up for what rounding does to the first.
@@ -290,7 +290,7 @@ def quantize(
     matrix = QuantizedMatrix(
         pack(codes, bits), np.stack(scales), np.stack(zeros), bits, len(codes), group_size, convention
     )
-    return OrderedMatrix(matrix, order)
+    return ActOrderMatrix(matrix, order)
 
 
 def _grid(

@@ -24,7 +24,7 @@ bits  codes a unit   words a unit   remark
 ===== ============== ============== =======================================
 
 A *unit* is the shortest run of codes that fills whole words. A column holds whole units only: a number of rows that
-is not a multiple is refused rather than padded, because padding is a choice that belongs to whoever owns the matrix.
+is not a multiple is refused rather than padded, because the owner of the matrix decides about padding.
 
 Source: QIGen §3 (data format); errata Q4 (the shape of the word matrix) and Q10 (the 3-bit stream).
 """
