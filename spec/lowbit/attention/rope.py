@@ -278,8 +278,8 @@ operation(
     source="K-sort §II.D equation 4; errata B5, B8",
     parameters=lambda x, turn: {"head_dim": x.shape[2]},
     clauses={
-        "C1": "Rotations of integers by multiples of 90° are exact: a channel becomes itself, its partner, or the negative "
-        "of either.",
+        "C1": "Rotations of integers by multiples of 90° are exact: a channel becomes itself, its partner, or the "
+        "negative of either.",
         "C2": "Each element differs from the exact one by at most the bound of two terms.",
         "C3": "Any pairing of channels works: interleaved, half-split, and both in another order.",
     },

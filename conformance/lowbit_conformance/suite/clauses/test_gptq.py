@@ -155,15 +155,24 @@ def wide_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
         yield replace(case, variant=f"wide-{case.variant}".rstrip("-"), dtype="float64")
 
 
-@checks("gptq.factor/C1", wide_lattice)
-def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
-    """Elements of M of 18 bits, if the accumulator holds their products: what is computed more narrowly shows."""
+def wide_factor(backend: Remote, case: LayerCase) -> F64:
+    """M with elements of 18 bits where the accumulator holds their products; made anew for the judge."""
     factor = exact_factor(case)
     if arithmetic(backend, case).accumulator == "float64":
         wide = np.triu(case.generator().integers(-(2**18), 2**18, factor.shape), 1)
         factor = (wide + np.diag(factor.diagonal())).astype(np.float32)
-    hessian = np.ascontiguousarray(factor.astype(np.float64) @ factor.T.astype(np.float64))
-    assert_equal_values(run(backend, case, hessian), factor.astype(np.float64))
+    return factor.astype(np.float64)
+
+
+def own_product(factor: F64) -> F64:
+    return np.ascontiguousarray(factor @ factor.T)
+
+
+@checks("gptq.factor/C1", wide_lattice)
+def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
+    """Elements of M of 18 bits, if the accumulator holds their products: what is computed more narrowly shows."""
+    given = run(backend, case, own_product(wide_factor(backend, case)))
+    assert_equal_values(given, wide_factor(backend, case))
 
 
 def both_dtypes(clause: str, settings: Settings) -> Iterator[LayerCase]:
