@@ -150,7 +150,7 @@ class CppyyBackend(DecodeOperations, Backend):
         form = {"block": (SEGMENT,), "mantissa": (8,), "exponent": (8,)}
         operations["linear.qgemm_bfp"] = Declaration(form, integer)
         operations |= DecodeOperations.declared
-        return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.0/qgemv-4",))
+        return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.1/qgemv-4",))
 
     def _details(self) -> dict[str, str]:
         """Details for reports; none if the backend is unavailable."""

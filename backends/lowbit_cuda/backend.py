@@ -61,7 +61,7 @@ class PortBackend(Backend):
         """Open a device with a budget of device memory; None for all that is free."""
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(DECLARED, profiles=("lowbit-1.0/qgemv-4", "lowbit-1.0/moe-offload"))
+        return Capabilities(DECLARED, profiles=("lowbit-1.1/qgemv-4", "lowbit-1.1/moe-offload"))
 
     def decoder(self, weights: LayeredWeights, settings: DeviceSettings, progress: Progress | None = None) -> Decoder:
         """A decoder on its own device, which is closed with the decoder."""

@@ -80,7 +80,7 @@ class NumpyBackend(
             operations,
             concurrent=True,
             details={"numpy": version("numpy")},
-            profiles=("lowbit-1.0/packing", "lowbit-1.0/qgemv-4", "lowbit-1.0/kv-cache", "lowbit-1.0/moe-offload"),
+            profiles=("lowbit-1.1/packing", "lowbit-1.1/qgemv-4", "lowbit-1.1/kv-cache", "lowbit-1.1/moe-offload"),
         )
 
     def _packing_pack(self, codes: Codes, bits: int) -> Words:

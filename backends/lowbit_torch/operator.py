@@ -39,7 +39,6 @@ from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix, dequantize
-from lowbit.quantization.bfp import format_parameters
 from lowbit.quantization.packing import BITS, WORD_BITS
 
 try:
@@ -137,7 +136,7 @@ class Engine:
         Raises:
             NotDeclaredError: one of the operations is not declared for these parameters.
         """
-        everything = {**parameters, **format_parameters(ACTIVATIONS)} if contract == "integer" else parameters
+        everything = {**parameters, **ACTIVATIONS.parameters} if contract == "integer" else parameters
         for operation in CONTRACTS[contract]:
             declaration = self.declared.get(operation)
             missing = declaration.lacks(everything) if declaration else ""

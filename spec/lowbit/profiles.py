@@ -1,18 +1,19 @@
 r"""Profiles: what a kernel can be certified for, by name.
 
 A report says of every clause whether it was kept. Who chooses a kernel wants one line: *certified for
-lowbit-1.0/qgemv-4*. A *profile* is that line's meaning: a named set of clauses, and the parameters for which they must
+lowbit-1.1/qgemv-4*. A *profile* is that line's meaning: a named set of clauses, and the parameters for which they must
 be kept. A backend claims profiles in its `Capabilities`; the conformance suite certifies them or says what is missing.
 Claiming is free, and a claim that the suite cannot certify is a failure, like a declaration that is not kept.
 
 **All of it, or not certified.** Each case of each clause, for each of the profile's parameters, must have run and
-passed, and so must the seven habits of the operations concerned (`lowbit.contract.operation.HABITS`). A case that
+passed, and so must the eight habits of the operations concerned (`lowbit.contract.operation.HABITS`). A case that
 failed, one that the backend does not declare, and one that was not run all count alike.
 
 **Frozen.** The content of a profile never changes under its name: not the clauses, not a sentence of them, not the
 parameters. A kernel certified last year has kept the same promises as one certified today. What is to be changed gets
-a new name, ``lowbit-1.1/…``, beside the old one. The suite may learn to test the same promises better; that
-is why a certificate also names the version of the suite.
+a new name, and the old one is answered with it (`SUCCESSORS`). The suite may learn to test the same promises better;
+that is why a certificate also names the version of the suite. From 1.0 to 1.1 the refusal of wrong arguments became
+habit H8 of every operation, which had been a clause of most.
 
 **The parameters** are those that weights and caches in use have; a kernel that handles more loses nothing.
 
@@ -39,8 +40,6 @@ is why a certificate also names the version of the suite.
 ``moe-offload``
     The trace of a whole run and the same request by request. Any arrangement, with both kinds of memory: whether the
     host has room for a second copy of the experts is for the machine to say, and the engine must work on either.
-
-Source: lowbit's own.
 """
 
 import hashlib
@@ -51,6 +50,7 @@ from types import MappingProxyType
 
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import HABITS, Parameters, sentence
+from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 
 
@@ -59,7 +59,7 @@ class Profile:
     """A named and frozen set of promises.
 
     Attributes:
-        id: version and name, ``lowbit-1.0/packing``.
+        id: version and name, ``lowbit-1.1/packing``.
         title: a few words for a table.
         clauses: the clauses that must be kept, by id.
         parameters: for each parameter that is not asked for in full, the values that are; it limits every operation
@@ -75,16 +75,16 @@ class Profile:
     def operations(self) -> tuple[str, ...]:
         """The operations concerned, in the order of their clauses.
 
-        >>> profile("lowbit-1.0/packing").operations
+        >>> profile("lowbit-1.1/packing").operations
         ('packing.pack', 'packing.unpack')
         """
         return tuple(dict.fromkeys(clause.rpartition("/")[0] for clause in self.clauses))
 
     @property
     def habits(self) -> tuple[str, ...]:
-        """The habits that must be kept, by id: seven for each operation.
+        """The habits that must be kept, by id: eight for each operation.
 
-        >>> profile("lowbit-1.0/packing").habits[:2]
+        >>> profile("lowbit-1.1/packing").habits[:2]
         ('packing.pack/H1', 'packing.pack/H2')
         """
         return tuple(f"{operation}/{habit}" for operation in self.operations for habit in HABITS)
@@ -92,9 +92,9 @@ class Profile:
     def selects(self, clause: str, parameters: Parameters) -> bool:
         """Whether a call with these parameters, made to check this clause or habit, belongs to the profile.
 
-        >>> profile("lowbit-1.0/qgemv-4").selects("linear.qgemv/C1", {"bits": 4, "group_size": 64})
+        >>> profile("lowbit-1.1/qgemv-4").selects("linear.qgemv/C1", {"bits": 4, "group_size": 64})
         True
-        >>> profile("lowbit-1.0/qgemv-4").selects("linear.qgemv/C1", {"bits": 4, "group_size": 3})
+        >>> profile("lowbit-1.1/qgemv-4").selects("linear.qgemv/C1", {"bits": 4, "group_size": 3})
         False
         """
         if clause not in self.clauses and clause not in self.habits:
@@ -113,13 +113,15 @@ def profile(id: str) -> Profile:
     """The profile of this name.
 
     Raises:
-        ArgumentError: there is none.
+        ArgumentError: there is none, or another has taken its place.
     """
+    if id in SUCCESSORS:
+        raise ArgumentError("profile", f"{id}, which this version does not certify", f"its successor {SUCCESSORS[id]}")
     check_choice("profile", id, list(PROFILES))
     return PROFILES[id]
 
 
-# **The profiles of lowbit 1.0.** Clauses are listed one by one: one that a chapter adds later is not part of them.
+# **The profiles of lowbit 1.1.** Clauses are listed one by one: one that a chapter adds later is not part of them.
 
 
 def clauses(operation: str, *numbers: int) -> tuple[str, ...]:
@@ -147,26 +149,26 @@ BLOCKS, MANTISSAS, EXPONENTS = (32, 64, 128), (4, 8), (8,)
 PROFILES = _by_id(
     (
         Profile(
-            "lowbit-1.0/packing",
+            "lowbit-1.1/packing",
             "Codes of 2, 3, 4 and 8 bits in words",
-            clauses("packing.pack", 1, 2, 3) + clauses("packing.unpack", 1, 2, 3),
+            clauses("packing.pack", 1, 2) + clauses("packing.unpack", 1, 2),
             {},
         ),
         Profile(
-            "lowbit-1.0/qgemv-4",
+            "lowbit-1.1/qgemv-4",
             "Vector times 4-bit matrix as published",
-            clauses("linear.qgemv", 1, 2, 3, 4, 5, 6),
+            clauses("linear.qgemv", 1, 2, 3, 4, 5),
             {"bits": (4,), "group_size": (32, 64, 128), "scale_dtype": ("float16",)},
         ),
         Profile(
-            "lowbit-1.0/bfp",
+            "lowbit-1.1/bfp",
             "Block Floating Point: cast, integer dot product, storage",
-            clauses("bfp.cast", 1, 2, 3, 4, 5, 6)
+            clauses("bfp.cast", 1, 2, 3, 4, 5)
             + clauses("bfp.decode", 1, 2)
-            + clauses("bfp.dot", 1, 2, 3, 4)
+            + clauses("bfp.dot", 1, 2, 3)
             + clauses("bfp.total", 1, 2)
             + clauses("bfp.store", 1, 2)
-            + clauses("bfp.load", 1, 2),
+            + clauses("bfp.load", 1),
             {
                 "block": BLOCKS,
                 "mantissa": MANTISSAS,
@@ -176,7 +178,7 @@ PROFILES = _by_id(
             },
         ),
         Profile(
-            "lowbit-1.0/kv-cache",
+            "lowbit-1.1/kv-cache",
             "Keys and values in Block Floating Point, token by token",
             clauses("kvcache.bfp", 1, 2, 3, 4, 5),
             {
@@ -186,11 +188,16 @@ PROFILES = _by_id(
             },
         ),
         Profile(
-            "lowbit-1.0/moe-offload",
+            "lowbit-1.1/moe-offload",
             "Which expert lies where, event by event",
-            clauses("offload.trace", 1, 2, 3, 4, 5, 6, 7) + clauses("offload.engine", 1, 2, 3, 4, 5),
+            clauses("offload.trace", 1, 2, 3, 4, 5, 6) + clauses("offload.engine", 1, 2, 3, 4, 5),
             {},
         ),
     )
 )
 """The profiles by their names."""
+
+SUCCESSORS: Mapping[str, str] = MappingProxyType(
+    {f"lowbit-1.0/{name}": f"lowbit-1.1/{name}" for name in ("packing", "qgemv-4", "bfp", "kv-cache", "moe-offload")}
+)
+"""Profiles of earlier versions, by name, and those that took their place."""

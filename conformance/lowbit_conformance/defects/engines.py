@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from lowbit.attention.kvcache import BfpKeyValueCache
-from lowbit.moe import offload
 from lowbit.moe.offload import Arrangement, Offload, Request, Resident, Staged, Trace
+from lowbit.operations import OPERATIONS
 from lowbit.quantization.bfp import Format
 from lowbit_conformance.defects.defect import COMMON, MOVES, Defect, arithmetical, of
 
@@ -198,7 +198,7 @@ def clocked(bits: int, ticks: Callable[[Request], int]) -> type[Offload]:
 
 def traced(machine: type[Offload]) -> Callable[..., Trace]:
     def trace(arrangement: Arrangement, requests: Any) -> Trace:
-        offload.check_trace(arrangement, requests)
+        OPERATIONS["offload.trace"].check(arrangement, requests)
         engine = machine(arrangement)
         return tuple(event for request in requests for event in engine.step(request))
 

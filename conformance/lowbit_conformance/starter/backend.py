@@ -36,7 +36,7 @@ class MyBackend(Backend):
     # 1. Declare more of this operation: {"bits": (2, 4, 8)}; without a limit, Declaration(), it is all of it.
     # 2. Declare another. The hook of `packing.pack` is _packing_pack(self, codes, bits): an operation's hook has its
     #    name and the arguments of its reference function.
-    # 3. Claim a profile: Capabilities({...}, profiles=("lowbit-1.0/packing",)); `lowbit profiles` lists them.
+    # 3. Claim a profile: Capabilities({...}, profiles=("lowbit-1.1/packing",)); `lowbit profiles` lists them.
     # 4. Multiply. Declare "linear.qgemv" with your arithmetic, Declaration({"bits": (4,)}, Arithmetic("dequantised"))
     #    from lowbit.contract.rounding, and answer with a lowbit.backend.PreparedLinear from _prepare(self, matrix).
     #

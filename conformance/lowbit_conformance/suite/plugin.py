@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from lowbit.backend import Declaration
-from lowbit.contract.operation import HABITS
+from lowbit.contract.operation import HABITS, RETIRED
 from lowbit.errors import LowbitError
 from lowbit.operations import OPERATIONS
-from lowbit.profiles import PROFILES
+from lowbit.profiles import PROFILES, SUCCESSORS
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.isolation.calls import Call
 from lowbit_conformance.isolation.events import EventPipe
@@ -88,9 +88,15 @@ class Run:
         self.loaded = True
         clauses = [clause for specified in OPERATIONS.values() for clause in specified.clauses]
         clauses += [f"{name}/{habit}" for name in OPERATIONS for habit in HABITS]
+        option.op = [RETIRED.get(name, name) for name in option.op]
         _check_known("--op", option.op, [*OPERATIONS, *clauses])
+        for name in option.profile:
+            if name in SUCCESSORS:
+                reason = f"which this version does not certify; allowed: its successor {SUCCESSORS[name]}"
+                raise pytest.UsageError(f"--profile is {name}, {reason}")
         _check_known("--profile", option.profile, list(PROFILES))
         self.case_id: str | None = option.case
+        self.successor = "" if option.case is None else RETIRED.get("/".join(option.case.split("/")[:2]), "")
         self.calls: list[Call] = []
         self.explainer = Explainer()
         self.quick: bool = option.quick and not option.case
@@ -149,7 +155,7 @@ class Run:
 
     def _wanted(self, case: Case) -> bool:
         if self.case_id is not None:
-            return case.id == self.case_id
+            return case.clause == self.successor if self.successor else case.id == self.case_id
         if case.operation == LOADING:
             return True
         if self.profiles and not any(selects(profile, case) for profile in self.profiles):

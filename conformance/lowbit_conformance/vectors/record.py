@@ -19,15 +19,19 @@ from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.isolation.calls import Call, Variant
-from lowbit_conformance.suite.cases import CONCURRENT, Case
+from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
 from lowbit_conformance.suite.clauses import load_suite
+from lowbit_conformance.suite.clauses.test_habits import HabitCase
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
+from lowbit_conformance.suite.mistakes import made, mistakes
 from lowbit_conformance.vectors.judging import STATED, right_answer
 
 MOST_BYTES = 1 << 14
 """Of the arrays of one call, arguments and result each; larger calls are left out, so that files stay small."""
 MOST_TEXT = 1 << 16
 """Characters of one vector in its file."""
+RIGHT_CALLS = 20
+"""Of those that a mistake is tried in."""
 TOO_LARGE = f"arrays of more than {MOST_BYTES} bytes, or more than {MOST_TEXT} characters"
 
 
@@ -72,7 +76,29 @@ def record(operation: str, settings: Settings) -> Vectors:
                 else:
                     seen.add(said)
                     recorded.vectors.append(vector)
+    recorded.vectors += refusals(operation, recorded)
     return recorded
+
+
+def refusals(operation: str, recorded: Vectors) -> list[dict[str, Tree]]:
+    """The cases of H8 that a file can say: each mistake of the declaration, made in the first call that it fits."""
+    specified, found = OPERATIONS[operation], []
+    right = [vector for vector in recorded.vectors if "must-refuse" not in vector["flags"]]
+    for name, mistake in mistakes(specified.signature).items():
+        case = HabitCase(f"{operation}/H8", HABIT, name)
+        flags: list[Tree] = [*sorted(_flags(case) | {"must-refuse"})]
+        about: dict[str, Tree] = {"id": case.id, "clause": case.clause, "tier": case.tier, "flags": flags}
+        for vector in right[:RIGHT_CALLS]:
+            given = {argument: from_json(tree) for argument, tree in vector["arguments"].items()}
+            wrong = made(specified.signature, mistake, (), given)
+            if wrong and array_bytes(*wrong[1].values()) <= MOST_BYTES:
+                if written := written_refusal(specified.check, (), wrong[1]):
+                    notes = f"The argument {mistake.argument} is wrong, and all others are right."
+                    found.append({**about, "notes": notes, "arguments": written})
+                else:
+                    recorded.left_out["refused for what a file cannot say, such as the order of memory"] += 1
+                break
+    return found
 
 
 def marks_of(operation: str) -> list[Mark]:

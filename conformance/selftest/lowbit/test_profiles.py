@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from lowbit.cli import app
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
-from lowbit.profiles import PROFILES, Profile, profile
+from lowbit.profiles import PROFILES, SUCCESSORS, Profile, profile
 from lowbit_conformance.suite.cases import CONCURRENT, Case, MatrixCase
 from lowbit_conformance.suite.certify import LEAST_SEEDS, certify
 from lowbit_conformance.suite.clauses import module_names
@@ -18,15 +18,15 @@ from lowbit_conformance.suite.marking import Settings
 from lowbit_conformance.suite.tally import Verdict
 
 DIGESTS = {
-    "lowbit-1.0/packing": "44dc307f94763f1ce3525ae6a4d717fe82f268c9a9e64f0fa673afae394c7773",
-    "lowbit-1.0/qgemv-4": "d44a061a5be2ba8d439fdd105c5bb48bedea645752ff2000df57d0b4078a2eb5",
-    "lowbit-1.0/bfp": "d566e1820c7399bfdd447ae84cd84bc33472f2b54925fc363463c143a130ad98",
-    "lowbit-1.0/kv-cache": "1763a3202c17fbd77927df3ca0b1b96877ac1e644bf40e7bcb3ae11643407ced",
-    "lowbit-1.0/moe-offload": "46bc7cc0268996bc2a73feb00cbdacbc4016eee31faf0d1b9f5dbae513ccbedf",
+    "lowbit-1.1/packing": "e649f25ee92f9b80b2f0517d456b28a0021e249c08353ec8f2b18d19bb900882",
+    "lowbit-1.1/qgemv-4": "69fae9f07b3e691001ab47c17297feec3b0e45193d5f38e1592f504e3f4d110b",
+    "lowbit-1.1/bfp": "d2b0f63876656eb2cf690a2c06e50e8d2f1f02f1bfc5ff96fd70b47b1888f34e",
+    "lowbit-1.1/kv-cache": "7e13de540828e3b4e8e305cf84f5a374735e5449884158dd0363d4a8a2261db7",
+    "lowbit-1.1/moe-offload": "7e99e5fbbe9c97a3dd87a3c737c03c0e20987871be84aabe850a43960ca0db37",
 }
 """Only a new profile adds a line here. A line that would have to change means that a promise did: name it anew."""
 
-PACKING = PROFILES["lowbit-1.0/packing"]
+PACKING = PROFILES["lowbit-1.1/packing"]
 
 
 def all_cases() -> list[Case]:
@@ -69,7 +69,7 @@ def test_no_profile_is_hollow(one: Profile, cases: list[Case]) -> None:
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_qgemv_4_tries_each_clause_in_each_group_size(cases: list[Case], group_size: int, convention: str) -> None:
     """What published weights have: no group size and no convention is certified for clauses it was not tried on."""
-    one = PROFILES["lowbit-1.0/qgemv-4"]
+    one = PROFILES["lowbit-1.1/qgemv-4"]
     wanted = {"group_size": group_size, "convention": convention}
     tried = {
         case.clause
@@ -81,7 +81,7 @@ def test_qgemv_4_tries_each_clause_in_each_group_size(cases: list[Case], group_s
 
 def own_habits(one: Profile) -> list[str]:
     """The habits that have cases of their own; a stateful operation says in its clauses what repetition means."""
-    own = [f"{operation}/H6" for operation in one.operations]
+    own = [f"{operation}/{habit}" for operation in one.operations for habit in ("H6", "H8")]
     return own + [f"{operation}/H4" for operation in one.operations if not OPERATIONS[operation].stateful]
 
 
@@ -102,7 +102,7 @@ def test_a_certificate_needs_all_of_it() -> None:
     verdicts = [*passed(cases).values(), Verdict(other.id, "failed", "WRONG: somewhere else")]
     certificate = certify(PACKING, [*cases, other], verdicts, LEAST_SEEDS)
     assert (certificate.certified, certificate.missing, certificate.cases) == (True, (), len(cases))
-    assert str(certificate) == f"lowbit-1.0/packing: certified, {len(cases)} cases"
+    assert str(certificate) == f"lowbit-1.1/packing: certified, {len(cases)} cases"
 
 
 def test_threads_are_not_asked_of_everyone() -> None:
@@ -149,13 +149,21 @@ def test_profiles_are_listed() -> None:
     """`lowbit profiles --json` has every profile with its promises in full; the table names each."""
     listed = json.loads(CliRunner().invoke(app, ["profiles", "--json"]).stdout)
     assert {id: each["digest"] for id, each in listed.items()} == DIGESTS
-    assert listed["lowbit-1.0/qgemv-4"]["parameters"]["bits"] == [4]
-    assert set(listed["lowbit-1.0/packing"]["clauses"]) == set(PACKING.clauses)
+    assert listed["lowbit-1.1/qgemv-4"]["parameters"]["bits"] == [4]
+    assert set(listed["lowbit-1.1/packing"]["clauses"]) == set(PACKING.clauses)
     table = CliRunner().invoke(app, ["profiles"], env={"COLUMNS": "200"}).stdout
     assert all(id in table for id in PROFILES)
 
 
 def test_an_unknown_profile_is_refused() -> None:
     """The message lists those that there are."""
-    with pytest.raises(ArgumentError, match=r"profile is 'lowbit-1.0/all'; allowed: lowbit-1.0/packing, "):
-        profile("lowbit-1.0/all")
+    with pytest.raises(ArgumentError, match=r"profile is 'lowbit-1.1/all'; allowed: lowbit-1.1/packing, "):
+        profile("lowbit-1.1/all")
+
+
+def test_a_profile_of_before_is_answered_with_its_successor() -> None:
+    """Each name that was published once leads to a profile of today."""
+    for old, new in SUCCESSORS.items():
+        assert old not in PROFILES and new in PROFILES
+        with pytest.raises(ArgumentError, match=f"{old}, which this version does not certify; allowed: .* {new}"):
+            profile(old)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from lowbit.cli import app
 
-PACKING = "lowbit-1.0/packing"
+PACKING = "lowbit-1.1/packing"
 
 MODULE = """
 import numpy as np
@@ -89,6 +89,6 @@ def test_a_profile_is_certified_for_who_does_not_claim_it(here: Path) -> None:
 
 def test_unknown_profiles_are_refused(here: Path) -> None:
     """On the command line with status 2; a claim is a part of the declaration, which is refused."""
-    assert run("numpy", "--profile", "lowbit-1.0/all")[0] == 2
+    assert run("numpy", "--profile", "lowbit-1.1/all")[0] == 2
     status, report = run(write(here, "Vain", profile="lowbit-9.9/all"))
     assert (status, [each["verdict"] for each in report["failures"]]) == (1, ["DECLARATION_REFUSED"])

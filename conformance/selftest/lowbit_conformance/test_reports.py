@@ -358,7 +358,7 @@ def test_what_is_not_declared_is_one_line() -> None:
     undeclared = [Verdict(f"{name}/C1/lattice/x-s0", "not declared", name) for name in ("gptq.factor", "hqq.step")]
     missing = tuple(f"packing.pack/C{n}: 2 of 9 cases are not declared (bits 3)" for n in (1, 2, 3))
     report = sample([*VERDICTS_OF_A_RUN, *undeclared])
-    report.tally.certificates = [Certificate("lowbit-1.0/packing", False, missing, 27)]
+    report.tally.certificates = [Certificate("lowbit-1.1/packing", False, missing, 27)]
     text = terminal(report)
     (line,) = [line for line in " ".join(text.split()).split("✗") if "not declared, and so not tested" in line]
     assert text.count("gptq.factor") == text.count("hqq.step") == 1

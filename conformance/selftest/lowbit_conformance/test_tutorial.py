@@ -174,4 +174,4 @@ def test_the_page_is_the_path_of_new_backend() -> None:
     """The page uses the command that it is about, and the profile that it ends with."""
     commands = "\n".join(sh_blocks())
     assert "lowbit new-backend nibbles" in commands
-    assert "--profile lowbit-1.0/qgemv-4" in commands
+    assert "--profile lowbit-1.1/qgemv-4" in commands

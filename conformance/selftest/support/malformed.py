@@ -143,7 +143,7 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "concurrent-a-number": (lambda: Capabilities({}, concurrent=4), "concurrent in capabilities() is 4"),  # type: ignore[arg-type]  # wrong on purpose
     "details-a-text": (lambda: Capabilities({}, details="fast"), "details in capabilities() is 'fast'"),  # type: ignore[arg-type]  # wrong on purpose
-    "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.0/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]  # wrong on purpose
+    "profile-a-text": (lambda: Capabilities({}, profiles="lowbit-1.1/packing"), "allowed: a tuple of names"),  # type: ignore[arg-type]  # wrong on purpose
     "operations-without-end": (
         lambda: Capabilities(Endless(("packing.pack", Declaration()))),
         "the number of values of operations in capabilities() is more than 1000; allowed: at most 1000",
@@ -180,8 +180,8 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "concurrent-lies": (lambda: Capabilities({}, concurrent=Liar(bool)), "concurrent in capabilities() is an object"),  # type: ignore[arg-type]  # wrong on purpose
     "ends": (lambda: sys.exit(0), "result of capabilities() is a SystemExit: 0; allowed: no exception"),
     "profile-misspelt": (
-        lambda: Capabilities({}, profiles=("lowbit-1.0/pakcing",)),
-        "a profile in capabilities() is 'lowbit-1.0/pakcing'; allowed: lowbit-1.0/packing, which is the nearest name",
+        lambda: Capabilities({}, profiles=("lowbit-1.1/pakcing",)),
+        "a profile in capabilities() is 'lowbit-1.1/pakcing'; allowed: lowbit-1.1/packing, which is the nearest name",
     ),
 }
 """By name, what `capabilities` does, and words of the sentence that answers it."""

@@ -1,7 +1,7 @@
 r"""Grouped-query attention, with a key-value cache in full precision.
 
 Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and
-the comparison decides how much of each one's *value* it takes over. Keys and values of past tokens never change, so
+the comparison decides how much of each one's *value* it takes. Keys and values of past tokens never change, so
 they are kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention
 makes it smaller: several query heads share one key head and one value head.
 
@@ -29,13 +29,14 @@ Everything here is float64. The weights around it are approximations already; at
 Source: GQA §2.2 and figure 2; errata G1, G4.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_array, check_finite, check_integer, check_reals
+from lowbit.contract.checks import check_integer, check_reals
 from lowbit.contract.operation import BOUNDED, operation
+from lowbit.contract.signature import FINITE, In, Shape, View, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import softmax
 
@@ -43,14 +44,23 @@ MOST_CHANNELS = 2**20
 """Of the keys of one token in one layer, over all heads; large models have some ten thousand."""
 
 
+def _check_heads(queries: F32 | F64, keys: F32 | F64, *others: object) -> None:
+    (tokens, heads, _), (kv_heads, length, _) = queries.shape, keys.shape
+    if heads % kv_heads != 0:
+        raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
+    if tokens > length:
+        raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
+
+
+@checked(also=_check_heads)
 def attend(
-    queries: F64,
-    keys: F64,
-    values: F64,
-    window: int | None = None,
+    queries: Annotated[F64, View("T", "H", "d_h")],
+    keys: Annotated[F64, View("G", "S", "d_h")],
+    values: Annotated[F64, View("G", "S", "d_h")],
+    window: Annotated[int, In(1)] | None = None,
     *,
     scale: float | None = None,
-    bias: F64 | None = None,
+    bias: Annotated[F64, View("H", "T", "S")] | None = None,
 ) -> F64:
     r"""Grouped-query attention of the last T of S tokens over all S.
 
@@ -79,22 +89,16 @@ def attend(
 
     Source: GQA §2.2; errata G1, G4.
     """
-    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
-        check_reals(name, array, 3)
+    return _attended(queries, keys, values, window, scale, bias)
+
+
+def _attended(
+    queries: F64, keys: F64, values: F64, window: int | None, scale: float | None = None, bias: F64 | None = None
+) -> F64:
+    """`attend`, of arguments that have been checked."""
     tokens, heads, head_dim = queries.shape
     kv_heads, length, _ = keys.shape
-    if heads % kv_heads != 0:
-        raise ArgumentError("query heads", heads, f"a multiple of the {kv_heads} key-value heads")
-    if keys.shape != values.shape or keys.shape[2] != head_dim:
-        raise ArgumentError("shapes of keys and values", (keys.shape, values.shape), f"G x S x {head_dim}, both")
-    if tokens > length:
-        raise ArgumentError("query tokens", tokens, f"at most the {length} tokens of the keys")
-    if bias is not None:
-        check_reals("bias", bias, 3)
-        if bias.shape != (heads, tokens, length):
-            raise ArgumentError("shape of bias", bias.shape, f"{heads} x {tokens} x {length}")
     if window is not None:
-        check_integer("window", window, least=1)
         first = max(0, length - tokens - window + 1)  # the first token that any of the queries sees
         keys, values, length = keys[:, first:], values[:, first:], length - first
         bias = None if bias is None else bias[:, :, first:]
@@ -205,76 +209,59 @@ def _grown(array: F64, capacity: int) -> F64:
 # is measured against. The bounds are derived in the chapter `lowbit.attention.bounds`.
 
 
-def check_softmax(scores: F32) -> None:
-    """The checks of `attention.softmax`: every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
-    check_array("scores", scores, np.float32, (None, None))
+def _check_rows(scores: F32) -> None:
+    """Every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
     if np.isnan(scores).any() or np.isposinf(scores).any():
         raise ArgumentError("scores", "NaN or +∞ somewhere", "finite numbers and −∞")
     if np.isneginf(scores).all(axis=-1).any():
         raise ArgumentError("scores", "−∞ all through a row", "at least one finite number a row")
 
 
-def check_attend(queries: F32, keys: F32, values: F32, window: int | None = None) -> None:
-    """The checks of `attention.attend` on float32 inputs."""
-    check_array("queries", queries, np.float32, (None, None, None))
-    tokens, heads, head_dim = queries.shape
-    check_array("keys", keys, np.float32, (None, None, head_dim))
-    check_array("values", values, np.float32, keys.shape)
-    for name, array in (("queries", queries), ("keys", keys), ("values", values)):
-        check_finite(name, array)
-    if heads % keys.shape[0]:
-        raise ArgumentError("query heads", heads, f"a multiple of the {keys.shape[0]} key-value heads")
-    if tokens > keys.shape[1]:
-        raise ArgumentError("query tokens", tokens, f"at most the {keys.shape[1]} tokens of the keys")
-    if window is not None:
-        check_integer("window", window, least=1)
-
-
-def softmax_of(scores: F32) -> F64:
+@checked(also=_check_rows)
+def softmax_of(scores: Annotated[F32, Shape("R", "S")]) -> F64:
     """`softmax` of float32 scores, R × S, in float64: the reference of `attention.softmax`.
 
     Raises:
         ArgumentError: wrong dtype, shape or layout; NaN, +∞, or a row of nothing but −∞.
     """
-    check_softmax(scores)
     return softmax(scores.astype(np.float64))
 
 
-def attend_to(queries: F32, keys: F32, values: F32, window: int | None = None) -> F64:
+@checked(also=_check_heads)
+def attend_to(
+    queries: Annotated[F32, Shape("T", "H", "d_h"), FINITE],
+    keys: Annotated[F32, Shape("G", "S", "d_h"), FINITE],
+    values: Annotated[F32, Shape("G", "S", "d_h"), FINITE],
+    window: Annotated[int, In(1)] | None = None,
+) -> F64:
     """`attend` for float32 inputs, in float64: the reference of `attention.attend`.
 
     Raises:
         ArgumentError: wrong dtypes, shapes or layouts; numbers that are not finite; a window below 1.
     """
-    check_attend(queries, keys, values, window)
-    return attend(queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64), window)
+    return _attended(queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64), window)
 
 
-SOFTMAX = operation(
+operation(
     "attention.softmax",
     "Exponentials that sum to 1",
+    softmax_of,
     promise=BOUNDED,
     source="GQA §2.2",
-    reference=softmax_of,
-    check=check_softmax,
-    parameters=lambda scores: {},
     clauses={
-        "C1": "Where all but one score of a row are −∞, or lie 200 and more below it, its share is exactly 1 and "
-        "theirs exactly 0.",
-        "C2": "Each share differs from the exact one by at most the derived bound, however large the scores are.",
-        "C3": "Equal scores have equal shares, to the bit; a row depends on no other row.",
-        "C4": "NaN, +∞, a row of nothing but −∞, and wrong dtypes, shapes or layouts are refused with an "
-        "ArgumentError.",
+        "C1": "Where all but one score of a row are −∞, or lie 200 and more below it, its probability is "
+        "exactly 1 and theirs are exactly 0.",
+        "C2": "Each probability differs from the exact one by at most the derived bound, however large the scores are.",
+        "C3": "Equal scores have equal probabilities, to the bit; a row depends on no other row.",
     },
 )
 
-ATTEND = operation(
+operation(
     "attention.attend",
     "Grouped-query attention",
+    attend_to,
     promise=BOUNDED,
     source="GQA §2.2 and figure 2; errata G1",
-    reference=attend_to,
-    check=check_attend,
     parameters=lambda queries, keys, values, window=None: {
         "head_dim": queries.shape[2],
         "window": "none" if window is None else "sliding",
@@ -286,7 +273,5 @@ ATTEND = operation(
         "C3": "Each element differs from the exact one by at most the derived bound.",
         "C4": "A token depends on no later token, and with a window of w on none before the w − 1 that precede it: "
         "changing those changes no bit.",
-        "C5": "Wrong dtypes, shapes or layouts, numbers that are not finite, heads that do not divide and a window "
-        "below 1 are refused with an ArgumentError.",
     },
 )

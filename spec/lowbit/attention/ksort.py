@@ -12,8 +12,9 @@ as both factors agree. With :math:`\pi(x)[c] = x[\pi[c]]` applied to the channel
 
 .. math:: q\,k^\top = [\pi(q^\top)]^\top\, \pi(k^\top). \tag{3}
 
-**The order** is ascending by the norm of what makes a channel, the row of :math:`W_k` that yields it (in this house's
-orientation, the column). That is Algorithm 1; other *sort keys* are offered beside the printed one.
+**The order** is ascending by the norm of what makes a channel, the row of :math:`W_k` that yields it (here, where
+:math:`W_k` is stored transposed, the column). That is Algorithm 1; other *sort keys* are offered beside the printed
+one.
 
 **The rotary embedding** pairs channels (chapter `rope`), and pairs must stay pairs. A layout is the triple of partner
 :math:`i`, sign :math:`s` and frequency :math:`\Theta`. Frequencies and signs move with their channels. The partner of
@@ -65,7 +66,7 @@ Source: K-sort §II.C, §III, equations 2 and 3, Algorithm 1, figure 1; errata B
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -73,6 +74,7 @@ from lowbit.arrays import F32, F64, I64
 from lowbit.attention.rope import Layout, check_layout
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import EXACT, operation
+from lowbit.contract.signature import FINITE, Shape, Valid, checked
 from lowbit.errors import ArgumentError
 
 Order = I64
@@ -83,10 +85,10 @@ MOST_HADAMARD = 2**12
 SORT_KEYS: tuple[SortKey, ...] = ("norm", "norm_and_bias", "rotated_norm")
 
 
-# **How large is a channel?** Four answers. The printed one is the Euclidean norm of its weights. A bias adds to every
-# key alike, and some models keep their outliers in the bias, which no norm of weights sees. After the rotation a
-# channel holds a mixture of both of its pair, so a cache of rotated keys goes by the mean of both. And one can look at
-# what the channel really held on some text; that answer needs data and is `magnitudes`.
+# **How large is a channel?** There are four answers. The printed one is the Euclidean norm of its weights. A bias adds
+# the same to every key, and some models keep their outliers in the bias, which a norm of weights does not see. After
+# the rotation a channel holds a mixture of both channels of its pair, so a cache of rotated keys uses the mean of both.
+# The fourth answer, `magnitudes`, needs data: it measures what the channel held on some text.
 
 
 def channel_sizes(
@@ -161,7 +163,8 @@ def magnitudes(keys: F32) -> F64:
 # **The order**, and what it does to a head.
 
 
-def permutation(sizes: F64) -> Order:
+@checked
+def permutation(sizes: Annotated[F64, Shape("d_h"), FINITE]) -> Order:
     """Channels in ascending order of size; equals keep the order in which they stood.
 
     >>> permutation(np.array([5.0, 2.0, 9.0, 2.0]))
@@ -178,7 +181,6 @@ def permutation(sizes: F64) -> Order:
 
     Source: K-sort Algorithm 1, line 2; errata B3.
     """
-    check_permutation(sizes)
     return np.argsort(sizes, kind="stable").astype(np.int64)
 
 
@@ -193,7 +195,15 @@ def inverse(order: Order) -> Order:
     return back
 
 
-def permuted_layout(layout: Layout, order: Order) -> Layout:
+def _check_order(layout: Layout, order: Order) -> None:
+    if not np.array_equal(np.sort(order), np.arange(layout.head_dim)):
+        raise ArgumentError("order", "not a permutation", f"each of 0 to {layout.head_dim - 1} once")
+
+
+@checked(also=_check_order)
+def permuted_layout(
+    layout: Annotated[Layout, Valid(check_layout)], order: Annotated[Order, Shape("layout.head_dim")]
+) -> Layout:
     """The pairs of a head whose channels were put in another order.
 
     Channels 0 and 1 are a pair; moved to places 2 and 0, they still are:
@@ -212,7 +222,6 @@ def permuted_layout(layout: Layout, order: Order) -> Layout:
 
     Source: K-sort Algorithm 1, line 5; errata B1, B5.
     """
-    check_permuted_layout(layout, order)
     partner = inverse(order)[layout.partner[order]]
     return Layout(partner, layout.sign[order], layout.pair[order])
 
@@ -298,7 +307,7 @@ def v_sorted(value: F32, output: F32, orders: LayerOrders) -> tuple[F32, F32]:
     return np.ascontiguousarray(value[:, orders.key_columns]), np.ascontiguousarray(output[orders.query_columns])
 
 
-# **The alternative that engines use**: turn the head by a Hadamard matrix, which spreads an outlier over all channels
+# **The alternative that engines use**: rotate the head by a Hadamard matrix, which spreads an outlier over all channels
 # instead of gathering outliers in a block of their own. It is orthogonal, so scores are unchanged; it mixes channels,
 # so after it no rotary embedding can follow, and it is applied to rotated queries and keys.
 
@@ -322,57 +331,30 @@ def hadamard(head_dim: int) -> F64:
     return np.asarray(matrix / np.sqrt(head_dim))
 
 
-# **Checks.**
-
-
-def check_permutation(sizes: F64) -> None:
-    """The checks of `permutation`."""
-    check_array("sizes", sizes, np.float64, (None,))
-    check_finite("sizes", sizes)
-
-
-def check_permuted_layout(layout: Layout, order: Order) -> None:
-    """The checks of `permuted_layout`."""
-    check_layout(layout)
-    check_array("order", order, np.int64, (layout.head_dim,))
-    if not np.array_equal(np.sort(order), np.arange(layout.head_dim)):
-        raise ArgumentError("order", "not a permutation", f"each of 0 to {layout.head_dim - 1} once")
-
-
-def _no_parameters(*arguments: Any) -> dict[str, object]:
-    return {}
-
-
 # **What a backend promises.**
 
-PERMUTATION = operation(
+operation(
     "ksort.permutation",
     "Channels in order of size",
+    permutation,
     promise=EXACT,
     source="K-sort §III Algorithm 1; errata B3",
-    reference=permutation,
-    check=check_permutation,
-    parameters=_no_parameters,
     clauses={
         "C1": "The sizes in the order given are ascending.",
         "C2": "Channels of equal size keep their order.",
         "C3": "Each channel stands in the order once; the result is int64.",
-        "C4": "Sizes that are not finite, not float64, empty or of another rank are refused with an ArgumentError.",
     },
 )
 
-RELABEL = operation(
+operation(
     "ksort.relabel",
     "The pairs of a head in another order",
+    permuted_layout,
     promise=EXACT,
     source="K-sort §III Algorithm 1; errata B1, B5",
-    reference=permuted_layout,
-    check=check_permuted_layout,
-    parameters=_no_parameters,
     clauses={
         "C1": "The partner of channel c is π⁻¹(i(π(c))): the partner of a channel's partner is the channel, and both "
         "have one frequency and opposite signs.",
         "C2": "Frequencies and signs move with their channels.",
-        "C3": "An order that is no permutation of the channels is refused with an ArgumentError.",
     },
 )

@@ -6,7 +6,8 @@ the cast of what came, once; nothing is ever cast twice.
 
 **Before or after the rotation** (errata B6). The paper stores keys *before* RoPE and rotates what it reads back, in
 float, at the keys' own positions. Most engines store them *after* RoPE, so that a score is an integer dot product.
-This cache stores what it is given: hand it keys before or after the rotation, and rotate what comes back or do not.
+This cache stores what it is given: callers may append keys before the rotation and rotate what they read, or append
+rotated keys.
 
 **As an operation** the cache is stateful (`lowbit.backend.session`): it is opened empty, a step adds tokens, and
 answers with all that attention would read then.
@@ -15,14 +16,16 @@ Source: K-sort §II.B, §III; errata B6, B9.
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.attention.attention import KeyValueCache, check_heads
+from lowbit.attention.attention import MOST_CHANNELS, KeyValueCache, check_heads
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
-from lowbit.quantization.bfp import Blocks, Format, cast, decode, format_parameters
+from lowbit.contract.signature import CHOICE, In, Valid, checked
+from lowbit.quantization.bfp import Blocks, Format, cast, decode
 from lowbit.quantization.bfp_storage import StoredBlocks, check_stored_format, load, row_bytes, store
 
 
@@ -141,7 +144,16 @@ class BfpKeyValueCache(KeyValueCache):
         return self.keys.astype(np.float32), self.values.astype(np.float32)  # decoded from float32, so no rounding
 
 
-def cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> BfpKeyValueCache:
+Heads = Annotated[int, In(1, MOST_CHANNELS), CHOICE]
+StoredFormat = Annotated[Format, Valid(check_stored_format)]
+
+
+def _check_cache(kv_heads: int, head_dim: int, *formats: Format) -> None:
+    check_heads(kv_heads, head_dim)
+
+
+@checked(also=_check_cache)
+def cache(kv_heads: Heads, head_dim: Heads, key_format: StoredFormat, value_format: StoredFormat) -> BfpKeyValueCache:
     """An empty cache of one layer, whose `step` takes tokens.
 
     Args:
@@ -156,7 +168,6 @@ def cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format
 
     Source: K-sort §II.B; errata B9.
     """
-    check_cache(kv_heads, head_dim, key_format, value_format)
     return BfpKeyValueCache(kv_heads, head_dim, key_format, value_format)
 
 
@@ -171,14 +182,7 @@ def bytes_per_token(kv_heads: int, head_dim: int, format: Format) -> int:
     return kv_heads * (row_bytes(head_dim, format.mantissa) + format.blocks(head_dim))
 
 
-# **Checks.**
-
-
-def check_cache(kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> None:
-    """The checks of `cache`."""
-    check_heads(kv_heads, head_dim)
-    check_stored_format(key_format)
-    check_stored_format(value_format)
+# **Steps** have checks of their own, and a cache names the choices of both its formats.
 
 
 def check_tokens(keys: F32, values: F32, kv_heads: int, head_dim: int) -> None:
@@ -198,19 +202,18 @@ def cache_parameters(kv_heads: int, head_dim: int, key_format: Format, value_for
     """The choices that a cache makes, by the names under which a backend declares what it handles."""
     own: dict[str, object] = {"kv_heads": kv_heads, "head_dim": head_dim}
     for name, format in (("key", key_format), ("value", value_format)):
-        own |= {f"{name}_{choice}": given for choice, given in format_parameters(format).items()}
+        own |= {f"{name}_{choice}": given for choice, given in format.parameters.items()}
     return own
 
 
 # **What a backend promises.**
 
-CACHE = operation(
+operation(
     "kvcache.bfp",
     "Keys and values in Block Floating Point",
+    cache,
     promise=EXACT,
     source="K-sort §II.B, §III; errata B6, B9",
-    reference=cache,
-    check=check_cache,
     check_step=check_steps,
     parameters=cache_parameters,
     clauses={
@@ -219,8 +222,8 @@ CACHE = operation(
         "row that was given.",
         "C2": "A token has the same bits in every answer from its own on, however many tokens come after it.",
         "C3": "Tokens that come in one step and tokens that come one by one have equal bits.",
-        "C4": "Wrong dtypes, shapes or layouts, numbers that are not finite, arguments below 1 and formats that cannot "
-        "be stored are refused with an ArgumentError, and a step that is refused changes nothing.",
+        "C4": "A format that cannot be stored is refused when the cache is opened, and a step that is refused changes "
+        "nothing.",
         "C5": "Caches that are open at once do not disturb each other, and a new one is empty.",
     },
 )

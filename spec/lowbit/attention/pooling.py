@@ -35,13 +35,14 @@ Source: GQA §2.1, §2.2, figures 1 and 4; errata G1, G2.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
+from lowbit.contract.checks import check_array, check_choice, check_integer
 from lowbit.contract.operation import EXACT, operation
+from lowbit.contract.signature import FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
 
 Method = Literal["mean", "first"]
@@ -51,7 +52,26 @@ Kind = Literal["self", "cross", "encoder"]
 KINDS: tuple[Kind, ...] = ("self", "cross", "encoder")
 
 
-def pool(weights: F32, heads: int, groups: int, method: Method = "mean") -> F32:
+def check_heads(argument: str, columns: int, heads: int) -> None:
+    """Refuse a number of heads that does not divide the columns."""
+    check_integer("heads", heads, least=1)
+    if columns % heads != 0:
+        raise ArgumentError(f"columns of {argument}", columns, f"a multiple of the {heads} heads")
+
+
+def _check_divisors(weights: F32, heads: int, groups: int, method: Method) -> None:
+    check_heads("weights", weights.shape[1], heads)
+    if heads % groups != 0:
+        raise ArgumentError("groups", groups, f"a divisor of the {heads} heads")
+
+
+@checked(also=_check_divisors)
+def pool(
+    weights: Annotated[F32, Shape("rows", "columns"), FINITE],
+    heads: Annotated[int, In(1)],
+    groups: Annotated[int, In(1, "heads")],
+    method: Method = "mean",
+) -> F32:
     """Replace the heads of each group by their mean, or by the first of them.
 
     Four heads of one channel, in two groups:
@@ -74,7 +94,6 @@ def pool(weights: F32, heads: int, groups: int, method: Method = "mean") -> F32:
 
     Source: GQA §2.1, figure 1; §3.3, figure 4.
     """
-    check_pool(weights, heads, groups, method)
     rows, columns = weights.shape
     members = weights.reshape(rows, groups, heads // groups, columns // heads)
     if method == "first":
@@ -181,43 +200,18 @@ def convert(layer: KeyValueProjection, groups: int, method: Method = "mean") -> 
     )
 
 
-# **Checks.**
-
-
-def check_heads(argument: str, columns: int, heads: int) -> None:
-    """Refuse a number of heads that does not divide the columns."""
-    check_integer("heads", heads, least=1)
-    if columns % heads != 0:
-        raise ArgumentError(f"columns of {argument}", columns, f"a multiple of the {heads} heads")
-
-
-def check_pool(weights: F32, heads: int, groups: int, method: Method = "mean") -> None:
-    """The checks of `pool`."""
-    check_choice("method", method, METHODS)
-    check_array("weights", weights, np.float32, (None, None))
-    check_heads("weights", weights.shape[1], heads)
-    check_integer("groups", groups, 1, heads)
-    if heads % groups != 0:
-        raise ArgumentError("groups", groups, f"a divisor of the {heads} heads")
-    check_finite("weights", weights)
-
-
 # **What a backend promises.**
 
-POOL = operation(
+operation(
     "pooling.pool",
     "Heads of a group to one",
+    pool,
     promise=EXACT,
     source="GQA §2.1, §2.2; errata G1, G2",
-    reference=pool,
-    check=check_pool,
-    parameters=lambda weights, heads, groups, method="mean": {"method": method},
     clauses={
         "C1": "The mean is the float64 sum of the heads j·r to (j + 1)·r − 1 in this order, divided by r, rounded to "
         "float32; the sum begins with the first head, so heads of −0 have a mean of −0; channels keep their places.",
         "C2": "The first head of each group is copied.",
         "C3": "Where the heads of each group are equal, both methods give them back to the bit.",
-        "C4": "Heads that do not divide the columns, groups that do not divide the heads, weights that are not finite, "
-        "and wrong methods, dtypes, shapes or layouts are refused with an ArgumentError.",
     },
 )

@@ -2,11 +2,11 @@ r"""Rotary position embedding: where a token stands, written into its queries an
 
 Attention compares a query with a key by a dot product, and a dot product does not know how far apart the two tokens
 are. The rotary embedding gives it that knowledge without adding a parameter: the channels of a head are taken in
-pairs, each pair is read as a point in the plane, and the point is turned by an angle proportional to the token's
-position :math:`m`. Turning two points by :math:`m` and :math:`n` changes their dot product only through :math:`m - n`,
-so the score depends on the distance between the tokens and on nothing else.
+pairs, each pair is read as a point in the plane, and the point is rotated by an angle proportional to the
+token's position :math:`m`. Rotating two points by :math:`m` and :math:`n` changes their dot product only through
+:math:`m - n`, so the score depends on the distance between the tokens and on nothing else.
 
-**The rotation.** A head has :math:`d_h` channels, an even number, in :math:`d_h/2` pairs. Pair :math:`i` turns by
+**The rotation.** A head has :math:`d_h` channels, an even number, in :math:`d_h/2` pairs. Pair :math:`i` is rotated by
 :math:`m\theta_i` with
 
 .. math:: \theta_i = \mathrm{base}^{-2(i-1)/d_h}, \qquad i = 1 \dots d_h/2,
@@ -30,6 +30,7 @@ Source: RoFormer (arXiv 2104.09864) §3.2.2 and §3.4.2; K-sort §II.D, equation
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -37,6 +38,7 @@ from lowbit.arrays import F32, F64, I64
 from lowbit.contract.checks import check_array, check_integer, check_reals
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.rounding import Arithmetic, Bound, direct_bound
+from lowbit.contract.signature import Shape, Valid, View, checked
 from lowbit.errors import ArgumentError
 
 MOST_CHANNELS = 2**16
@@ -44,6 +46,9 @@ MOST_ANGLES = 2**28
 """Of one `rotation`, positions times channels: two million positions of a head of 128 channels."""
 MOST_POSITIONS = 2**40
 """Far beyond any model; an angle of a later position would have lost its fraction."""
+
+
+# **A layout** is arrays that somebody may have made or changed, and so is a rotation: each use checks them.
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +59,7 @@ class Layout:
         partner: int64, :math:`d_h`: the other channel of the pair, :math:`i`.
         sign: float64, :math:`d_h`: −1 where the channel is the first of its pair and +1 where it is the second,
             :math:`s`.
-        pair: int64, :math:`d_h`: which pair a channel belongs to, from 0, and so which :math:`\theta` turns it.
+        pair: int64, :math:`d_h`: which pair a channel belongs to, from 0, and so which :math:`\theta` rotates it.
     """
 
     partner: I64
@@ -65,6 +70,24 @@ class Layout:
     def head_dim(self) -> int:
         """d_h."""
         return self.partner.size
+
+
+def check_layout(layout: Layout) -> None:
+    """Refuse what is no layout, and partners that are no channels of the head."""
+    if not isinstance(layout, Layout):
+        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.attention.rope.Layout")
+    check_array("partner of layout", layout.partner, np.int64, (None,))
+    check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
+    check_array("pair of layout", layout.pair, np.int64, layout.partner.shape)
+    least, most = int(layout.partner.min()), int(layout.partner.max())
+    if least < 0 or most >= layout.head_dim:
+        raise ArgumentError("partner of layout", f"from {least} to {most}", f"0 to {layout.head_dim - 1}")
+
+
+def _check_head_dim(head_dim: int) -> None:
+    check_integer("head_dim", head_dim, 2, MOST_CHANNELS)
+    if head_dim % 2 != 0:
+        raise ArgumentError("head_dim", head_dim, "an even number: channels rotate in pairs")
 
 
 def half_split(head_dim: int) -> Layout:
@@ -119,11 +142,32 @@ class Rotation:
     cos: F64
     sin: F64
 
+    @property
+    def count(self) -> int:
+        """T, the positions."""
+        return len(self.cos)
+
+    @property
+    def head_dim(self) -> int:
+        """d_h."""
+        return self.layout.head_dim
+
+
+def check_rotation(turn: Rotation) -> None:
+    """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
+    if not isinstance(turn, Rotation):
+        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.attention.rope.Rotation")
+    check_layout(turn.layout)
+    for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
+        check_reals(name, array, 2)
+        if array.shape != (len(turn.cos), turn.layout.head_dim):
+            raise ArgumentError(f"shape of {name}", array.shape, f"positions x {turn.layout.head_dim}, both")
+
 
 def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
     r"""The rotation of positions :math:`m` from `start` to ``start + count - 1``.
 
-    At position 0 nothing turns; the first pair turns by one radian a position:
+    At position 0 nothing is rotated; the first pair rotates by one radian a position:
 
     >>> turn = rotation(half_split(4), base=10000.0, start=0, count=2)
     >>> turn.cos[0], turn.sin[0]
@@ -152,10 +196,14 @@ def rotation(layout: Layout, base: float, start: int, count: int) -> Rotation:
     return Rotation(layout, np.cos(angle), layout.sign * np.sin(angle))
 
 
-def rotate(x: F64, turn: Rotation) -> F64:
-    """Turn the heads of T tokens: K-sort's equation 4, for any layout.
+Turn = Annotated[Rotation, Valid(check_rotation)]
 
-    A quarter of a turn carries the first channel of a pair onto the second:
+
+@checked
+def rotate(x: Annotated[F64, View("turn.count", "heads", "turn.head_dim")], turn: Turn) -> F64:
+    """Rotate the heads of T tokens: K-sort's equation 4, for any layout.
+
+    A quarter of a rotation carries the first channel of a pair onto the second:
 
     >>> quarter = rotation(interleaved(2), base=1.0, start=0, count=1)
     >>> quarter.cos[:], quarter.sin[:] = np.cos(np.pi / 2), quarter.layout.sign * np.sin(np.pi / 2)
@@ -174,58 +222,21 @@ def rotate(x: F64, turn: Rotation) -> F64:
 
     Source: K-sort, equation 4; errata B5, B8.
     """
-    check_rotation(turn)
-    check_reals("x", x, 3)
-    positions, head_dim = turn.cos.shape
-    if x.ndim != 3 or x.shape[0] != positions or x.shape[2] != head_dim:
-        raise ArgumentError("shape of x", x.shape, f"{positions} x heads x {head_dim}")
+    return _rotated(x, turn)
+
+
+def _rotated(x: F64, turn: Rotation) -> F64:
+    """`rotate`, of arguments that have been checked."""
     cos, sin = turn.cos[:, np.newaxis, :], turn.sin[:, np.newaxis, :]
     return x * cos + x[..., turn.layout.partner] * sin
 
 
-# **Checks.** A layout and a rotation are arrays that somebody may have made or changed, so each use looks at them.
-
-
-def check_layout(layout: Layout) -> None:
-    """Refuse what is no layout, and partners that are no channels of the head."""
-    if not isinstance(layout, Layout):
-        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.attention.rope.Layout")
-    check_array("partner of layout", layout.partner, np.int64, (None,))
-    check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
-    check_array("pair of layout", layout.pair, np.int64, layout.partner.shape)
-    least, most = int(layout.partner.min()), int(layout.partner.max())
-    if least < 0 or most >= layout.head_dim:
-        raise ArgumentError("partner of layout", f"from {least} to {most}", f"0 to {layout.head_dim - 1}")
-
-
-def check_rotation(turn: Rotation) -> None:
-    """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
-    if not isinstance(turn, Rotation):
-        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.attention.rope.Rotation")
-    check_layout(turn.layout)
-    for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
-        check_reals(name, array, 2)
-        if array.shape != (len(turn.cos), turn.layout.head_dim):
-            raise ArgumentError(f"shape of {name}", array.shape, f"positions x {turn.layout.head_dim}, both")
-
-
-def _check_head_dim(head_dim: int) -> None:
-    check_integer("head_dim", head_dim, 2, MOST_CHANNELS)
-    if head_dim % 2 != 0:
-        raise ArgumentError("head_dim", head_dim, "an even number: channels rotate in pairs")
-
-
-# **What a backend promises.** It turns float32 heads; cosines and sines are given, since how they are computed is not
+# **What a backend promises.** It rotates float32 heads; cosines and sines are given, since how they are computed is not
 # part of the operation, and a backend may round them to float32 first.
 
 
-def check_rotate(x: F32, turn: Rotation) -> None:
-    """The checks of `rope.rotate` on float32 heads."""
-    check_rotation(turn)
-    check_array("x", x, np.float32, (turn.cos.shape[0], None, turn.cos.shape[1]))
-
-
-def rotate_heads(x: F32, turn: Rotation) -> F64:
+@checked
+def rotate_heads(x: Annotated[F32, Shape("turn.count", "heads", "turn.head_dim")], turn: Turn) -> F64:
     """`rotate` for float32 heads, in float64: the reference of `rope.rotate`.
 
     Raises:
@@ -233,8 +244,7 @@ def rotate_heads(x: F32, turn: Rotation) -> F64:
 
     Source: K-sort, equation 4.
     """
-    check_rotate(x, turn)
-    return rotate(x.astype(np.float64), turn)
+    return _rotated(x.astype(np.float64), turn)
 
 
 def rotate_bound(x: F32, turn: Rotation, arithmetic: Arithmetic, exact: F64) -> Bound:
@@ -260,18 +270,17 @@ def rotate_bound(x: F32, turn: Rotation, arithmetic: Arithmetic, exact: F64) -> 
     )
 
 
-ROTATE = operation(
+operation(
     "rope.rotate",
-    "Heads turned by their positions",
+    "Heads rotated by their positions",
+    rotate_heads,
     promise=BOUNDED,
     source="K-sort §II.D equation 4; errata B5, B8",
-    reference=rotate_heads,
-    check=check_rotate,
     parameters=lambda x, turn: {"head_dim": x.shape[2]},
     clauses={
-        "C1": "Quarter turns of integers are exact: a channel becomes itself, its partner, or the negative of either.",
+        "C1": "Rotations of integers by multiples of 90° are exact: a channel becomes itself, its partner, or the "
+        "negative of either.",
         "C2": "Each element differs from the exact one by at most the bound of two terms.",
         "C3": "Any pairing of channels works: interleaved, half-split, and both in another order.",
-        "C4": "Heads of another dtype, shape or layout are refused with an ArgumentError.",
     },
 )

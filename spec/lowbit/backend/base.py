@@ -75,7 +75,7 @@ from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.linear.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
-from lowbit.quantization.affine import QuantizedMatrix, check_matrix, matrix_parameters
+from lowbit.quantization.affine import QuantizedMatrix, check_matrix
 from lowbit.system.entries import entries, loaded
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
@@ -276,7 +276,7 @@ class Backend(ABC):
             NotDeclaredError: none of them is declared for its bits, groups, convention and scales.
         """
         check_matrix(matrix)
-        parameters = matrix_parameters(matrix)
+        parameters = matrix.parameters
         claims = {name: self._claimed.operations[name] for name in PRODUCTS if name in self._claimed.operations}
         halves = {name: _split(claim, parameters) for name, claim in claims.items()}
         lacking = {name: missing for name, (own, _) in halves.items() if (missing := own.lacks(parameters))}
@@ -290,7 +290,7 @@ class Backend(ABC):
             prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
         if "linear.qgemm_bfp" in halves:
             later = halves["linear.qgemm_bfp"][1]
-            prepared._format_lacks = cache(lambda format: later.lacks(bfp.format_parameters(format)))
+            prepared._format_lacks = cache(lambda format: later.lacks(format.parameters))
         return prepared
 
     @property
@@ -348,7 +348,7 @@ class Backend(ABC):
 
 def _split(declaration: Declaration, parameters: Parameters) -> tuple[Declaration, Declaration]:
     """Its limits by when they are known: those of the matrix when it is prepared, those of activations at each call."""
-    activations = bfp.format_parameters(ACTIVATIONS)
+    activations = ACTIVATIONS.parameters
     later = {name: allowed for name, allowed in declaration.limits.items() if name in activations}
     now = {name: allowed for name, allowed in declaration.limits.items() if name not in activations}
     return Declaration(now), Declaration(later)

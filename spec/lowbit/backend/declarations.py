@@ -156,7 +156,7 @@ def _details(details: Any) -> dict[str, str] | None:
 
 
 def _profiles(profiles: Any) -> tuple[str, ...]:
-    what, allowed = "profiles in capabilities()", "a tuple of names: ('lowbit-1.0/packing',)"
+    what, allowed = "profiles in capabilities()", "a tuple of names: ('lowbit-1.1/packing',)"
     if _is(profiles, str) or not _is(profiles, Collection):
         raise ArgumentError(what, _shown(profiles), allowed)
     names = _first(what, profiles, MOST_ENTRIES)

@@ -66,5 +66,5 @@ class ReferenceBackend(Backend):
         """The reference function itself; the float64 answer of a bounded operation is rounded to float32."""
         specified = OPERATIONS[operation]
         if specified.promise is Promise.BOUNDED:
-            return lambda *arguments, **choices: specified.reference(*arguments, **choices).astype(np.float32)
-        return specified.reference
+            return lambda *arguments, **choices: specified.compute(*arguments, **choices).astype(np.float32)
+        return specified.compute

@@ -32,7 +32,7 @@ from lowbit.linear.linear import qgemv
 from lowbit.model.decoder import Decoder, Difference, Step, first_difference, generate
 from lowbit.model.perplexity import perplexity
 from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
-from lowbit.quantization.affine import QuantizedMatrix, matrix_parameters
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.text import cleaned, one_line, quoted
 
@@ -129,7 +129,7 @@ def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
     if declared is None:
         return NotDeclaredError(backend.name, "linear.qgemv")
     for _, matrix in matrices(weights):
-        if isinstance(matrix, QuantizedMatrix) and (missing := declared.lacks(matrix_parameters(matrix))):
+        if isinstance(matrix, QuantizedMatrix) and (missing := declared.lacks(matrix.parameters)):
             return NotDeclaredError(backend.name, "linear.qgemv", missing)
     return None
 

@@ -39,6 +39,14 @@ def check_integer(argument: str, given: object, least: int, most: int | None = N
         raise ArgumentError(argument, repr(given), limit)
 
 
+def check_number(argument: str, given: object, least: float, most: float | None = None) -> None:
+    """Refuse anything but a finite number from `least` to `most`."""
+    number = isinstance(given, int | float | np.floating) and not isinstance(given, bool)
+    if not (number and np.isfinite(given) and given >= least and (most is None or given <= most)):  # type: ignore[call-overload, operator]  # a number
+        limit = f"a finite number of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
+        raise ArgumentError(argument, repr(given), limit)
+
+
 def check_array(
     argument: str,
     array: object,
@@ -98,6 +106,17 @@ def check_finite(argument: str, array: Array) -> None:
     if not finite.all():
         where = tuple(int(i) for i in np.unravel_index(int(np.argmin(finite)), array.shape))
         raise ArgumentError(f"{argument}{list(where)}", array[where], "finite numbers")
+
+
+def check_view(argument: str, array: object, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> None:
+    """Refuse anything but an array of this dtype and shape, each size at least 1; views of any stride are welcome."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        given = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        raise ArgumentError(argument, given, f"a numpy array of {np.dtype(dtype)}")
+    if array.ndim != len(shape):
+        raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {_spoken_shape(shape)}")
+    if any(size < 1 or wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)):
+        raise ArgumentError(f"shape of {argument}", array.shape, f"{_spoken_shape(shape)}, each at least 1")
 
 
 def check_reals(argument: str, array: object, dimensions: int) -> None:

@@ -5,7 +5,7 @@ each chapter ends by declaring its operations: an id that never changes (`linear
 numbered *clauses*, each one sentence that can be broken. The docs show the clauses, the conformance suite tests them
 by number, and a failing report names the clause.
 
-There are three kinds of promise.
+There are two kinds of promise.
 
 **Exact**: equal bits. Packing, layouts and casts are integers and single roundings; there is nothing to tolerate.
 
@@ -16,10 +16,9 @@ There are three kinds of promise.
 where *y* is the value in real arithmetic. The bound is derived in `rounding` from the way in which a backend declares
 that it computes; it is never tuned to what a kernel happens to return.
 
-**Either**: where a standard leaves a choice, one of the named alternatives, and the same one all through a run.
-
-Beside the clauses of its own every operation keeps the same seven *habits* (`HABITS`): they say what a call may do to
-the process it runs in, and are broken by a kernel whose numbers are right.
+Beside the clauses of its own every operation keeps the same eight *habits* (`HABITS`): they say which calls are refused
+and what a call may do to the process it runs in, and are broken by a kernel whose numbers are right. What an operation
+takes is said by the annotations of its function (`lowbit.contract.signature`), which readers and checks share.
 
 **Stateful operations** remember: a cache, an engine. They are opened with some arguments and then take *steps*, each
 with arguments of its own; what a step answers depends on the steps before it and on nothing else. `reference` opens
@@ -35,16 +34,17 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
+from lowbit.contract.signature import Signature, signature_of, unchecked
+
 
 class Promise(Enum):
     """The kind of agreement between a backend and the specification."""
 
     EXACT = "exact"
     BOUNDED = "bounded"
-    EITHER = "either"
 
 
-EXACT, BOUNDED, EITHER = Promise.EXACT, Promise.BOUNDED, Promise.EITHER
+EXACT, BOUNDED = Promise.EXACT, Promise.BOUNDED
 
 Parameters = Mapping[str, object]
 """The choices that a call makes (bits, convention, layout …), by name: what a backend may declare only some of."""
@@ -57,10 +57,10 @@ class Operation:
     Attributes:
         id: chapter and name, stable for ever: ``packing.pack``.
         title: a few words for a table.
-        promise: exact, bounded or either.
+        promise: exact or bounded.
         source: where in the papers, and which errata rule on it.
-        reference: the function that computes it; a bounded one answers in float64.
-        check: takes the same arguments, raises `ArgumentError` where they are wrong, reads nothing else.
+        reference: the function that computes it, after a check of its arguments; a bounded one answers in float64.
+        check: takes the same arguments and raises `ArgumentError` where they are wrong.
         parameters: takes the same arguments and names the choices that they make.
         clauses: clause id (``packing.pack/C1``) to one sentence.
         check_step: None, unless the operation is stateful: takes the opening arguments and returns the check of the
@@ -79,6 +79,16 @@ class Operation:
     check_step: Callable[..., Callable[..., None]] | None = None
 
     @property
+    def signature(self) -> Signature:
+        """What it takes, argument by argument."""
+        return signature_of(self.reference)
+
+    @property
+    def compute(self) -> Callable[..., Any]:
+        """The reference without its checks, for arguments that have passed `check`."""
+        return unchecked(self.reference)
+
+    @property
     def stateful(self) -> bool:
         """Whether it is opened and takes steps (`lowbit.backend.base.Backend.open`) rather than run once."""
         return self.check_step is not None
@@ -93,13 +103,12 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(_operations)
 def operation(
     id: str,
     title: str,
+    reference: Callable[..., Any],
     *,
     promise: Promise,
     source: str,
-    reference: Callable[..., Any],
-    check: Callable[..., None],
-    parameters: Callable[..., Parameters],
     clauses: Mapping[str, str],
+    parameters: Callable[..., Parameters] | None = None,
     check_step: Callable[..., Callable[..., None]] | None = None,
 ) -> Operation:
     """Declare an operation; a chapter calls this once for each of its own.
@@ -107,12 +116,11 @@ def operation(
     Args:
         id: chapter and name with a dot between.
         title: a few words for a table.
-        promise: `EXACT`, `BOUNDED` or `EITHER`.
+        reference: the function that computes it, which `checked` has given its signature.
+        promise: `EXACT` or `BOUNDED`.
         source: the paper's section, equation or algorithm.
-        reference: see `Operation`.
-        check: see `Operation`.
-        parameters: see `Operation`.
         clauses: short number (``C1``) to one sentence.
+        parameters: see `Operation`; by default the choices among the arguments (`Signature.parameters`).
         check_step: see `Operation`; given for a stateful operation only.
 
     Returns:
@@ -123,15 +131,15 @@ def operation(
     """
     if id in _operations:
         raise ValueError(f"operation {id} is declared twice")
-    full = {f"{id}/{number}": sentence for number, sentence in clauses.items()}
-    _operations[id] = Operation(
-        id, title, promise, source, reference, check, parameters, MappingProxyType(full), check_step
-    )
+    signature = signature_of(reference)
+    full = MappingProxyType({f"{id}/{number}": sentence for number, sentence in clauses.items()})
+    parameters = parameters or signature.parameters
+    _operations[id] = Operation(id, title, promise, source, reference, signature.check, parameters, full, check_step)
     return _operations[id]
 
 
 # **Habits** have ids like clauses, ``packing.pack/H4``, with the same text for every operation. The suite watches all
-# of them in every case; H4 and H6 have cases of their own besides.
+# of them in every case; H4, H6 and H8 have cases of their own besides.
 
 HABITS: Mapping[str, str] = MappingProxyType(
     {
@@ -145,8 +153,28 @@ HABITS: Mapping[str, str] = MappingProxyType(
         "handlers, standard output, open files, threads, child processes; "
         "and memory does not grow with the number of calls.",
         "H7": "It computes the result itself, and asks neither the reference nor another backend.",
+        "H8": "It refuses wrong arguments with an ArgumentError before it computes or writes anything: another dtype, "
+        "shape, layout or class, a choice that does not exist, a value out of range, and an out that is read-only or "
+        "overlaps an argument.",
     }
 )
+
+
+# **Retired clauses** keep their numbers, which no other clause ever gets. Up to lowbit 1.0 each operation said in a
+# clause of its own what H8 says for all.
+
+_REFUSALS = """
+packing.pack/C3 packing.unpack/C3 affine.quantize/C5 linear.qgemv/C6 linear.qgemm/C5 linear.qgemm_bfp/C5 bfp.cast/C6
+bfp.dot/C4 bfp.store/C3 bfp.load/C2 blocking.apply/C3 blocking.invert/C3 attention.softmax/C4 attention.attend/C5
+rope.rotate/C4 ksort.permutation/C4 ksort.relabel/C3 pooling.pool/C4 routing.gate/C6 routing.top_k/C4 routing.weights/C4
+routing.expert/C5 routing.sparse/C5 offload.trace/C7 blocks.rms_norm/C8 blocks.swiglu/C6 gptq.hessian/C3
+gptq.targets/C4 hqq.codes/C3 hqq.step/C3 hqq.qgemv/C4
+"""
+
+RETIRED: Mapping[str, str] = MappingProxyType(
+    {clause: clause.partition("/")[0] + "/H8" for clause in _REFUSALS.split()}
+)
+"""Each retired clause, and the clause or habit that says the same now."""
 
 
 def sentence(clause: str) -> str:

@@ -34,13 +34,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from lowbit.contract.checks import check_array, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
-from lowbit.errors import ArgumentError
+from lowbit.contract.signature import Shape, checked
 from lowbit.quantization.packing import Words
 
 
@@ -86,6 +86,16 @@ class Layout(ABC):
         for name, size in vars(self).items():
             check_integer(name, size, 1)
 
+    @property
+    def size(self) -> int:
+        """Words of the matrix, and of the stream."""
+        return self.rows * self.columns
+
+    @property
+    def parameters(self) -> Parameters:
+        """By which a backend declares which layouts it handles."""
+        return {"order": self.order}
+
     @cached_property
     def starts(self) -> dict[tuple[int, int], int]:
         """For each block, by its row and column in the grid, where in the stream it begins; in the stream's order."""
@@ -130,18 +140,24 @@ class Layout(ABC):
 
     def apply(self, words: Words, out: Words | None = None) -> Words:
         """The words in the order of the stream; see `apply`."""
-        check_apply(words, self)
-        stream = np.empty(words.size, np.uint32) if out is None else out
-        check_array("out", stream, np.uint32, (words.size,), writeable=True)
+        check_array("words", words, np.uint32, (self.rows, self.columns))
+        stream = np.empty(self.size, np.uint32) if out is None else out
+        check_array("out", stream, np.uint32, (self.size,), writeable=True)
+        self._apply(words, stream)
+        return stream
+
+    def _apply(self, words: Words, stream: Words) -> None:
         for block, start in self.starts.items():
             rows, columns = self.spans(*block)
             part = words[rows.start : rows.stop, columns.start : columns.stop]
             stream[start : start + part.size] = part.reshape(-1)
-        return stream
 
     def invert(self, stream: Words) -> Words:
         """The words in rows again; see `invert`."""
-        check_invert(stream, self)
+        check_array("stream", stream, np.uint32, (self.size,))
+        return self._invert(stream)
+
+    def _invert(self, stream: Words) -> Words:
         words = np.empty((self.rows, self.columns), np.uint32)
         for block, start in self.starts.items():
             rows, columns = self.spans(*block)
@@ -220,7 +236,8 @@ ORDERS = (ColumnPanels.order, ZCurve.order)
 # **There and back**, as operations that a backend may implement.
 
 
-def apply(words: Words, layout: Layout) -> Words:
+@checked
+def apply(words: Annotated[Words, Shape("layout.rows", "layout.columns")], layout: Layout) -> Words:
     """Store the words of a matrix in the order of a layout.
 
     Args:
@@ -235,11 +252,13 @@ def apply(words: Words, layout: Layout) -> Words:
 
     Source: QIGen §3 (Mini-GEMV); errata Q11.
     """
-    check_apply(words, layout)
-    return layout.apply(words)
+    stream = np.empty(layout.size, np.uint32)
+    layout._apply(words, stream)
+    return stream
 
 
-def invert(stream: Words, layout: Layout) -> Words:
+@checked
+def invert(stream: Annotated[Words, Shape("layout.size")], layout: Layout) -> Words:
     """Read a stream back into rows of words; the inverse of `apply`.
 
     Args:
@@ -254,60 +273,31 @@ def invert(stream: Words, layout: Layout) -> Words:
 
     Source: QIGen §3 (Mini-GEMV); errata Q11.
     """
-    check_invert(stream, layout)
-    return layout.invert(stream)
-
-
-def check_apply(words: Words, layout: Layout) -> None:
-    """The checks of `apply`."""
-    _check_layout(layout)
-    check_array("words", words, np.uint32, (layout.rows, layout.columns))
-
-
-def check_invert(stream: Words, layout: Layout) -> None:
-    """The checks of `invert`."""
-    _check_layout(layout)
-    check_array("stream", stream, np.uint32, (layout.rows * layout.columns,))
-
-
-def _check_layout(layout: object) -> None:
-    if not isinstance(layout, Layout):
-        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.kernels.layouts.Layout")
-
-
-def _parameters(array: Words, layout: Layout) -> Parameters:
-    return {"order": layout.order}
+    return layout._invert(stream)
 
 
 # **What a backend promises.**
 
-APPLY = operation(
+operation(
     "blocking.apply",
     "Words to the order of a layout",
+    apply,
     promise=EXACT,
     source="QIGen §3; errata Q6, Q11",
-    reference=apply,
-    check=check_apply,
-    parameters=_parameters,
     clauses={
         "C1": "Element index(row, column) of the stream is the word at (row, column), for every row and column.",
         "C2": "The stream is uint32 and has as many elements as the matrix has words: none is filled up.",
-        "C3": "What is no layout, and words of another dtype, shape or contiguity, are refused with an ArgumentError.",
     },
 )
 
-INVERT = operation(
+operation(
     "blocking.invert",
     "The order of a layout to words",
+    invert,
     promise=EXACT,
     source="QIGen §3; errata Q6, Q11",
-    reference=invert,
-    check=check_invert,
-    parameters=_parameters,
     clauses={
         "C1": "The word at (row, column) is element index(row, column) of the stream, for every row and column.",
         "C2": "The result is uint32, rows × N, and applying the layout to it gives the stream back.",
-        "C3": "What is no layout, and a stream of another dtype, length or contiguity, are refused with an "
-        "ArgumentError.",
     },
 )

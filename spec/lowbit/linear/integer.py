@@ -1,12 +1,12 @@
 r"""Integer products: activations in Block Floating Point.
 
-A kernel that multiplies float32 activations by codes turns every code into a float first. On a processor that is most
+A kernel that multiplies float32 activations by codes converts every code to a float first. On a processor that is most
 of the work: the bytes of a 4-bit matrix arrive faster than its codes can be converted. Integer instructions multiply
 codes as they are, four or eight times as many at once, if the activations are small integers too. The chapter `bfp`
 makes such integers: a block of activations shares an exponent, and each element is a mantissa of 8 bits.
 
-**Nobody gets this silently.** The cast loses something, and what it loses depends on the activations, not on the
-kernel (see below). So it is an operation of its own: a caller casts and passes blocks, or asks for `qgemm_cast` by
+**The cast is never silent.** It loses accuracy, and how much it loses depends on the activations, not on the kernel
+(see below). So it is an operation of its own: a caller casts and passes blocks, or asks for `qgemm_cast` by
 name. No backend may answer `linear.qgemv` this way: the bound of that operation is one of float32 arithmetic, most
 results of a cast lie several times as far away, and the suite finds it.
 
@@ -44,14 +44,15 @@ products.
 **What the cast costs.** A step of a block is :math:`2^e`, and its largest mantissa lies between 64 and 128; an element
 is off by at most half a step, at the very top by a whole one. For independent normal activations that is an error of
 0.8 % of their root mean square, which a layer passes on unamplified: its results are off by 0.8 % of *their* root
-mean square. For comparison, normal weights of 4 bits in groups of 128 are off by 10 %, of 8 bits by 0.6 %. What makes
-it worse are outliers, whose steps their neighbours must take; so larger blocks are worse, and shorter mantissas much:
+mean square. For comparison, normal weights of 4 bits in groups of 128 are off by 10 %, of 8 bits by 0.6 %. Outliers
+make it worse, because their neighbours must take their steps; so larger blocks are worse, and shorter mantissas much
+worse:
 
 >>> from lowbit.quantization.bfp import bfp12, bfp16, cast, decode
->>> def share(x, format):
+>>> def relative_error(x, format):
 ...     return float(np.linalg.norm(decode(cast(x, format)) - x) / np.linalg.norm(x))
 >>> x = np.random.default_rng(1).standard_normal((1, 2**16)).astype(np.float32)
->>> [round(share(x, format), 4) for format in (bfp16(16), bfp16(32), bfp16(128), bfp12(32))]
+>>> [round(relative_error(x, format), 4) for format in (bfp16(16), bfp16(32), bfp16(128), bfp12(32))]
 [0.0073, 0.0083, 0.0091, 0.1324]
 
 The default, `ACTIVATIONS`, is BFP16 in blocks of 32: mantissas that fit the instructions, at an error an order of
@@ -66,11 +67,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.arrays import F64, I64
-from lowbit.contract.operation import BOUNDED, Parameters, operation
+from lowbit.contract.operation import BOUNDED, operation
+from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.linear import group_offsets
-from lowbit.quantization.affine import QuantizedMatrix, check_matrix, matrix_parameters
-from lowbit.quantization.bfp import Blocks, bfp16, check_blocks, format_parameters
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.bfp import Blocks, bfp16, check_blocks
 from lowbit.quantization.bfp_dot import LARGEST_SUM
 from lowbit.quantization.packing import Codes, unpack
 
@@ -117,7 +119,7 @@ def segments(rows: int, block: int, group_size: int) -> Iterator[Segment]:
         start = stop
 
 
-# **The integers**, equation 1. They are what a kernel must have to the last bit, whatever it does afterwards.
+# **The integers**, equation 1. A kernel must compute them to the last bit, whatever it does afterwards.
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +139,26 @@ class CodeSums:
     groups: I64
 
 
+def check_activations(x: Blocks, rows: int) -> None:
+    """Refuse what cannot be multiplied by a matrix of so many rows.
+
+    Raises:
+        ArgumentError: not `Blocks`, rows of another length, or blocks whose sums could reach 2^53.
+    """
+    check_blocks("x", x)
+    if x.columns != rows:
+        raise ArgumentError("elements of a row of x", x.columns, f"{rows}, the rows of the matrix")
+    longest = min(x.format.block, rows)
+    if longest * x.format.top * LARGEST_CODE >= LARGEST_SUM:
+        given = f"{longest} products of {x.format.mantissa}-bit mantissas and codes"
+        raise ArgumentError("a block of x", given, "sums below 2^53")
+
+
+def _check_product(x: Blocks, matrix: QuantizedMatrix) -> None:
+    check_activations(x, matrix.rows)
+
+
+@checked(also=_check_product)
 def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
     """The exact integers of every segment.
 
@@ -159,12 +181,11 @@ def code_sums(x: Blocks, matrix: QuantizedMatrix) -> CodeSums:
 
     Source: equation 1 of this chapter.
     """
-    check_qgemm_bfp(x, matrix)
     return sums_of_codes(x, unpack(matrix.words, matrix.bits), matrix.group_size)
 
 
 def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
-    """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
+    """The same for codes that are unpacked already, for callers that multiply by a matrix many times.
 
     Args:
         x: T rows of K elements.
@@ -188,6 +209,7 @@ def sums_of_codes(x: Blocks, codes: Codes, group_size: int) -> CodeSums:
 # no library sum, so that the result is the same to the bit on every machine.
 
 
+@checked(also=_check_product)
 def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> F64:
     """``Y = X W`` for activations in Block Floating Point; T = 1 is the product with a single vector.
 
@@ -210,7 +232,8 @@ def qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> F64:
 
     Source: QIGen §2, equation 2; equation 2 of this chapter; errata Q3.
     """
-    return scaled(code_sums(x, matrix), matrix)
+    codes = unpack(matrix.words, matrix.bits)
+    return scaled(sums_of_codes(x, codes, matrix.group_size), matrix)
 
 
 def scaled(sums: CodeSums, matrix: QuantizedMatrix) -> F64:
@@ -235,45 +258,14 @@ def scaled(sums: CodeSums, matrix: QuantizedMatrix) -> F64:
     return y
 
 
-# **Checks.**
-
-
-def check_activations(x: Blocks, rows: int) -> None:
-    """Refuse what cannot be multiplied by a matrix of so many rows.
-
-    Raises:
-        ArgumentError: not `Blocks`, rows of another length, or blocks whose sums could reach 2^53.
-    """
-    check_blocks("x", x)
-    if x.columns != rows:
-        raise ArgumentError("elements of a row of x", x.columns, f"{rows}, the rows of the matrix")
-    longest = min(x.format.block, rows)
-    if longest * x.format.top * LARGEST_CODE >= LARGEST_SUM:
-        given = f"{longest} products of {x.format.mantissa}-bit mantissas and codes"
-        raise ArgumentError("a block of x", given, "sums below 2^53")
-
-
-def check_qgemm_bfp(x: Blocks, matrix: QuantizedMatrix) -> None:
-    """The checks of `qgemm_bfp`."""
-    check_matrix(matrix)
-    check_activations(x, matrix.rows)
-
-
-def qgemm_bfp_parameters(x: Blocks, matrix: QuantizedMatrix) -> Parameters:
-    """The choices of the matrix and those of the format of the activations, whose names do not meet."""
-    return {**matrix_parameters(matrix), **format_parameters(x.format)}
-
-
 # **What a backend promises.**
 
-QGEMM_BFP = operation(
+operation(
     "linear.qgemm_bfp",
     "Blocks of integers times quantised matrix",
+    qgemm_bfp,
     promise=BOUNDED,
     source="K-sort §II.B equation 1; QIGen §2 equation 2; errata Q3",
-    reference=qgemm_bfp,
-    check=check_qgemm_bfp,
-    parameters=qgemm_bfp_parameters,
     clauses={
         "C1": "The integers of a segment are exact: where every partial sum of their scaled values is exactly "
         "representable in the declared accumulator, Y equals X W exactly.",
@@ -283,7 +275,5 @@ QGEMM_BFP = operation(
         "gives the same bits.",
         "C4": "A row of X of zeros gives zeros, whatever its exponents; a row with a single mantissa M gives 2^e·M "
         "times a row of weights, within the bound.",
-        "C5": "X that is not Blocks, has rows of another length, or could reach sums of 2^53, and an out that is "
-        "not float32 T × N, is read-only or overlaps X, are refused with an ArgumentError before anything is written.",
     },
 )

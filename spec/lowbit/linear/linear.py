@@ -2,8 +2,8 @@ r"""Linear layers on quantised weights: the factored dot product.
 
 A linear layer multiplies an activation vector by a weight matrix. When a model generates one token at a time, every
 weight is read once per token and used once, so the time is the time of reading the weights. Multiplying *codes*
-reads few bytes; the question is how to get the right number out of codes without first turning each of them back
-into a weight. The answer is to factor the scale and the zero out of the sum.
+reads few bytes; the question is how to get the right number out of codes without first converting each of them back
+to a weight. The answer is to factor the scale and the zero out of the sum.
 
 **One scale for the whole vector.** With activations :math:`y \in \mathbb{R}^n` and codes :math:`x_q`,
 
@@ -28,12 +28,14 @@ From here on the names are those of a layer: ``x`` are the activations, :math:`W
 Source: QIGen §2, equations 1 and 2; §3, Algorithm 1; errata Q1 to Q5.
 """
 
+from typing import Annotated
+
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_array
 from lowbit.contract.operation import BOUNDED, operation
-from lowbit.quantization.affine import QuantizedMatrix, check_matrix, matrix_parameters
+from lowbit.contract.signature import Shape, checked
+from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, unpack
 
 # **The identities.** Each equation is two functions, its left and its right side. On inputs whose every partial sum
@@ -41,7 +43,7 @@ from lowbit.quantization.packing import Codes, unpack
 
 
 def equation_1_left(y: F64, codes: F64, scale: float, zero: float) -> float:
-    r""":math:`\langle y, s\,(x_q - z)\rangle`: every code is turned into a weight first.
+    r""":math:`\langle y, s\,(x_q - z)\rangle`: every code is converted to a weight first.
 
     Args:
         y: float64, n activations.
@@ -118,7 +120,8 @@ def equation_2_right(y: list[F64], codes: list[F64], scales: list[float], zeros:
 # result is the same to the bit on every machine.
 
 
-def qgemv(x: F32, matrix: QuantizedMatrix) -> F64:
+@checked
+def qgemv(x: Annotated[F32, Shape("matrix.rows")], matrix: QuantizedMatrix) -> F64:
     """``y = x W`` by equation 2, for one activation vector.
 
     >>> from lowbit.quantization.affine import quantize
@@ -138,12 +141,11 @@ def qgemv(x: F32, matrix: QuantizedMatrix) -> F64:
 
     Source: QIGen §3, Algorithm 1; equation 2; errata Q3, Q5.
     """
-    check_qgemv(x, matrix)
     return qgemv_codes(x, unpack(matrix.words, matrix.bits), matrix)
 
 
 def qgemv_codes(x: F32, codes: Codes, matrix: QuantizedMatrix) -> F64:
-    """The same for codes that are unpacked already, as one does who multiplies by a matrix many times.
+    """The same for codes that are unpacked already, for callers that multiply by a matrix many times.
 
     Args:
         x: float32, K.
@@ -185,7 +187,8 @@ def group_offsets(matrix: QuantizedMatrix) -> F64:
 # read once and multiplied into T accumulators. Each row of the result depends on its own row of activations only.
 
 
-def qgemm(x: F32, matrix: QuantizedMatrix) -> F64:
+@checked
+def qgemm(x: Annotated[F32, Shape("T", "matrix.rows")], matrix: QuantizedMatrix) -> F64:
     """``Y = X W`` by equation 2, the T accumulators side by side.
 
     Args:
@@ -200,7 +203,6 @@ def qgemm(x: F32, matrix: QuantizedMatrix) -> F64:
 
     Source: QIGen §3.
     """
-    check_qgemm(x, matrix)
     codes, offsets = unpack(matrix.words, matrix.bits), group_offsets(matrix)
     y = np.zeros((len(x), matrix.columns))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -215,28 +217,14 @@ def qgemm(x: F32, matrix: QuantizedMatrix) -> F64:
     return y
 
 
-def check_qgemv(x: F32, matrix: QuantizedMatrix) -> None:
-    """The checks of `qgemv`."""
-    check_matrix(matrix)
-    check_array("x", x, np.float32, (matrix.rows,))
-
-
-def check_qgemm(x: F32, matrix: QuantizedMatrix) -> None:
-    """The checks of `qgemm`."""
-    check_matrix(matrix)
-    check_array("x", x, np.float32, (None, matrix.rows))
-
-
 # **What a backend promises.** The bound itself is derived in the chapter `bounds`.
 
-QGEMV = operation(
+operation(
     "linear.qgemv",
     "Vector times quantised matrix",
+    qgemv,
     promise=BOUNDED,
     source="QIGen §2 equations 1, 2; §3 Algorithm 1; errata Q3, Q5",
-    reference=qgemv,
-    check=check_qgemv,
-    parameters=lambda x, matrix: matrix_parameters(matrix),
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, y equals x W exactly.",
         "C2": "For finite x without overflow, each element of y differs from x W by at most the bound derived from "
@@ -245,19 +233,15 @@ QGEMV = operation(
         "bits.",
         "C4": "All-zero x gives zeros; a one-hot x gives the row of weights within the bound.",
         "C5": "A NaN or an infinity in x makes every element of y NaN or infinite: an error upstream is not hidden.",
-        "C6": "x of another dtype, shape or layout, and an out that is read-only or overlaps x, are refused with an "
-        "ArgumentError before anything is written.",
     },
 )
 
-QGEMM = operation(
+operation(
     "linear.qgemm",
     "Matrix times quantised matrix",
+    qgemm,
     promise=BOUNDED,
     source="QIGen §2 equations 1, 2; §3",
-    reference=qgemm,
-    check=check_qgemm,
-    parameters=lambda x, matrix: matrix_parameters(matrix),
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, Y equals X W exactly.",
         "C2": "For finite X without overflow, each element of Y differs from X W by at most the bound derived from "
@@ -265,7 +249,5 @@ QGEMM = operation(
         "C3": "The result is float32, T × N; row t depends on nothing but row t of X and the matrix; the same call "
         "gives the same bits.",
         "C4": "A NaN or an infinity in row t makes every element of row t of Y NaN or infinite, and no other row.",
-        "C5": "X of another dtype, shape or layout, and an out that is read-only or overlaps X, are refused with an "
-        "ArgumentError before anything is written.",
     },
 )

@@ -13,13 +13,13 @@ Source: RMSNorm (arXiv 1910.07467) equation 4, with ε as in Llama (arXiv 2302.1
 """
 
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_array
 from lowbit.contract.operation import BOUNDED, operation
-from lowbit.errors import ArgumentError
+from lowbit.contract.signature import In, Shape, checked
 from lowbit.linear.elementary import silu
 
 
@@ -67,21 +67,12 @@ def gelu(a: F64) -> F64:
 LEAST_EPSILON, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
 
 
-def check_rms_norm(x: F32, gain: F32, epsilon: float) -> None:
-    """The checks of `blocks.rms_norm`; numbers that are not finite are welcome."""
-    check_array("x", x, np.float32, (None, None))
-    check_array("gain", gain, np.float32, (x.shape[1],))
-    if not isinstance(epsilon, int | float) or isinstance(epsilon, bool) or not LEAST_EPSILON <= epsilon <= LARGEST:
-        raise ArgumentError("epsilon", repr(epsilon), "a number from 2^-126 to the largest float32")
-
-
-def check_swiglu(gate: F32, up: F32) -> None:
-    """The checks of `blocks.swiglu`; numbers that are not finite are welcome."""
-    check_array("gate", gate, np.float32, (None, None))
-    check_array("up", up, np.float32, gate.shape)
-
-
-def rms_norm_of(x: F32, gain: F32, epsilon: float) -> F64:
+@checked
+def rms_norm_of(
+    x: Annotated[F32, Shape("T", "n")],
+    gain: Annotated[F32, Shape("n")],
+    epsilon: Annotated[float, In(LEAST_EPSILON, LARGEST)],
+) -> F64:
     """`rms_norm` of float32 rows, in float64: the reference of `blocks.rms_norm`.
 
     >>> rms_norm_of(np.array([[1, -1, 1, 1]], np.float32), np.array([1, 2, 3, 4], np.float32), 3.0)
@@ -100,12 +91,12 @@ def rms_norm_of(x: F32, gain: F32, epsilon: float) -> F64:
 
     Source: RMSNorm (arXiv 1910.07467) equation 4; ε as in Llama.
     """
-    check_rms_norm(x, gain, epsilon)
     with np.errstate(invalid="ignore"):
         return rms_norm(x.astype(np.float64), gain.astype(np.float64), epsilon)
 
 
-def swiglu_of(gate: F32, up: F32) -> F64:
+@checked
+def swiglu_of(gate: Annotated[F32, Shape("T", "m")], up: Annotated[F32, Shape("T", "m")]) -> F64:
     """silu(gate) ⊗ up for float32 inputs, in float64: the reference of `blocks.swiglu`.
 
     >>> swiglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)
@@ -123,19 +114,16 @@ def swiglu_of(gate: F32, up: F32) -> F64:
 
     Source: arXiv 2002.05202, equation 6.
     """
-    check_swiglu(gate, up)
     with np.errstate(invalid="ignore"):
         return silu(gate.astype(np.float64)) * up
 
 
-RMS_NORM = operation(
+operation(
     "blocks.rms_norm",
     "Rows scaled to a root mean square of 1",
+    rms_norm_of,
     promise=BOUNDED,
     source="arXiv 1910.07467 equation 4; arXiv 2302.13971 §2.2",
-    reference=rms_norm_of,
-    check=check_rms_norm,
-    parameters=lambda x, gain, epsilon: {},
     clauses={
         "C1": "Where n is a power of two, the squares have an exactly representable sum in any order, and their mean "
         "plus ε is a power of four, the result equals the formula's.",
@@ -151,19 +139,15 @@ RMS_NORM = operation(
         "element in its column, unless x is 0 there, and changes no other.",
         "C7": "Where the squares of finite numbers sum to more than float32 holds, the row is within the bound of C3, "
         "or has no finite element: the overflow is not passed off as zeros.",
-        "C8": "Wrong dtypes, shapes or layouts, and an ε that is not from 2^-126 to the largest float32, are refused "
-        "with an ArgumentError.",
     },
 )
 
-SWIGLU = operation(
+operation(
     "blocks.swiglu",
     "The activation of a gated linear unit",
+    swiglu_of,
     promise=BOUNDED,
     source="arXiv 2002.05202 equation 6",
-    reference=swiglu_of,
-    check=check_swiglu,
-    parameters=lambda gate, up: {},
     clauses={
         "C1": "Where silu(gate) is gate or 0 to the bit, that is from 40 upwards, from −760 downwards and at 0, and "
         "gate · up is exact, the result equals the formula's.",
@@ -174,6 +158,5 @@ SWIGLU = operation(
         "the same call gives the same bits.",
         "C5": "What is not finite in gate or up leaves an element that is not finite at its place, and changes no "
         "other.",
-        "C6": "Wrong dtypes, shapes or layouts are refused with an ArgumentError.",
     },
 )

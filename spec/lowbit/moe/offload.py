@@ -29,7 +29,7 @@ layer, likeliest first.
 1. Needed experts in slots are *hits*. They run first, by ascending id, before anything is copied.
 2. The others follow, by ascending id. One that waits in a buffer is *promoted* into a slot. One that does not is
    *loaded* into a free buffer first. With no buffer free, the oldest guess that this layer does not need is *dropped*;
-   if the layer needs every one of them, the oldest takes its turn at once, which frees its buffer.
+   if the layer needs every one of them, the oldest is promoted at once, which frees its buffer.
 3. A promotion takes a free slot, or *evicts* the expert that ran longest ago. All needed experts in slots have run
    by then, so what is evicted never waits to run. Where a layer needs more than :math:`k`, as a prompt does, experts
    stream through and the :math:`k` that ran last remain.
@@ -60,7 +60,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lowbit.contract.checks import check_choice, check_integer
-from lowbit.contract.operation import EXACT, operation
+from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
 
 Memory = Literal["mirror", "swap"]
@@ -100,6 +101,11 @@ class Arrangement:
         check_integer("slots", self.slots, 1, self.experts)
         check_integer("buffers", self.buffers, 1, MOST_BUFFERS)
         check_choice("memory", self.memory, MEMORIES)
+
+    @property
+    def parameters(self) -> Parameters:
+        """All of it: the choices that an engine may limit."""
+        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,28 @@ class Event:
 Trace = tuple[Event, ...]
 
 
+# **What may be asked for** depends on the request before: a pass takes the layers one after another.
+
+
+def check_request(request: Request, arrangement: Arrangement, last: int) -> None:
+    """Refuse what `Offload.step` cannot place; `last` is the layer of the request before, −1 at the beginning."""
+    if not isinstance(request, Request):
+        raise ArgumentError("request", f"a {type(request).__name__}", "a Request")
+    check_integer("layer", request.layer, 0, arrangement.layers - 1)
+    if request.layer not in (0, last + 1):
+        next_layer = f"0, or {last + 1} after {last}" if last >= 0 else "0 at first"
+        raise ArgumentError("layer", request.layer, "0" if last + 1 == arrangement.layers else next_layer)
+    for name, experts in (("needed", request.needed), ("guesses", request.guesses)):
+        if not isinstance(experts, tuple | list):
+            raise ArgumentError(name, f"a {type(experts).__name__}", "a tuple of experts")
+        for expert in experts:
+            check_integer(f"an expert in {name}", expert, 0, arrangement.experts - 1)
+    if len(set(request.needed)) < len(request.needed):
+        raise ArgumentError("needed", request.needed, "distinct experts")
+    if request.guesses and request.layer == arrangement.layers - 1:
+        raise ArgumentError("guesses", request.guesses, "none at the last layer")
+
+
 # **The state**: what lies in each slot and buffer. The slots of a layer are listed by when their experts last ran.
 
 
@@ -197,9 +225,12 @@ class Offload:
         """The events of one request.
 
         Raises:
-            ArgumentError: experts or layers that there are not, or a layer out of turn; nothing has changed then.
+            ArgumentError: experts or layers that there are not, or a layer out of order; nothing has changed then.
         """
         check_request(request, self.arrangement, self._layer)
+        return self._answer(request)
+
+    def _answer(self, request: Request) -> Trace:
         self._step, self._layer, self._events = self._step + 1, request.layer, []
         if request.layer == 0:
             for guess in list(self.staged):
@@ -308,6 +339,16 @@ class Offload:
 # **The trace** of a whole run. What it says about caching and guessing is counted in the chapter `lowbit.model.replay`.
 
 
+def _check_trace(arrangement: Arrangement, requests: Sequence[Request]) -> None:
+    if not requests:
+        raise ArgumentError("requests", "empty", "a sequence of at least one")
+    last = -1
+    for request in requests:
+        check_request(request, arrangement, last)
+        last = request.layer
+
+
+@checked(also=_check_trace)
 def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
     """All events of a run that begins with nothing cached.
 
@@ -330,63 +371,23 @@ def trace(arrangement: Arrangement, requests: Sequence[Request]) -> Trace:
         requests: in order, at least one.
 
     Raises:
-        ArgumentError: a request for what there is not, or for a layer out of turn.
+        ArgumentError: a request for what there is not, or for a layer out of order.
 
     Source: MoE offloading §3; errata M1 to M4.
     """
-    check_trace(arrangement, requests)
     machine = Offload(arrangement)
-    return tuple(event for request in requests for event in machine.step(request))
-
-
-# **Checks.**
-
-
-def check_request(request: Request, arrangement: Arrangement, last: int) -> None:
-    """Refuse what `Offload.step` cannot place; `last` is the layer of the request before, −1 at the beginning."""
-    if not isinstance(request, Request):
-        raise ArgumentError("request", f"a {type(request).__name__}", "a Request")
-    check_integer("layer", request.layer, 0, arrangement.layers - 1)
-    if request.layer not in (0, last + 1):
-        turn = (
-            "0" if last + 1 == arrangement.layers else f"0, or {last + 1} after {last}" if last >= 0 else "0 at first"
-        )
-        raise ArgumentError("layer", request.layer, turn)
-    for name, experts in (("needed", request.needed), ("guesses", request.guesses)):
-        if not isinstance(experts, tuple | list):
-            raise ArgumentError(name, f"a {type(experts).__name__}", "a tuple of experts")
-        for expert in experts:
-            check_integer(f"an expert in {name}", expert, 0, arrangement.experts - 1)
-    if len(set(request.needed)) < len(request.needed):
-        raise ArgumentError("needed", request.needed, "distinct experts")
-    if request.guesses and request.layer == arrangement.layers - 1:
-        raise ArgumentError("guesses", request.guesses, "none at the last layer")
-
-
-def check_trace(arrangement: Arrangement, requests: Sequence[Request]) -> None:
-    """The checks of `trace`."""
-    if not isinstance(arrangement, Arrangement):
-        raise ArgumentError("arrangement", f"a {type(arrangement).__name__}", "an Arrangement")
-    if not isinstance(requests, Sequence) or not requests:
-        given = "empty" if isinstance(requests, Sequence) else f"a {type(requests).__name__}"
-        raise ArgumentError("requests", given, "a sequence of at least one")
-    last = -1
-    for request in requests:
-        check_request(request, arrangement, last)
-        last = request.layer
+    return tuple(event for request in requests for event in machine._answer(request))
 
 
 # **What a backend promises.** The whole state is inside one call: it is given all requests and answers with all events.
 # The chapter `offload_engine` promises the same request by request.
 
-TRACE = operation(
+operation(
     "offload.trace",
     "Which expert lies where, event by event",
+    trace,
     promise=EXACT,
     source="MoE offloading §3; errata M1 to M5, M9",
-    reference=trace,
-    check=check_trace,
-    parameters=lambda arrangement, requests: vars(arrangement),
     clauses={
         "C1": "Without guesses, each request writes its hits and then, for each other needed expert, load, evict if no "
         "slot is free, and promote, by ascending id; what is evicted is the expert of that layer that ran longest ago.",
@@ -394,13 +395,11 @@ TRACE = operation(
         "buffers; one that is in a slot or a buffer, or finds no buffer, is not; one that its layer needs is promoted "
         "without a load, the others are dropped when the layer has run.",
         "C3": "A load that finds no free buffer takes that of the oldest guess that its layer does not need; if all "
-        "are needed, the oldest is promoted before its turn.",
+        "are needed, the oldest is promoted first.",
         "C4": "Where a request needs more experts than there are slots, they stream through and those that ran last "
         "remain.",
         "C5": "Under swap slots begin with the lowest experts, and an evict names the host place that its newcomer "
         "left; under mirror slots begin empty and an evict names none.",
         "C6": "A pass that ends early leaves its guesses to be dropped when the next begins, before anything else.",
-        "C7": "Experts or layers that there are not, a layer out of turn, guesses at the last layer, and a needed "
-        "expert named twice are refused with an ArgumentError.",
     },
 )

@@ -3,8 +3,8 @@ r"""Routing: a layer of many experts, of which each token runs a few.
 A *sparse* layer holds :math:`E` feed-forward networks, its *experts*, where a dense one holds a single one. A small
 linear layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and
 their answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
-:math:`k`: in Mixtral two of eight. It also means that which weights are needed is known only when the token is
-there, and that is the whole difficulty of the chapter `lowbit.moe.offload`.
+:math:`k`: in Mixtral two of eight. But the weights that a token needs are known only when the token
+arrives, and that is the whole difficulty of the chapter `lowbit.moe.offload`.
 
 **Gate.** For an input :math:`x` of the layer and the gate's matrix :math:`W_r` (hidden × E),
 
@@ -21,7 +21,7 @@ goes first, so the choice is a function of the scores and of nothing else.
     \text{softmax before it, renormalised:} \qquad & w_e = \frac{p_e}{\sum_{i \in \mathcal{T}} p_i}
 
 They are the same number, because the denominator of :math:`p` cancels; they differ in rounding, and where two unequal
-logits round to one probability they may differ in the choice.
+logits round to one probability, the choice may differ.
 
 **Experts** are SwiGLU networks, :math:`E_e(x) = (\mathrm{silu}(x W_{gate,e}) \otimes x W_{up,e})\,W_{down,e}` with
 :math:`\mathrm{silu}(a) = a/(1 + e^{-a})`.
@@ -41,13 +41,13 @@ Source: MoE offloading §2.1 (Shazeer et al., arXiv 1701.06538, §2.1 for the ga
 after the choice); SwiGLU, arXiv 2002.05202 equation 6. Ties and the order of the sum are this project's.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from lowbit.arrays import F32, F64, I64
-from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, operation
+from lowbit.contract.signature import CHOICE, FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear import elementary
 from lowbit.linear.elementary import product, silu
@@ -63,7 +63,12 @@ SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
 # **Gate and choice.**
 
 
-def gate(x: F32, router: F32, scores: Scores = "logits") -> F64:
+@checked
+def gate(
+    x: Annotated[F32, Shape("T", "hidden")],
+    router: Annotated[F32, Shape("hidden", "E")],
+    scores: Scores = "logits",
+) -> F64:
     """The score of every expert for every token.
 
     >>> router = np.array([[1, 0, 2]], np.float32)
@@ -85,13 +90,13 @@ def gate(x: F32, router: F32, scores: Scores = "logits") -> F64:
 
     Source: MoE offloading §2.1.
     """
-    check_gate(x, router, scores)
     logits = product(x, router)
     with np.errstate(invalid="ignore"):
         return logits if scores == "logits" else elementary.softmax(logits)
 
 
-def top_k(scores: F32, k: int) -> Ids:
+@checked
+def top_k(scores: Annotated[F32, Shape("T", "E"), FINITE], k: Annotated[int, In(1, "E"), CHOICE]) -> Ids:
     """The k experts of the greatest scores, best first; of equal scores the lowest id first.
 
     >>> top_k(np.array([[0.5, 2.0, 0.5, 2.0]], np.float32), k=3)
@@ -107,11 +112,34 @@ def top_k(scores: F32, k: int) -> Ids:
     Raises:
         ArgumentError: wrong dtype, shape or layout; a score that is not finite, which has no rank; k out of range.
     """
-    check_top_k(scores, k)
     return np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int64)  # stable: equals keep their order
 
 
-def weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> F64:
+def check_chosen(chosen: Ids, experts: int) -> None:
+    """Refuse anything but distinct ids of existing experts."""
+    if chosen.min() < 0 or chosen.max() >= experts:
+        given = chosen.min() if chosen.min() < 0 else chosen.max()
+        raise ArgumentError("an id in chosen", given, f"0 to {experts - 1}")
+    ascending = np.sort(chosen, axis=1)
+    if (ascending[:, 1:] == ascending[:, :-1]).any():
+        raise ArgumentError("chosen", "an expert twice for one token", "distinct experts")
+
+
+def _check_weights(scores: F32, chosen: Ids, softmax: Softmax) -> None:
+    check_chosen(chosen, scores.shape[1])
+    if softmax == "before":
+        if (scores < 0).any():
+            raise ArgumentError("scores", f"as low as {scores.min()}", "probabilities of at least 0")
+        if not np.take_along_axis(scores, chosen, axis=1).any(axis=1).all():
+            raise ArgumentError("scores", "0 for all the chosen experts of a token", "a chosen expert above 0")
+
+
+@checked(also=_check_weights)
+def weights(
+    scores: Annotated[F32, Shape("T", "E"), FINITE],
+    chosen: Annotated[Ids, Shape("T", "k")],
+    softmax: Softmax = "after",
+) -> F64:
     """The weights of the chosen experts, which sum to 1 for each token.
 
     >>> logits, chosen = np.log(np.array([[1, 3, 4]], np.float32)), np.array([[2, 1]])
@@ -135,7 +163,6 @@ def weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> F64:
 
     Source: MoE offloading §2.1.
     """
-    check_weights(scores, chosen, softmax)
     own = np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
     if softmax == "after":
         return elementary.softmax(own)
@@ -143,12 +170,18 @@ def weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> F64:
     return own / total
 
 
-# **Experts and the layer.** The formula of the layer goes token by token; a layer of weights that has to be brought
-# from afar goes expert by expert, and takes all tokens of an expert while it is there. Both add the same numbers in
-# the same order.
+# **Experts and the layer.** The formula of the layer goes token by token. A layer whose weights must be copied to the
+# device goes expert by expert, and computes all tokens of an expert while it is there. Both add the same numbers in the
+# same order.
 
 
-def expert(x: F32, gate: F32, up: F32, down: F32) -> F64:
+@checked
+def expert(
+    x: Annotated[F32, Shape("T", "hidden")],
+    gate: Annotated[F32, Shape("hidden", "feed_forward")],
+    up: Annotated[F32, Shape("hidden", "feed_forward")],
+    down: Annotated[F32, Shape("feed_forward", "hidden")],
+) -> F64:
     """One SwiGLU expert.
 
     >>> one = np.ones((1, 1), np.float32)
@@ -169,13 +202,29 @@ def expert(x: F32, gate: F32, up: F32, down: F32) -> F64:
 
     Source: arXiv 2002.05202, equation 6.
     """
-    check_expert(x, gate, up, down)
+    return _swiglu_expert(x, gate, up, down)
+
+
+def _swiglu_expert(x: F32, gate: F32, up: F32, down: F32) -> F64:
+    """`expert`, of arguments that have been checked."""
     with np.errstate(invalid="ignore", over="ignore"):
         inner = silu(product(x, gate)) * product(x, up)
     return product(inner, down)
 
 
-def sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> F64:
+def _check_sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> None:
+    check_chosen(chosen, len(gate))
+
+
+@checked(also=_check_sparse)
+def sparse(
+    x: Annotated[F32, Shape("T", "hidden")],
+    gate: Annotated[F32, Shape("E", "hidden", "feed_forward")],
+    up: Annotated[F32, Shape("E", "hidden", "feed_forward")],
+    down: Annotated[F32, Shape("E", "feed_forward", "hidden")],
+    chosen: Annotated[Ids, Shape("T", "k")],
+    weights: Annotated[F32, Shape("T", "k")],
+) -> F64:
     """The sparse layer: for each token the weighted sum of its experts, in ascending order of their ids.
 
     Args:
@@ -194,86 +243,23 @@ def sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> 
 
     Source: MoE offloading §2.1.
     """
-    check_sparse(x, gate, up, down, chosen, weights)
     y = np.zeros(x.shape)
     for e in np.unique(chosen):  # ascending
         tokens, place = np.nonzero(chosen == e)
-        answers = expert(x[tokens], gate[e], up[e], down[e])
+        answers = _swiglu_expert(x[tokens], gate[e], up[e], down[e])
         with np.errstate(invalid="ignore", over="ignore"):
             y[tokens] += weights[tokens, place, np.newaxis].astype(np.float64) * answers
     return y
 
 
-# **Checks.**
-
-
-def check_gate(x: F32, router: F32, scores: Scores = "logits") -> None:
-    """The checks of `gate`."""
-    check_choice("scores", scores, SCORES)
-    check_array("router", router, np.float32, (None, None))
-    check_array("x", x, np.float32, (None, router.shape[0]))
-
-
-def check_top_k(scores: F32, k: int) -> None:
-    """The checks of `top_k`."""
-    check_array("scores", scores, np.float32, (None, None))
-    check_integer("k", k, 1, scores.shape[1])
-    check_finite("scores", scores)
-
-
-def check_weights(scores: F32, chosen: Ids, softmax: Softmax = "after") -> None:
-    """The checks of `weights`."""
-    check_choice("softmax", softmax, SOFTMAXES)
-    check_array("scores", scores, np.float32, (None, None))
-    check_finite("scores", scores)
-    check_chosen(chosen, tokens=len(scores), experts=scores.shape[1])
-    if softmax == "before":
-        if (scores < 0).any():
-            raise ArgumentError("scores", f"as low as {scores.min()}", "probabilities of at least 0")
-        if not np.take_along_axis(scores, chosen, axis=1).any(axis=1).all():
-            raise ArgumentError("scores", "0 for all the chosen experts of a token", "a chosen expert above 0")
-
-
-def check_expert(x: F32, gate: F32, up: F32, down: F32) -> None:
-    """The checks of `expert`."""
-    check_array("gate", gate, np.float32, (None, None))
-    check_array("up", up, np.float32, gate.shape)
-    check_array("down", down, np.float32, gate.shape[::-1])
-    check_array("x", x, np.float32, (None, gate.shape[0]))
-
-
-def check_sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> None:
-    """The checks of `sparse`."""
-    check_array("gate", gate, np.float32, (None, None, None))
-    experts, hidden, inner = gate.shape
-    check_array("up", up, np.float32, gate.shape)
-    check_array("down", down, np.float32, (experts, inner, hidden))
-    check_array("x", x, np.float32, (None, hidden))
-    check_chosen(chosen, tokens=len(x), experts=experts)
-    check_array("weights", weights, np.float32, chosen.shape)
-
-
-def check_chosen(chosen: Ids, tokens: int, experts: int) -> None:
-    """Refuse anything but distinct ids of existing experts, as many for each token."""
-    check_array("chosen", chosen, np.int64, (tokens, None))
-    if chosen.min() < 0 or chosen.max() >= experts:
-        given = chosen.min() if chosen.min() < 0 else chosen.max()
-        raise ArgumentError("an id in chosen", given, f"0 to {experts - 1}")
-    ordered = np.sort(chosen, axis=1)
-    if (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise ArgumentError("chosen", "an expert twice for one token", "distinct experts")
-
-
 # **What a backend promises.** The bounds are derived in the chapter `lowbit.moe.bounds`.
 
-GATE = operation(
+operation(
     "routing.gate",
     "Scores of the experts",
+    gate,
     promise=BOUNDED,
     source="MoE offloading §2.1",
-    reference=gate,
-    check=check_gate,
-    parameters=lambda x, router, scores="logits": {"scores": scores},
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, the logits equal x W "
         "exactly.",
@@ -283,54 +269,43 @@ GATE = operation(
         "C4": "The result is float32, T × E; row t depends on nothing but row t of x and the router; the same call "
         "gives the same bits.",
         "C5": "A NaN or an infinity in row t makes no finite logit in row t, and changes no other row.",
-        "C6": "Wrong dtypes, shapes, layouts or kinds of scores are refused with an ArgumentError.",
     },
 )
 
-TOP_K = operation(
+operation(
     "routing.top_k",
     "The choice of experts",
+    top_k,
     promise=EXACT,
     source="MoE offloading §2.1; ties are this project's",
-    reference=top_k,
-    check=check_top_k,
-    parameters=lambda scores, k: {"k": k},
     clauses={
         "C1": "Row t holds the k experts of the greatest scores of row t, best first.",
         "C2": "Of equal scores, +0 and −0 among them, the lowest id goes first and is chosen first.",
         "C3": "The result is int64, T × k.",
-        "C4": "A score that is not finite, a k out of range, and wrong dtypes, shapes or layouts are refused with an "
-        "ArgumentError.",
     },
 )
 
-WEIGHTS = operation(
+operation(
     "routing.weights",
     "Weights of the chosen experts",
+    weights,
     promise=BOUNDED,
     source="MoE offloading §2.1; arXiv 2401.04088 §2.1",
-    reference=weights,
-    check=check_weights,
-    parameters=lambda scores, chosen, softmax="after": {"softmax": softmax},
     clauses={
         "C1": "With the softmax after the choice, each weight differs from the softmax of the chosen logits by at "
         "most the derived bound.",
         "C2": "With the softmax before it, each weight differs from its probability divided by the sum of the chosen "
         "ones by at most the derived bound.",
         "C3": "Equal scores of one token have equal weights; a single chosen expert has weight 1.",
-        "C4": "Ids that are out of range or stand twice, probabilities that cannot be renormalised, and wrong dtypes, "
-        "shapes or layouts are refused with an ArgumentError.",
     },
 )
 
-EXPERT = operation(
+operation(
     "routing.expert",
     "One SwiGLU expert",
+    expert,
     promise=BOUNDED,
     source="arXiv 2002.05202 equation 6",
-    reference=expert,
-    check=check_expert,
-    parameters=lambda x, gate, up, down: {},
     clauses={
         "C1": "Where silu(a) is a or 0 to the bit and every partial sum is exact, the result equals the formula's.",
         "C2": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
@@ -338,25 +313,20 @@ EXPERT = operation(
         "C3": "The result is float32, T × hidden; row t depends on nothing but row t of x and the weights; the same "
         "call gives the same bits.",
         "C4": "A NaN or an infinity in row t leaves no finite element in row t, and changes no other row.",
-        "C5": "Wrong dtypes, shapes or layouts are refused with an ArgumentError.",
     },
 )
 
-SPARSE = operation(
+operation(
     "routing.sparse",
     "The sparse layer, its routes given",
+    sparse,
     promise=BOUNDED,
     source="MoE offloading §2.1; the order of the sum is this project's",
-    reference=sparse,
-    check=check_sparse,
-    parameters=lambda x, gate, up, down, chosen, weights: {},
     clauses={
         "C1": "Where every expert is exact as in routing.expert/C1 and so is the weighted sum, the result equals it.",
         "C2": "For finite inputs without overflow, each element differs from the weighted sum by at most the bound "
         "derived from the declared arithmetic.",
         "C3": "The order in which a token lists its experts does not change a bit: the sum goes by ascending id.",
         "C4": "Only the experts that a token chose enter its row: NaN in the weights of all others changes nothing.",
-        "C5": "Ids that are out of range or stand twice, and wrong dtypes, shapes or layouts are refused with an "
-        "ArgumentError.",
     },
 )

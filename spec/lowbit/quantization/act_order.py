@@ -1,4 +1,4 @@
-"""Ordered matrices: quantised weights whose rows stand in another order than the activations.
+"""Matrices in act-order: quantised weights whose rows stand in another order than the activations.
 
 A quantiser may take the rows of a matrix in an order of its own; GPTQ's *act-order* takes the inputs that matter most
 first. Its groups are then runs of rows in that order, and not in the order of the matrix. Two representations are in
@@ -8,11 +8,11 @@ order in which they were taken, with that order beside them: row i of the stored
     ``y = x W`` is ``linear.qgemv(x[order], matrix)``.
 
 Why this one: what is stored is an ordinary `QuantizedMatrix`, which every kernel, bound and format knows already, and
-no kernel has to look up a group for each row. The price is to gather the activations once a product, K numbers beside
-the K × N of the weights. And nothing is lost: one becomes the other by sorting. A gather is exact, so no new operation
-is needed.
+no kernel has to look up a group for each row. The cost is one gather of the activations for each product, K numbers
+beside the K × N of the weights. No information is lost: sorting converts one representation to the other. A gather is
+exact, so no new operation is needed.
 
-Source: lowbit's own; ``g_idx`` as GPTQ files store it.
+Source: ``g_idx`` as GPTQ files store it.
 """
 
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ Order = I64
 
 
 @dataclass(frozen=True, eq=False)
-class OrderedMatrix:
+class ActOrderMatrix:
     """A quantised matrix and the order of its rows.
 
     >>> from lowbit.quantization.affine import quantize
     >>> eye = quantize(np.eye(8, dtype=np.float32), bits=4, group_size=4)
-    >>> backwards = OrderedMatrix(eye, np.arange(8)[::-1].copy())
+    >>> backwards = ActOrderMatrix(eye, np.arange(8)[::-1].copy())
     >>> backwards.g_idx
     array([1, 1, 1, 1, 0, 0, 0, 0], dtype=int32)
     >>> backwards.dequantize()[0].argmax()
@@ -70,7 +70,7 @@ class OrderedMatrix:
 
 
 def order_of(g_idx: I32, group_size: int) -> Order:
-    """The order in which a file's rows must be taken so that its groups become runs; equal ones keep theirs.
+    """The order in which a file's rows must be taken so that its groups become runs; rows of a group keep their order.
 
     >>> order_of(np.array([1, 0, 1, 0], np.int32), group_size=2)
     array([1, 3, 0, 2])
@@ -80,7 +80,7 @@ def order_of(g_idx: I32, group_size: int) -> Order:
         group_size: rows of a group.
 
     Returns:
-        int64, K: for an `OrderedMatrix` whose row i is the file's row ``order[i]``.
+        int64, K: for an `ActOrderMatrix` whose row i is the file's row ``order[i]``.
 
     Raises:
         ArgumentError: wrong dtype or shape; groups that are not full, the last one aside.

@@ -1,8 +1,8 @@
 r"""Affine quantisation: real weights to small codes and back.
 
-A code alone is a number from 0 to :math:`2^b - 1`. What it *means* is given by two numbers that a run of weights
-shares, a *scale* and a *zero*: equally spaced points on a line, hence *affine*. Sharing them among fewer weights
-costs more bytes and loses less accuracy; that trade is the *group size*.
+A code alone is a number from 0 to :math:`2^b - 1`. What it *means* is given by two numbers, a *scale* and a
+*zero*, that a run of weights has in common: equally spaced points on a line, hence *affine*. Groups of fewer weights
+cost more bytes and lose less accuracy; that trade-off is the *group size*.
 
 **The paper.** With :math:`b` bits, a vector :math:`x` and :math:`z = \min(x)`,
 
@@ -46,7 +46,7 @@ Source: QIGen §2 (Quantization), §3 (Data format); errata Q1, Q2, Q9, Q10.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,9 @@ import numpy.typing as npt
 from lowbit.arrays import F32, Array
 from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.signature import CHOICE, FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.packing import BITS, WORD_BITS, Codes, Words, check_codes, check_rows, pack, unpack
+from lowbit.quantization.packing import BITS, WORD_BITS, Bits, Codes, Words, check_codes, check_rows, pack, unpack
 
 Convention = Literal["minimum", "zero_point"]
 ScaleDtype = Literal["float32", "float16"]
@@ -138,6 +139,17 @@ class QuantizedMatrix:
         zero_bits = self.bits if self.convention == "zero_point" else 8 * self.zeros.itemsize
         return self.words.nbytes + self.scales.nbytes + -(-self.zeros.size * zero_bits // 8)
 
+    @property
+    def parameters(self) -> Parameters:
+        """The choices that it embodies, by the names under which a backend declares what it handles."""
+        scale_dtype = str(self.scales.dtype)
+        return {
+            "bits": self.bits,
+            "group_size": self.group_size,
+            "convention": self.convention,
+            "scale_dtype": scale_dtype,
+        }
+
     def group_rows(self, group: int) -> slice:
         """The rows of one group, as a slice of 0 … K."""
         return slice(group * self.group_size, min((group + 1) * self.group_size, self.rows))
@@ -146,11 +158,16 @@ class QuantizedMatrix:
 # **Quantise.** Group by group; inside a group, every column has a scale and a zero of its own.
 
 
+def _check_units(weights: F32, bits: int, *others: object) -> None:
+    check_rows("rows of weights", len(weights), bits)
+
+
+@checked(also=_check_units)
 def quantize(
-    weights: F32,
+    weights: Annotated[F32, Shape("K", "N"), FINITE],
     *,
-    bits: int,
-    group_size: int,
+    bits: Bits,
+    group_size: Annotated[int, In(1, "K"), CHOICE],
     convention: Convention = "minimum",
     scale_dtype: ScaleDtype = "float32",
 ) -> QuantizedMatrix:
@@ -176,7 +193,6 @@ def quantize(
 
     Source: QIGen §2; errata Q1, Q9, Q10.
     """
-    check_quantize(weights, bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype)
     rows, columns = weights.shape
     codes = np.empty((rows, columns), np.uint8)
     scales, zeros = [], []
@@ -187,24 +203,6 @@ def quantize(
         scales.append(scale)
         zeros.append(zero)
     return QuantizedMatrix(pack(codes, bits), np.stack(scales), np.stack(zeros), bits, rows, group_size, convention)
-
-
-def check_quantize(
-    weights: F32,
-    *,
-    bits: int,
-    group_size: int,
-    convention: Convention = "minimum",
-    scale_dtype: ScaleDtype = "float32",
-) -> None:
-    """The checks of `quantize`."""
-    check_choice("bits", bits, BITS)
-    check_choice("convention", convention, CONVENTIONS)
-    check_choice("scale_dtype", scale_dtype, SCALE_DTYPES)
-    check_array("weights", weights, np.float32, (None, None))
-    check_rows("rows of weights", weights.shape[0], bits)
-    check_integer("group_size", group_size, 1, weights.shape[0])
-    check_finite("weights", weights)
 
 
 def group_scale_and_zero(group: F32, bits: int, convention: Convention, dtype: np.dtype[Any]) -> tuple[Scales, Array]:
@@ -241,9 +239,10 @@ def group_codes(group: F32, scale: Scales, zero: Array, bits: int, convention: C
     return np.clip(real, 0, 2**bits - 1).astype(np.uint8)
 
 
-# **Dequantise.** The other direction is one expression, and again float32 in the order written.
+# **Dequantise.** The other direction is one expression, in float32 and in the order written.
 
 
+@checked
 def dequantize(matrix: QuantizedMatrix) -> F32:
     """The float32 weights that a quantised matrix stands for.
 
@@ -262,7 +261,6 @@ def dequantize(matrix: QuantizedMatrix) -> F32:
 
     Source: QIGen §2, D; errata Q1.
     """
-    check_matrix(matrix)
     codes = unpack(matrix.words, matrix.bits)
     weights = np.empty(codes.shape, np.float32)
     for group in range(matrix.groups):
@@ -284,26 +282,14 @@ def check_matrix(matrix: QuantizedMatrix) -> None:
         raise ArgumentError("matrix", f"a {type(matrix).__name__}", "a QuantizedMatrix")
 
 
-def matrix_parameters(matrix: QuantizedMatrix) -> Parameters:
-    """The choices that a matrix embodies, by the names under which a backend declares what it handles."""
-    return {
-        "bits": matrix.bits,
-        "group_size": matrix.group_size,
-        "convention": matrix.convention,
-        "scale_dtype": str(matrix.scales.dtype),
-    }
-
-
 # **What a backend promises.**
 
-QUANTIZE = operation(
+operation(
     "affine.quantize",
     "Weights to codes, scales and zeros",
+    quantize,
     promise=EXACT,
     source="QIGen §2; errata Q1, Q2, Q9, Q10",
-    reference=quantize,
-    check=check_quantize,
-    parameters=lambda weights, **choices: {"convention": "minimum", "scale_dtype": "float32"} | choices,
     clauses={
         "C1": "Scales and zeros equal the table's expressions evaluated in float32 in the order written, then rounded "
         "to the stored dtype.",
@@ -311,19 +297,15 @@ QUANTIZE = operation(
         "C3": "A group without a range, or one so small that the stored scale vanishes, has scale 1: under minimum a "
         "constant comes back exactly, under zero_point an all-zero group does.",
         "C4": "Rows start·g to (start + 1)·g − 1 of a column share a group; the last group may be short.",
-        "C5": "Weights that are not finite, and wrong bits, groups, dtypes, shapes or layouts, are refused with an "
-        "ArgumentError.",
     },
 )
 
-DEQUANTIZE = operation(
+operation(
     "affine.dequantize",
     "Codes, scales and zeros to weights",
+    dequantize,
     promise=EXACT,
     source="QIGen §2; errata Q1, Q2",
-    reference=dequantize,
-    check=check_matrix,
-    parameters=matrix_parameters,
     clauses={
         "C1": "Under minimum the weight is scale·q + min, two float32 roundings in this order.",
         "C2": "Under zero_point the weight is scale·(q − zero), one float32 rounding.",

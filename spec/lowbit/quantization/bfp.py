@@ -1,10 +1,10 @@
 r"""Block Floating Point: integers that share one exponent.
 
-A float spends bits on an exponent of its own, although its neighbours are mostly of like size. Block Floating Point
+A float spends bits on an exponent of its own, although its neighbours are mostly of similar size. Block Floating Point
 (BFP) stores one exponent for a whole block and a small integer, the *mantissa*, for each element. A block takes
 little memory, and the dot product of two blocks is a sum of integer products and one addition of exponents, which
-is cheap in hardware. The price is paid by the small elements of a block with one large element: they are measured in
-steps that suit the large one, and may all round to zero. The chapter `ksort` is about that price.
+is cheap in hardware. The small elements of a block with one large element lose accuracy: their steps are
+those of the large element, and they may all round to zero. The chapter `ksort` is about that loss.
 
 **The format** has a block size :math:`n`, a mantissa precision :math:`p` and an exponent precision :math:`b`. The
 mantissas :math:`M_i` are integers of the range :math:`[-(2^{p-1}-1),\ 2^{p-1}-1]` (errata B8), the exponent
@@ -37,14 +37,15 @@ Source: K-sort §II.B, equation 1; errata B2, B8.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, I64
-from lowbit.contract.checks import check_array, check_finite, check_integer
+from lowbit.contract.checks import check_array, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.signature import FINITE, Shape, checked
 from lowbit.errors import ArgumentError
 
 Mantissas = npt.NDArray[np.signedinteger[Any]]
@@ -102,6 +103,11 @@ class Format:
     def dtype(self) -> np.dtype[np.signedinteger[Any]]:
         """How mantissas are held while one computes: int8 up to 8 bits, int16 up to 16, int32 beyond."""
         return np.dtype(np.int8 if self.mantissa <= 8 else np.int16 if self.mantissa <= 16 else np.int32)
+
+    @property
+    def parameters(self) -> Parameters:
+        """The choices that it makes, by the names under which a backend declares what it handles."""
+        return {"block": self.block, "mantissa": self.mantissa, "exponent": self.exponent}
 
     def blocks(self, columns: int) -> int:
         """How many blocks a row of this many elements has."""
@@ -167,8 +173,31 @@ class Blocks:
         """n."""
         return int(self.mantissas.shape[1])
 
+    @property
+    def parameters(self) -> Parameters:
+        """The choices of the format."""
+        return self.format.parameters
 
-def cast(x: F32, format: Format) -> Blocks:
+
+def check_blocks(argument: str, blocks: Blocks) -> None:
+    """Refuse anything but `Blocks`, which were checked when they were made."""
+    if not isinstance(blocks, Blocks):
+        raise ArgumentError(argument, f"a {type(blocks).__name__}", "lowbit.quantization.bfp.Blocks")
+
+
+def _check_range(argument: str, array: npt.NDArray[np.signedinteger[Any]], most: int) -> None:
+    """Refuse a number beyond ±most, and say where the first one is."""
+    outside = np.abs(array.astype(np.int64)) > most
+    if outside.any():
+        where = tuple(int(i) for i in np.unravel_index(int(np.argmax(outside)), array.shape))
+        raise ArgumentError(f"{argument}{list(where)}", array[where], f"{-most} to {most}")
+
+
+# **The cast and its inverse.**
+
+
+@checked
+def cast(x: Annotated[F32, Shape("R", "n"), FINITE], format: Format) -> Blocks:
     r"""Round each row to blocks: exponent from the largest element, then mantissas :math:`\mathrm{rint}(x / 2^e)`.
 
     The largest element, 5, is between 4 and 8, so a step is 1; 0.5 and 2.5 are ties and go to the even mantissa, and
@@ -193,7 +222,6 @@ def cast(x: F32, format: Format) -> Blocks:
 
     Source: K-sort §II.B; errata B2, B8.
     """
-    check_cast(x, format)
     mantissas = np.empty(x.shape, format.dtype)
     exponents = np.empty((x.shape[0], format.blocks(x.shape[1])), np.int16)
     for number, span in enumerate(format.spans(x.shape[1])):
@@ -225,6 +253,7 @@ def block_exponent(largest: F64, format: Format) -> I64:
     return np.where(largest == 0, -format.reach, e)
 
 
+@checked
 def decode(blocks: Blocks) -> F32:
     r"""The values :math:`2^e \cdot M` of equation 1, in float32.
 
@@ -246,7 +275,6 @@ def decode(blocks: Blocks) -> F32:
 
     Source: K-sort §II.B, equation 1.
     """
-    check_blocks("blocks", blocks)
     values = np.empty(blocks.mantissas.shape, np.float32)
     for number, span in enumerate(blocks.format.spans(blocks.columns)):
         e = blocks.exponents[:, number : number + 1].astype(np.int64)
@@ -255,46 +283,14 @@ def decode(blocks: Blocks) -> F32:
     return values
 
 
-# **Checks.**
-
-
-def check_cast(x: F32, format: Format) -> None:
-    """The checks of `cast`."""
-    if not isinstance(format, Format):
-        raise ArgumentError("format", f"a {type(format).__name__}", "a lowbit.quantization.bfp.Format")
-    check_array("x", x, np.float32, (None, None))
-    check_finite("x", x)
-
-
-def check_blocks(argument: str, blocks: Blocks) -> None:
-    """Refuse anything but `Blocks`, which were checked when they were made."""
-    if not isinstance(blocks, Blocks):
-        raise ArgumentError(argument, f"a {type(blocks).__name__}", "lowbit.quantization.bfp.Blocks")
-
-
-def _check_range(argument: str, array: npt.NDArray[np.signedinteger[Any]], most: int) -> None:
-    """Refuse a number beyond ±most, and say where the first one is."""
-    outside = np.abs(array.astype(np.int64)) > most
-    if outside.any():
-        where = tuple(int(i) for i in np.unravel_index(int(np.argmax(outside)), array.shape))
-        raise ArgumentError(f"{argument}{list(where)}", array[where], f"{-most} to {most}")
-
-
-def format_parameters(format: Format) -> Parameters:
-    """The choices that a format makes, by the names under which a backend declares what it handles."""
-    return {"block": format.block, "mantissa": format.mantissa, "exponent": format.exponent}
-
-
 # **What a backend promises.**
 
-CAST = operation(
+operation(
     "bfp.cast",
     "Float32 to Block Floating Point",
+    cast,
     promise=EXACT,
     source="K-sort §II.B; errata B2, B8",
-    reference=cast,
-    check=check_cast,
-    parameters=lambda x, format: format_parameters(format),
     clauses={
         "C1": "A block is a run of `block` elements of one row, counted from its first; the last of a row may be "
         "short; no block depends on another.",
@@ -302,18 +298,15 @@ CAST = operation(
         "C3": "Each mantissa is x/2^e rounded to the nearest integer, ties to even, saturated at ±(2^(p−1) − 1).",
         "C4": "The exponent is clamped to ±(2^(b−1) − 1), and the mantissas are those of the clamped exponent.",
         "C5": "A block of zeros, of either sign, has mantissas 0 and the least exponent.",
-        "C6": "x that is not finite, not float32, empty, of another rank or layout is refused with an ArgumentError.",
     },
 )
 
-DECODE = operation(
+operation(
     "bfp.decode",
     "Block Floating Point to float32",
+    decode,
     promise=EXACT,
     source="K-sort §II.B equation 1",
-    reference=decode,
-    check=lambda blocks: check_blocks("blocks", blocks),
-    parameters=lambda blocks: format_parameters(blocks.format),
     clauses={
         "C1": "Each value is 2^e·M, rounded once to float32; a mantissa of 0 gives +0.",
         "C2": "Values beyond float32 become subnormal, zero or infinite as one rounding to nearest, ties to even, "

@@ -26,8 +26,9 @@ import numpy as np
 from lowbit.arrays import F32, F64, I32, I64
 from lowbit.contract.checks import check_array
 from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.bfp import Blocks, check_blocks
+from lowbit.quantization.bfp import Blocks
 
 LARGEST_SUM = 2**53
 """The integers of a block must stay below this, so that a float64 holds them; 8-bit mantissas reach it with blocks of
@@ -56,6 +57,18 @@ class BlockSums:
             raise ArgumentError("sums", "of 2^53 or more", "integers that a float64 holds exactly")
 
 
+def _check_dot(a: Blocks, b: Blocks) -> None:
+    if a.columns != b.columns:
+        raise ArgumentError("elements of a row of b", b.columns, f"{a.columns}, as in a")
+    if a.format.block != b.format.block:
+        raise ArgumentError("block of b", b.format.block, f"{a.format.block}, as in a")
+    longest = min(a.format.block, a.columns)
+    if longest * a.format.top * b.format.top >= LARGEST_SUM:
+        widths = f"{longest} products of {a.format.mantissa}-bit and {b.format.mantissa}-bit mantissas"
+        raise ArgumentError("a block", widths, "sums below 2^53")
+
+
+@checked(also=_check_dot)
 def dot(a: Blocks, b: Blocks) -> BlockSums:
     """Every row of `a` times every row of `b`, block by block, in integers.
 
@@ -80,7 +93,6 @@ def dot(a: Blocks, b: Blocks) -> BlockSums:
 
     Source: K-sort §II.B.
     """
-    check_dot(a, b)
     shape = (a.rows, b.rows, a.format.blocks(a.columns))
     sums, exponents = np.empty(shape, np.int64), np.empty(shape, np.int32)
     for number, span in enumerate(a.format.spans(a.columns)):
@@ -89,6 +101,7 @@ def dot(a: Blocks, b: Blocks) -> BlockSums:
     return BlockSums(sums, exponents)
 
 
+@checked
 def total(blocks: BlockSums) -> F32:
     r"""Add the blocks of each dot product in float32: :math:`y \leftarrow \mathrm{fl}(y + 2^e S)`, first block first.
 
@@ -110,7 +123,6 @@ def total(blocks: BlockSums) -> F32:
 
     Source: K-sort §II.B.
     """
-    check_total(blocks)
     y = np.zeros(blocks.sums.shape[:2], np.float32)
     for number in range(blocks.sums.shape[2]):
         term = np.ldexp(blocks.sums[:, :, number].astype(np.float64), blocks.exponents[:, :, number])
@@ -153,29 +165,6 @@ def add_rounded_once(y: F32, term: F64) -> F32:
         return np.where(np.isfinite(s) & (lost != 0) & even, neighbour, s).astype(np.float32)
 
 
-# **Checks.**
-
-
-def check_dot(a: Blocks, b: Blocks) -> None:
-    """The checks of `dot`."""
-    check_blocks("a", a)
-    check_blocks("b", b)
-    if a.columns != b.columns:
-        raise ArgumentError("elements of a row of b", b.columns, f"{a.columns}, as in a")
-    if a.format.block != b.format.block:
-        raise ArgumentError("block of b", b.format.block, f"{a.format.block}, as in a")
-    longest = min(a.format.block, a.columns)
-    if longest * a.format.top * b.format.top >= LARGEST_SUM:
-        widths = f"{longest} products of {a.format.mantissa}-bit and {b.format.mantissa}-bit mantissas"
-        raise ArgumentError("a block", widths, "sums below 2^53")
-
-
-def check_total(blocks: BlockSums) -> None:
-    """The checks of `total`."""
-    if not isinstance(blocks, BlockSums):
-        raise ArgumentError("blocks", f"a {type(blocks).__name__}", "lowbit.quantization.bfp_dot.BlockSums")
-
-
 def dot_parameters(a: Blocks, b: Blocks) -> Parameters:
     """The choices of both formats."""
     return {"block": a.format.block, "mantissa_a": a.format.mantissa, "mantissa_b": b.format.mantissa}
@@ -183,31 +172,26 @@ def dot_parameters(a: Blocks, b: Blocks) -> Parameters:
 
 # **What a backend promises.**
 
-DOT = operation(
+operation(
     "bfp.dot",
     "Dot products of blocks, in integers",
+    dot,
     promise=EXACT,
     source="K-sort §II.B",
-    reference=dot,
-    check=check_dot,
     parameters=dot_parameters,
     clauses={
         "C1": "The sum of a block is the sum of the products of its mantissas, exactly.",
         "C2": "The exponent of a block is the sum of the two exponents.",
         "C3": "Element (r, s, j) is block j of row r of a with row s of b; the last block may be short.",
-        "C4": "Rows of other lengths, other blocks, and mantissas whose sum could reach 2^53 are refused with an "
-        "ArgumentError.",
     },
 )
 
-TOTAL = operation(
+operation(
     "bfp.total",
     "Sums of blocks, in float32",
+    total,
     promise=EXACT,
     source="K-sort §II.B",
-    reference=total,
-    check=check_total,
-    parameters=lambda blocks: {},
     clauses={
         "C1": "The blocks of a dot product are added to a float32 sum that begins at 0, first block first, each with "
         "one rounding to nearest, ties to even, of the exact sum.",

@@ -9,7 +9,7 @@ stream, least significant first, and bit :math:`j` of the stream is bit :math:`j
 does not fill its last byte, the bits left over are 0.
 
 **Exponents** are one byte for each block, :math:`e + 127`. That leaves no room for more than 8 bits of exponent: such
-blocks can be computed with and not stored.
+blocks can be used in a computation but not stored.
 
 A row of :math:`n` elements in :math:`P` blocks takes :math:`\lceil np/8 \rceil + P` bytes. With BFP12 and blocks of 32
 that is 4.25 bits an element, with BFP16 8.25.
@@ -18,7 +18,7 @@ that is 4.25 bits an element, with BFP16 8.25.
 stands for :math:`2^{\mathrm{byte} - 127}`, with 255 for NaN. Its integers are read as :math:`M \cdot 2^{-6}`, so a
 value is :math:`2^{\mathrm{byte} - 127 - 6} M`, and the standard's suggested conversion takes
 :math:`X = 2^{\lfloor \log_2 \max|x| \rfloor}`, rounds to nearest even and saturates. That is BFP16 with a block of 32,
-where the byte is that of :math:`e + 6`. The two part in three places only:
+where the byte is that of :math:`e + 6`. The two differ in three places only:
 
 - the integer −128, which MX can hold and BFP cannot;
 - the ends of the exponent: MX counts down to :math:`e + 6 = -127`, BFP to :math:`e = -127`, so blocks whose largest
@@ -37,9 +37,10 @@ import numpy.typing as npt
 
 from lowbit.arrays import U8
 from lowbit.contract.checks import check_array, check_integer
-from lowbit.contract.operation import EXACT, operation
+from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.bfp import Blocks, Exponents, Format, Mantissas, check_blocks, format_parameters
+from lowbit.quantization.bfp import Blocks, Exponents, Format, Mantissas
 
 EXPONENT_BIAS = 127
 STORED_EXPONENT_BITS = 8
@@ -75,6 +76,11 @@ class StoredBlocks:
         """All bytes of mantissas and exponents."""
         return self.mantissas.nbytes + self.exponents.nbytes
 
+    @property
+    def parameters(self) -> Parameters:
+        """The choices of the format."""
+        return self.format.parameters
+
 
 def row_bytes(columns: int, mantissa: int) -> int:
     """Bytes of the mantissas of one row.
@@ -85,6 +91,18 @@ def row_bytes(columns: int, mantissa: int) -> int:
     return -(-columns * mantissa // 8)
 
 
+def check_stored_format(format: Format) -> None:
+    """Refuse a format whose exponents do not fit a byte."""
+    if not isinstance(format, Format):
+        raise ArgumentError("format", f"a {type(format).__name__}", "a lowbit.quantization.bfp.Format")
+    check_integer("bits of a stored exponent", format.exponent, 1, STORED_EXPONENT_BITS)
+
+
+def _check_store(blocks: Blocks) -> None:
+    check_stored_format(blocks.format)
+
+
+@checked(also=_check_store)
 def store(blocks: Blocks) -> StoredBlocks:
     """Lay out blocks as bytes.
 
@@ -103,14 +121,31 @@ def store(blocks: Blocks) -> StoredBlocks:
 
     Source: errata B9.
     """
-    check_store(blocks)
     mantissas = pack_signed(blocks.mantissas, blocks.format.mantissa)
     exponents = (blocks.exponents + EXPONENT_BIAS).astype(np.uint8)
     return StoredBlocks(mantissas, exponents, blocks.columns, blocks.format)
 
 
+def _check_load(stored: StoredBlocks) -> None:
+    """Only what `store` writes."""
+    reach, bits = stored.format.reach, stored.format.mantissa
+    _check_bytes(stored.exponents, EXPONENT_BIAS - reach, EXPONENT_BIAS + reach)
+    if (unpack_signed(stored.mantissas, stored.columns, stored.format) == -(2 ** (bits - 1))).any():
+        raise ArgumentError("mantissas", f"-{2 ** (bits - 1)} somewhere", f"±{stored.format.top}")
+    used = stored.columns * bits % 8
+    if used and (stored.mantissas[:, -1] >> used).any():
+        raise ArgumentError("bits after the last mantissa of a row", "set", "all 0")
+
+
+def _check_bytes(exponents: Exponents | U8, least: int, most: int) -> None:
+    if (exponents < least).any() or (exponents > most).any():
+        given = f"from {exponents.min()} to {exponents.max()}"
+        raise ArgumentError("bytes of exponents", given, f"{least} to {most}")
+
+
+@checked(also=_check_load)
 def load(stored: StoredBlocks) -> Blocks:
-    """Read blocks back; the inverse of `store`, and nothing that `store` cannot write is let in.
+    """Read blocks back: the inverse of `store`, which refuses what `store` cannot write.
 
     >>> from lowbit.quantization.bfp import bfp12
     >>> stored = StoredBlocks(np.array([[0b11110101, 0b0010]], np.uint8), np.array([[127]], np.uint8), 3, bfp12(32))
@@ -126,7 +161,6 @@ def load(stored: StoredBlocks) -> Blocks:
 
     Source: errata B9.
     """
-    check_load(stored)
     mantissas = unpack_signed(stored.mantissas, stored.columns, stored.format)
     exponents = stored.exponents.astype(np.int16) - np.int16(EXPONENT_BIAS)
     return Blocks(mantissas, exponents, stored.format)
@@ -168,6 +202,7 @@ def unpack_signed(stream: U8, columns: int, format: Format) -> Mantissas:
 # **MXINT8.** Where the two coincide, one is the other with its exponents read differently.
 
 
+@checked
 def to_mxint8(blocks: Blocks) -> tuple[U8, npt.NDArray[np.int8]]:
     """The same numbers as MXINT8: E8M0 scales, uint8, R × P, and elements, int8, R × n.
 
@@ -184,7 +219,6 @@ def to_mxint8(blocks: Blocks) -> tuple[U8, npt.NDArray[np.int8]]:
 
     Source: OCP MX v1.0 §5.3, §5.4.
     """
-    check_blocks("blocks", blocks)
     if (blocks.format.block, blocks.format.mantissa) != (32, 8):
         raise ArgumentError("format", blocks.format.name, "blocks of 32 with 8-bit mantissas")
     scales = blocks.exponents.astype(np.int64) + 6 + EXPONENT_BIAS
@@ -193,70 +227,28 @@ def to_mxint8(blocks: Blocks) -> tuple[U8, npt.NDArray[np.int8]]:
     return scales.astype(np.uint8), blocks.mantissas.astype(np.int8)
 
 
-# **Checks.**
-
-
-def check_stored_format(format: Format) -> None:
-    """Refuse a format whose exponents do not fit a byte."""
-    if not isinstance(format, Format):
-        raise ArgumentError("format", f"a {type(format).__name__}", "a lowbit.quantization.bfp.Format")
-    check_integer("bits of a stored exponent", format.exponent, 1, STORED_EXPONENT_BITS)
-
-
-def check_store(blocks: Blocks) -> None:
-    """The checks of `store`."""
-    check_blocks("blocks", blocks)
-    check_stored_format(blocks.format)
-
-
-def check_load(stored: StoredBlocks) -> None:
-    """The checks of `load`: only what `store` writes."""
-    if not isinstance(stored, StoredBlocks):
-        raise ArgumentError("stored", f"a {type(stored).__name__}", "lowbit.quantization.bfp_storage.StoredBlocks")
-    reach, bits = stored.format.reach, stored.format.mantissa
-    _check_bytes(stored.exponents, EXPONENT_BIAS - reach, EXPONENT_BIAS + reach)
-    if (unpack_signed(stored.mantissas, stored.columns, stored.format) == -(2 ** (bits - 1))).any():
-        raise ArgumentError("mantissas", f"-{2 ** (bits - 1)} somewhere", f"±{stored.format.top}")
-    used = stored.columns * bits % 8
-    if used and (stored.mantissas[:, -1] >> used).any():
-        raise ArgumentError("bits after the last mantissa of a row", "set", "all 0")
-
-
-def _check_bytes(exponents: Exponents | U8, least: int, most: int) -> None:
-    if (exponents < least).any() or (exponents > most).any():
-        given = f"from {exponents.min()} to {exponents.max()}"
-        raise ArgumentError("bytes of exponents", given, f"{least} to {most}")
-
-
 # **What a backend promises.**
 
-STORE = operation(
+operation(
     "bfp.store",
     "Blocks to bytes",
+    store,
     promise=EXACT,
     source="errata B9",
-    reference=store,
-    check=check_store,
-    parameters=lambda blocks: format_parameters(blocks.format),
     clauses={
         "C1": "Mantissa i of a row is bits p·i to p·i + p − 1 of the row's stream in two's complement, least "
         "significant first; bit j of the stream is bit j mod 8 of byte ⌊j/8⌋; bits left over are 0.",
         "C2": "The byte of a block's exponent is e + 127.",
-        "C3": "Exponents of more than 8 bits are refused with an ArgumentError.",
     },
 )
 
-LOAD = operation(
+operation(
     "bfp.load",
     "Bytes to blocks",
+    load,
     promise=EXACT,
     source="errata B9",
-    reference=load,
-    check=check_load,
-    parameters=lambda stored: format_parameters(stored.format),
     clauses={
         "C1": "For all that `bfp.store` writes, the mantissas and exponents are the ones that were stored.",
-        "C2": "A mantissa of −2^(p−1), an exponent out of range and a set bit after the last mantissa are refused with "
-        "an ArgumentError.",
     },
 )

@@ -1,10 +1,10 @@
 r"""GPTQ: rounding one row of weights after another, so that later rows make up for earlier ones.
 
-Rounding every weight to the nearest code is the best one can do for the *weights*. For the *layer* it is not: what a
-layer does wrong is the sum over its inputs, and where two inputs rise and fall together, an error in the weight of one
-can be taken back by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the
-*calibration set*, and rounds the rows of :math:`W` in turn; before a row is rounded, it is moved by just what the
-errors of the rows before it ask for.
+Rounding every weight to the nearest code is best for the *weights*. It is not best for the *layer*: the error of a
+layer is a sum over its inputs, and where two inputs rise and fall together, an error in the weight of one can be
+compensated by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the
+*calibration set*, and rounds the rows of :math:`W` one after another; before a row is rounded, it is moved by just
+what the errors of the rows before it ask for.
 
 **The error of the layer.** :math:`X` (T × K) are the calibration inputs, :math:`\hat W` the values of the codes and
 :math:`\Delta = W - \hat W`. The squared error on the calibration set is
@@ -31,8 +31,8 @@ one inverts, takes the upper factor :math:`U` of :math:`H^{-1} = U^T U`, and aft
 here nothing is inverted.
 
 **Damping.** With too few calibration inputs :math:`H` has no such factor. A part :math:`\lambda` of the mean of its
-diagonal is therefore added to the diagonal, which also keeps it from believing the calibration set too well. An input
-that is always zero has a row and column of zeros; with damping it is simply rounded to the nearest.
+diagonal is therefore added to the diagonal, which also keeps the quantiser from trusting the calibration set too much.
+An input that is always zero has a row and column of zeros; with damping it is simply rounded to the nearest.
 
 **Order of the rows.** Any order will do, since permuting rows permutes :math:`H`. With *act-order* the inputs of
 largest :math:`H_{kk}`, which hurt most, come first, while all the later rows can still make up for them.
@@ -48,7 +48,7 @@ quantised again, groups of 64, 2048 tokens of calibration) it was smaller for al
 **Only on the calibration set.** The same weights on other text, 4096 tokens at 3 bits: of the 7 matrices of layer 15
 six were better than rounded to the nearest, by 1.1 to 2.4 times, but the one with the most inputs (1536) was worse by
 half. After 16384 tokens of calibration it was worse by 3 %, the others better by 1.3 to 2.6 times. A Hessian from few
-tokens is believed too well, and it shows in the whole model: calibrated on 4096 tokens of one text, its perplexity on
+tokens is trusted too much, and it shows in the whole model: calibrated on 4096 tokens of one text, its perplexity on
 2048 of another rose from 38 to 243, where rounding to the nearest made it 134. `bench/experiments/gptq.py` measures
 all of this again.
 
@@ -58,24 +58,25 @@ Source: QIGen §2 (LLM quantization) and §3 (Data format), which take their wei
 The papers leave damping, order and symmetry open; they are fixed here.
 """
 
+from typing import Annotated
+
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_array, check_choice, check_finite
 from lowbit.contract.operation import BOUNDED, operation
+from lowbit.contract.signature import FINITE, In, Shape, checked, unchecked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.act_order import OrderedMatrix
+from lowbit.quantization.act_order import ActOrderMatrix
 from lowbit.quantization.affine import (
     Convention,
     QuantizedMatrix,
     ScaleDtype,
-    check_quantize,
     group_codes,
     group_scale_and_zero,
     group_values,
 )
-from lowbit.quantization.packing import pack
+from lowbit.quantization.packing import Bits, check_rows, pack
 
 DAMPING = 0.01
 """The part of the mean of the diagonal that is added to it unless something else is asked for; GPTQ's own."""
@@ -84,7 +85,8 @@ DAMPING = 0.01
 # product at a time, in float64, so that it is the same on every machine.
 
 
-def hessian(x: F32) -> F64:
+@checked
+def hessian(x: Annotated[F32, Shape("T", "K"), FINITE]) -> F64:
     """``H = X^T X``.
 
     >>> hessian(np.array([[1, 2], [3, 0]], np.float32))
@@ -102,7 +104,6 @@ def hessian(x: F32) -> F64:
 
     Source: GPTQ §3, H without its factor 2.
     """
-    check_inputs(x)
     total = np.zeros((x.shape[1], x.shape[1]))
     for row in x.astype(np.float64):
         total += np.outer(row, row)
@@ -119,7 +120,13 @@ def damped(hessian: F32 | F64, damping: float) -> F64:
 # what the column explains is taken off, and the rest is a smaller problem of the same kind.
 
 
-def factor(hessian: F32 | F64) -> F64:
+def _check_symmetric(hessian: F32 | F64) -> None:
+    if not np.array_equal(hessian, hessian.T):
+        raise ArgumentError("hessian", "not symmetric", "H equal to H.T")
+
+
+@checked(also=_check_symmetric)
+def factor(hessian: Annotated[F32 | F64, Shape("K", "K"), FINITE]) -> F64:
     """The upper triangular M with a positive diagonal and ``M M^T = H``.
 
     >>> factor(np.array([[10.0, 2.0], [2.0, 4.0]]))
@@ -137,7 +144,6 @@ def factor(hessian: F32 | F64) -> F64:
 
     Source: Cholesky's factorisation, backwards; GPTQ §3.3, where it is that of the inverse.
     """
-    check_hessian(hessian)
     rest: F64 = hessian.astype(np.float64)
     result = np.zeros(rest.shape)
     for k in reversed(range(len(rest))):
@@ -159,7 +165,17 @@ def spread(targets: F64, factor: F32 | F64, k: int, error: F64) -> None:
     targets[later] += np.outer(factor[k, later] / factor.diagonal()[later], error)
 
 
-def targets(weights: F32, factor: F32, values: F32) -> F64:
+def _check_triangular(weights: F32, factor: F32, values: F32) -> None:
+    if np.tril(factor, -1).any() or not (np.diagonal(factor) > 0).all():
+        raise ArgumentError("factor", "another matrix", "upper triangular with a positive diagonal")
+
+
+@checked(also=_check_triangular)
+def targets(
+    weights: Annotated[F32, Shape("K", "N"), FINITE],
+    factor: Annotated[F32, Shape("K", "K"), FINITE],
+    values: Annotated[F32, Shape("K", "N"), FINITE],
+) -> F64:
     """The target of every row, given the values to which the rows before it were rounded.
 
     The first row was rounded up by 0.5; the second now aims 0.25 lower, and its own value changes nothing:
@@ -182,7 +198,6 @@ def targets(weights: F32, factor: F32, values: F32) -> F64:
 
     Source: GPTQ §3, the update of the remaining weights; here with the factor of H itself.
     """
-    check_targets(weights, factor, values)
     result: F64 = weights.astype(np.float64)
     wide = factor.astype(np.float64)
     for k, error in enumerate(weights.astype(np.float64) - values):
@@ -207,18 +222,28 @@ def unrounded(goals: F64, weights: F64, factor: F64, rows: slice) -> F32:
     return free.astype(np.float32)
 
 
+def _check_quantize(
+    weights: F32, hessian: F32 | F64, bits: int, group_size: int, convention: Convention, symmetric: bool, *rest: object
+) -> None:
+    check_rows("rows of weights", len(weights), bits)
+    _check_symmetric(hessian)
+    if symmetric and convention != "zero_point":
+        raise ArgumentError("convention", repr(convention), "'zero_point' where symmetric")
+
+
+@checked(also=_check_quantize)
 def quantize(
-    weights: F32,
-    hessian: F32 | F64,
+    weights: Annotated[F32, Shape("K", "N"), FINITE],
+    hessian: Annotated[F32 | F64, Shape("K", "K"), FINITE],
     *,
-    bits: int,
-    group_size: int,
+    bits: Bits,
+    group_size: Annotated[int, In(1, "K")],
     convention: Convention = "zero_point",
     symmetric: bool = False,
     act_order: bool = False,
-    damping: float = DAMPING,
+    damping: Annotated[float, In(0)] = DAMPING,
     scale_dtype: ScaleDtype = "float32",
-) -> OrderedMatrix:
+) -> ActOrderMatrix:
     """Round the rows of W one after another, each to its target.
 
     Two inputs that rise and fall together: the second row makes up for what rounding does to the first.
@@ -248,14 +273,8 @@ def quantize(
 
     Source: QIGen §2; GPTQ §3.
     """
-    check_quantize(weights, bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype)
-    check_hessian(hessian, len(weights))
-    if symmetric and convention != "zero_point":
-        raise ArgumentError("convention", repr(convention), "'zero_point' where symmetric")
-    if not (np.isfinite(damping) and damping >= 0):
-        raise ArgumentError("damping", damping, "a finite number of at least 0")
     order = np.argsort(-hessian.diagonal(), kind="stable") if act_order else np.arange(len(weights))
-    triangle = factor(np.ascontiguousarray(damped(hessian, damping)[np.ix_(order, order)]))
+    triangle = unchecked(factor)(np.ascontiguousarray(damped(hessian, damping)[np.ix_(order, order)]))
 
     rows: F64 = weights[order].astype(np.float64)
     goals, codes = rows.copy(), np.empty(rows.shape, np.uint8)
@@ -271,7 +290,7 @@ def quantize(
     matrix = QuantizedMatrix(
         pack(codes, bits), np.stack(scales), np.stack(zeros), bits, len(codes), group_size, convention
     )
-    return OrderedMatrix(matrix, order)
+    return ActOrderMatrix(matrix, order)
 
 
 def _grid(
@@ -297,89 +316,51 @@ def layer_error(weights: F32, values: F32, hessian: F32 | F64) -> float:
     return float(np.sum(delta * (hessian.astype(np.float64) @ delta)))
 
 
-# **Checks.**
-
-
-def check_inputs(x: F32) -> None:
-    """The checks of `hessian`."""
-    check_array("x", x, np.float32, (None, None))
-    check_finite("x", x)
-
-
-def check_hessian(hessian: F32 | F64, size: int | None = None) -> None:
-    """Refuse anything but a finite symmetric matrix, of `size` rows if that is given."""
-    check_choice("dtype of hessian", str(getattr(hessian, "dtype", None)), ("float32", "float64"))
-    check_array("hessian", hessian, hessian.dtype, (size, None))
-    if hessian.shape[0] != hessian.shape[1] or not np.array_equal(hessian, hessian.T, equal_nan=True):
-        raise ArgumentError("hessian", f"{hessian.shape[0]} x {hessian.shape[1]}, not symmetric", "H equal to H.T")
-    check_finite("hessian", hessian)
-
-
-def check_targets(weights: F32, factor: F32, values: F32) -> None:
-    """The checks of `targets`."""
-    check_array("weights", weights, np.float32, (None, None))
-    check_array("factor", factor, np.float32, (len(weights), len(weights)))
-    check_array("values", values, np.float32, weights.shape)
-    for name, array in (("weights", weights), ("factor", factor), ("values", values)):
-        check_finite(name, array)
-    if np.tril(factor, -1).any() or not (np.diagonal(factor) > 0).all():
-        raise ArgumentError("factor", "another matrix", "upper triangular with a positive diagonal")
-
-
 # **What a backend promises.** A rounding is discontinuous: two correct quantisers whose targets differ in the last bit
 # may take different codes at a tie, and from there on different targets. So the whole quantiser is no operation. Its
 # continuous parts are: the Hessian, the factor, and the targets *given* the values of the rows before. Between them
 # stands only the rounding of `affine`, which is exact. A quantiser made of these parts is right in each decision, given
 # the decisions before it. The bounds are derived in `gptq_bounds`.
 
-HESSIAN = operation(
+operation(
     "gptq.hessian",
     "Hessian of a layer from calibration inputs",
+    hessian,
     promise=BOUNDED,
     source="GPTQ §3",
-    reference=hessian,
-    check=check_inputs,
-    parameters=lambda x: {},
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, H equals X^T X exactly.",
         "C2": "Without overflow, each element differs from that of X^T X by at most the bound derived from the "
         "declared arithmetic.",
-        "C3": "X that is not finite, or of another dtype, shape or layout, is refused with an ArgumentError.",
     },
 )
 
-FACTOR = operation(
+operation(
     "gptq.factor",
     "Upper triangular factor of a Hessian",
+    factor,
     promise=BOUNDED,
     source="GPTQ §3.3; Cholesky, backwards",
-    reference=factor,
-    check=lambda hessian: check_hessian(hessian),  # the same arguments as `factor`, no size
     parameters=lambda hessian: {"dtype": str(hessian.dtype)},
     clauses={
         "C1": "Where the factor, its squares and the partial sums are exactly representable, M is exact.",
         "C2": "Each element of M M^T differs from that of H by at most the bound derived from the declared "
         "arithmetic: what is bounded is the product, since how far M itself moves depends on the condition of H.",
         "C3": "M is float32, has a positive diagonal, and is exactly 0 below it.",
-        "C4": "H that is not positive definite, symmetric or finite, or of another dtype, shape or layout, is refused "
-        "with an ArgumentError.",
+        "C4": "H that is not symmetric, or not positive definite, is refused with an ArgumentError.",
     },
 )
 
-TARGETS = operation(
+operation(
     "gptq.targets",
     "What each row should be, given the values of the rows before it",
+    targets,
     promise=BOUNDED,
     source="GPTQ §3",
-    reference=targets,
-    check=check_targets,
-    parameters=lambda weights, factor, values: {},
     clauses={
         "C1": "Where every quotient, product and partial sum is exactly representable, the targets are exact.",
         "C2": "Without overflow, each element differs from its target by at most the bound derived from the declared "
         "arithmetic.",
         "C3": "The target of row k depends on no value of row k or of a later row, to the bit.",
-        "C4": "Arrays that are not finite, a factor that is not upper triangular with a positive diagonal, and wrong "
-        "dtypes, shapes or layouts are refused with an ArgumentError.",
     },
 )

@@ -20,9 +20,9 @@ integer at 4 bits and only there; then the solver moves the zeros. A group witho
 its zero is more than the stored dtype can hold, has scale 1 (errata Q10). As in `affine`, what is stored decides:
 scales are rounded to what is stored before the solver runs, zeros after it, and the codes come last.
 
-**Scales and zeros in 8 bits** are :math:`s'\,(q' - z')` in turn, without a solver: the scales in groups of their own,
-strided as along axis 0, and all zeros of a tensor in one. For 2 bits and groups of 16 and 128 that makes 3.016 bits a
-weight, not the 2.6 of the paper (errata M6; see `hqq_table1`).
+**Scales and zeros in 8 bits** are themselves stored as :math:`s'\,(q' - z')`, without a solver: the scales in groups of
+their own, strided as along axis 0, and all zeros of a tensor in one. For 2 bits and groups of 16 and 128 that makes
+3.016 bits a weight, not the 2.6 of the paper (errata M6; see `hqq_table1`).
 
 A code that equals its zero stands for +0, and so does a code of 0 whose zero is −0, since :math:`0 - (-0)` is +0 and
 scales are above 0.
@@ -40,7 +40,7 @@ Source: HQQ (Badri and Shaji, 2023), as used by MoE offloading §3.3 and §4.2; 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -56,11 +56,12 @@ from lowbit.contract.rounding import (
     direct_bound,
     gamma,
 )
+from lowbit.contract.signature import FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.affine import QuantizedMatrix, ScaleDtype, check_quantize
+from lowbit.quantization.affine import QuantizedMatrix, ScaleDtype
 from lowbit.quantization.hqq_numbers import EightBit, Numbers, above_zero, check_plain, decode, encode, range_grid
 from lowbit.quantization.hqq_solver import Solver, codes, solve
-from lowbit.quantization.packing import BITS, WORD_BITS, Words, check_rows, pack, unpack
+from lowbit.quantization.packing import BITS, WORD_BITS, Bits, Words, check_rows, pack, unpack
 
 Axis = Literal[0, 1]
 AXES: tuple[Axis, ...] = (0, 1)
@@ -124,6 +125,22 @@ class HqqMatrix:
         """Bytes of words, scales and zeros."""
         return int(self.words.nbytes + self.scales.nbytes + self.zeros.nbytes)
 
+    @property
+    def parameters(self) -> Parameters:
+        """The choices that it embodies, by the names under which a backend declares what it handles."""
+        stored = ["eight-bit" if isinstance(part, EightBit) else str(part.dtype) for part in (self.scales, self.zeros)]
+        own = {"bits": self.bits, "group_size": self.group_size, "axis": self.axis}
+        return {**own, "scales": stored[0], "zeros": stored[1]}
+
+
+def check_blocks(rows: int, columns: int, group_size: int, axis: Axis) -> None:
+    """Refuse groups that do not fill the matrix."""
+    check_choice("axis", axis, AXES)
+    whole = rows if axis == 1 else rows * columns
+    check_integer("group_size", group_size, 1, whole)
+    if whole % group_size != 0:
+        raise ArgumentError("group_size", group_size, f"a divisor of {whole} along axis {axis}")
+
 
 def to_blocks(matrix: Array, group_size: int, axis: Axis) -> Array:
     """K × N to g × G: flat in the order of N × K, then cut along the axis.
@@ -148,14 +165,20 @@ def from_blocks(blocks: Array, rows: int, axis: Axis) -> Array:
 # **Quantise and dequantise.**
 
 
+def _check_quantize(weights: F32, bits: int, group_size: int, axis: Axis, *others: object) -> None:
+    check_rows("rows of weights", len(weights), bits)
+    check_blocks(weights.shape[0], weights.shape[1], group_size, axis)
+
+
+@checked(also=_check_quantize)
 def quantize(
-    weights: F32,
+    weights: Annotated[F32, Shape("K", "N"), FINITE],
     *,
-    bits: int,
-    group_size: int,
+    bits: Bits,
+    group_size: Annotated[int, In(1)],
     axis: Axis = 1,
     scale_dtype: ScaleDtype = "float32",
-    meta_group: int | None = None,
+    meta_group: Annotated[int, In(1)] | None = None,
     solver: Solver | None = None,
 ) -> HqqMatrix:
     """Codes with the zeros that the solver finds.
@@ -182,13 +205,10 @@ def quantize(
 
     Source: errata H.
     """
-    check_quantize(weights, bits=bits, group_size=1, scale_dtype=scale_dtype)
-    check_blocks(weights.shape[0], weights.shape[1], group_size, axis)
     dtype = np.dtype(scale_dtype)
     blocks = to_blocks(weights, group_size, axis)
     scales: Numbers = range_grid(blocks, bits, dtype if meta_group is None else np.dtype(np.float32))[0]
     if meta_group is not None:
-        check_integer("meta_group", meta_group, least=1)
         scales = above_zero(encode(decode(scales), meta_group, dtype))
     wide = decode(scales)
     with np.errstate(over="ignore"):
@@ -201,6 +221,7 @@ def quantize(
     return HqqMatrix(words, scales, zeros, bits, weights.shape[0], group_size, axis)
 
 
+@checked
 def dequantize(matrix: HqqMatrix) -> F32:
     """``scale * (q - zero)``, float32, two roundings.
 
@@ -215,7 +236,6 @@ def dequantize(matrix: HqqMatrix) -> F32:
 
     Source: errata H.
     """
-    check_matrix(matrix)
     blocks = to_blocks(unpack(matrix.words, matrix.bits), matrix.group_size, matrix.axis).astype(np.float32)
     return from_blocks(decode(matrix.scales) * (blocks - decode(matrix.zeros)), matrix.rows, matrix.axis)
 
@@ -223,6 +243,7 @@ def dequantize(matrix: HqqMatrix) -> F32:
 # **Along axis 1 it is equation 2.**
 
 
+@checked
 def as_minimum(matrix: HqqMatrix) -> QuantizedMatrix:
     """The same weights under the convention ``minimum``, for axis 1: ``min = -(scale * zero)``, rounded to float32.
 
@@ -239,7 +260,6 @@ def as_minimum(matrix: HqqMatrix) -> QuantizedMatrix:
 
     Source: QIGen equation 2; errata H.
     """
-    check_matrix(matrix)
     if matrix.axis != 1:
         raise ArgumentError("axis", matrix.axis, "1 (axis 0 does not factor through equation 2; see `hqq.qgemv`)")
     scales, zeros = decode(matrix.scales), decode(matrix.zeros)
@@ -268,7 +288,8 @@ def minimum_error(x: F32, matrix: HqqMatrix) -> F64:
 # **The product**, along either axis: each weight with its own group's scale and zero, summed over the rows in float64.
 
 
-def qgemv(x: F32, matrix: HqqMatrix) -> F64:
+@checked
+def qgemv(x: Annotated[F32, Shape("matrix.rows")], matrix: HqqMatrix) -> F64:
     """``y = x W`` for one activation vector.
 
     Args:
@@ -283,7 +304,6 @@ def qgemv(x: F32, matrix: HqqMatrix) -> F64:
 
     Source: errata H.
     """
-    check_qgemv(x, matrix)
     y = np.zeros(matrix.columns)
     with np.errstate(invalid="ignore", over="ignore"):  # a non-finite x makes a non-finite y, silently
         for x_k, (_, _, row) in zip(x.astype(np.float64), _rows(matrix), strict=True):
@@ -321,52 +341,14 @@ def qgemv_bound(x: F32, matrix: HqqMatrix, arithmetic: Arithmetic, exact: F64) -
     return Bound(limit, weights, bound.derivation + " + rounding of the weights")
 
 
-# **Checks.**
-
-
-def check_blocks(rows: int, columns: int, group_size: int, axis: Axis) -> None:
-    """Refuse groups that do not fill the matrix."""
-    check_choice("axis", axis, AXES)
-    whole = rows if axis == 1 else rows * columns
-    check_integer("group_size", group_size, 1, whole)
-    if whole % group_size != 0:
-        raise ArgumentError("group_size", group_size, f"a divisor of {whole} along axis {axis}")
-
-
-def check_matrix(matrix: HqqMatrix) -> None:
-    """Refuse anything but an `HqqMatrix`, which was checked when it was made."""
-    if not isinstance(matrix, HqqMatrix):
-        raise ArgumentError("matrix", f"a {type(matrix).__name__}", "an HqqMatrix")
-
-
-def check_qgemv(x: F32, matrix: HqqMatrix) -> None:
-    """The checks of `qgemv`."""
-    check_matrix(matrix)
-    check_array("x", x, np.float32, (matrix.rows,))
-
-
-def matrix_parameters(matrix: HqqMatrix) -> Parameters:
-    """The choices that a matrix embodies."""
-    stored = ["eight-bit" if isinstance(part, EightBit) else str(part.dtype) for part in (matrix.scales, matrix.zeros)]
-    return {
-        "bits": matrix.bits,
-        "group_size": matrix.group_size,
-        "axis": matrix.axis,
-        "scales": stored[0],
-        "zeros": stored[1],
-    }
-
-
 # **What a backend promises**, besides `hqq.codes` and `hqq.step` of the solver.
 
-DEQUANTIZE = operation(
+operation(
     "hqq.dequantize",
     "Codes with real zeros to weights",
+    dequantize,
     promise=EXACT,
     source="errata H",
-    reference=dequantize,
-    check=check_matrix,
-    parameters=matrix_parameters,
     clauses={
         "C1": "The weight is scale·(q − zero), two float32 roundings; float16 scales and zeros are widened first.",
         "C2": "Number f of N × K, laid out flat, is in group ⌊f/g⌋ along axis 1 and f mod G along axis 0.",
@@ -375,19 +357,16 @@ DEQUANTIZE = operation(
     },
 )
 
-QGEMV = operation(
+operation(
     "hqq.qgemv",
     "Vector times matrix with real zeros",
+    qgemv,
     promise=BOUNDED,
     source="errata H",
-    reference=qgemv,
-    check=check_qgemv,
-    parameters=lambda x, matrix: matrix_parameters(matrix),
     clauses={
         "C1": "Where every partial sum is exactly representable in the declared accumulator, y equals x W exactly.",
         "C2": "For finite x without overflow, each element of y differs from x W by at most the bound derived from "
         "the declared arithmetic; scales and zeros count as the float32 numbers that they decode to.",
         "C3": "A NaN or an infinity in x makes every element of y NaN or infinite.",
-        "C4": "x of another dtype, shape or layout is refused with an ArgumentError.",
     },
 )

@@ -11,7 +11,7 @@ few large ones. It needs the weights and nothing else, no calibration inputs.
 
 where the codes :math:`q` depend on the zero :math:`z`, a real number here. Splitting off the error into a variable of
 its own, :math:`w_e`, tied to it by a quadratic penalty :math:`\beta`, gives two halves that are each solved in closed
-form and are taken in turn:
+form and alternate:
 
 .. math::
 
@@ -43,21 +43,34 @@ Source: HQQ (Badri and Shaji, 2023), as used by MoE offloading §3.3; errata H.
 
 from dataclasses import dataclass
 from math import fsum
+from typing import Annotated
 
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer
+from lowbit.contract.checks import check_finite, check_integer
 from lowbit.contract.operation import BOUNDED, EXACT, operation
 from lowbit.contract.rounding import UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma
+from lowbit.contract.signature import FINITE, POSITIVE, Shape, checked
 from lowbit.errors import ArgumentError
-from lowbit.quantization.packing import BITS, Codes
+from lowbit.quantization.packing import Bits, Codes
 
 WEIGHTS_AT_A_TIME = 2**15
 """Of which the numbers on the way, under 1 MB, stay in a processor's cache."""
 
 POWER_ROUNDINGS = 10
 """What a float32 power may err by, in unit roundoffs: 4 units in the last place, and the rounding of its exponent."""
+
+
+def check_norm(p: float, beta: float) -> None:
+    """Refuse a norm or a penalty for which the halves are not what the chapter says."""
+    for name, number in (("p", p), ("beta", beta)):
+        if not isinstance(number, int | float | np.floating):
+            raise ArgumentError(name, f"a {type(number).__name__}", "a number")
+    if not 0 < p <= 1:
+        raise ArgumentError("p", p, "above 0 and at most 1")
+    if not (np.isfinite(beta) and beta > 0):
+        raise ArgumentError("beta", beta, "a finite number above 0")
 
 
 @dataclass(frozen=True)
@@ -98,7 +111,13 @@ class Solver:
 # **The two halves.** The first is exact: one division, one addition, one rounding to an integer.
 
 
-def codes(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
+GroupWeights = Annotated[F32, Shape("g", "G"), FINITE]
+GroupScales = Annotated[F32, Shape("G"), POSITIVE]
+GroupZeros = Annotated[F32, Shape("G"), FINITE]
+
+
+@checked
+def codes(weights: GroupWeights, scales: GroupScales, zeros: GroupZeros, bits: Bits) -> Codes:
     """``clamp(rint(W / scale + zero))``, in float32 and in this order; ties to even.
 
     >>> codes(np.array([[0.3], [-0.4]], np.float32), np.float32([0.5]), np.float32([1.25]), bits=2)
@@ -119,7 +138,6 @@ def codes(weights: F32, scales: F32, zeros: F32, bits: int) -> Codes:
 
     Source: errata H.
     """
-    check_solver_codes(weights, scales, zeros, bits)
     return _codes(weights, scales, zeros, bits)
 
 
@@ -147,7 +165,19 @@ def shrink(d: F64, p: float, beta: float) -> F64:
     return result
 
 
-def step(weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: float) -> F64:
+def _check_step(weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: float) -> None:
+    check_norm(p, beta)
+
+
+@checked(also=_check_step)
+def step(
+    weights: GroupWeights,
+    codes: Annotated[Codes, Shape("g", "G")],
+    scales: GroupScales,
+    zeros: GroupZeros,
+    p: float | np.floating,
+    beta: float | np.floating,
+) -> F64:
     """The next zeros, given the codes: the mean over each group of ``q - (W - W_e) / scale``.
 
     Args:
@@ -166,8 +196,7 @@ def step(weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: fl
 
     Source: errata H.
     """
-    check_step(weights, codes, scales, zeros, p, beta)
-    return _next_zeros(weights, codes, scales, residual(weights, codes, scales, zeros), p, beta)
+    return _next_zeros(weights, codes, scales, residual(weights, codes, scales, zeros), float(p), float(beta))
 
 
 def _next_zeros(weights: F32, codes: Codes, scales: F32, d: F64, p: float, beta: float) -> F64:
@@ -182,7 +211,8 @@ def residual(weights: F32, codes: Codes, scales: F32, zeros: F32) -> F64:
     return result
 
 
-# **The solver** takes the halves in turn. Zeros are rounded to float32 after each step, for that is what `codes` takes.
+# **The solver** alternates between the two halves. Zeros are rounded to float32 after each step,
+# because `codes` takes float32.
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +228,10 @@ class Solution:
     errors: tuple[float, ...]
 
 
-def solve(weights: F32, scales: F32, zeros: F32, bits: int, solver: Solver | None = None) -> Solution:
+@checked
+def solve(
+    weights: GroupWeights, scales: GroupScales, zeros: GroupZeros, bits: Bits, solver: Solver | None = None
+) -> Solution:
     """Move the zeros of a tensor's groups until the mean error no longer falls.
 
     A group whose outlier leaves the other weights a grid that misses them:
@@ -220,7 +253,6 @@ def solve(weights: F32, scales: F32, zeros: F32, bits: int, solver: Solver | Non
 
     Source: errata H.
     """
-    check_solver_codes(weights, scales, zeros, bits)
     chosen = solver if solver is not None else Solver()
     beta, best = chosen.beta, zeros
     errors: list[float] = []
@@ -238,8 +270,8 @@ def solve(weights: F32, scales: F32, zeros: F32, bits: int, solver: Solver | Non
 def _halves(weights: F32, scales: F32, zeros: F32, bits: int, p: float, beta: float) -> tuple[F64, F32]:
     """Of each group the sum of the magnitudes of its errors, and its next zero; some groups after the others.
 
-    Groups know nothing of each other, so the results are those of all groups at once. Never is one group left alone:
-    the sum of a single column has another order in numpy.
+    Groups are independent, so the results are those of all groups at once. A part never has just one group, because
+    numpy sums a single column in another order.
     """
     count = weights.shape[1]
     sums, following = np.empty(count), np.empty(count, np.float32)
@@ -292,72 +324,31 @@ def step_bound(
     return Bound(limit, terms, bound.derivation + " + rounding of the errors and of their shrinking")
 
 
-# **Checks.**
-
-
-def check_solver_codes(weights: F32, scales: F32, zeros: F32, bits: int) -> None:
-    """The checks of `codes`."""
-    check_choice("bits", bits, BITS)
-    check_array("weights", weights, np.float32, (None, None))
-    check_array("scales", scales, np.float32, (weights.shape[1],))
-    check_array("zeros", zeros, np.float32, (weights.shape[1],))
-    for name, array in (("weights", weights), ("scales", scales), ("zeros", zeros)):
-        check_finite(name, array)
-    if not (scales > 0).all():
-        raise ArgumentError("scales", f"as low as {scales.min()}", "above 0")
-
-
-def check_step(weights: F32, codes: Codes, scales: F32, zeros: F32, p: float, beta: float) -> None:
-    """The checks of `step`."""
-    check_solver_codes(weights, scales, zeros, bits=8)
-    check_array("codes", codes, np.uint8, weights.shape)
-    check_norm(p, beta)
-
-
-def check_norm(p: float, beta: float) -> None:
-    """Refuse a norm or a penalty for which the halves are not what the chapter says."""
-    for name, number in (("p", p), ("beta", beta)):
-        if not isinstance(number, int | float | np.floating):
-            raise ArgumentError(name, f"a {type(number).__name__}", "a number")
-    if not 0 < p <= 1:
-        raise ArgumentError("p", p, "above 0 and at most 1")
-    if not (np.isfinite(beta) and beta > 0):
-        raise ArgumentError("beta", beta, "a finite number above 0")
-
-
 # **What a backend promises.** Codes jump, and so does the decision to stop; the solver is therefore no operation, and
 # its two halves are. A power is no basic operation of floating point, so a step is bounded and not exact.
 
-CODES = operation(
+operation(
     "hqq.codes",
     "Weights to codes with a real zero",
+    codes,
     promise=EXACT,
     source="errata H",
-    reference=codes,
-    check=check_solver_codes,
-    parameters=lambda weights, scales, zeros, bits: {"bits": bits},
     clauses={
         "C1": "The code is W / scale + zero, two float32 roundings, rounded half to even and clamped to 0 … 2^b − 1.",
         "C2": "A column of weights uses its own scale and zero; a quotient that overflows has the first or last code.",
-        "C3": "Weights or zeros that are not finite, scales that are not above 0, and wrong bits, dtypes, shapes or "
-        "layouts are refused with an ArgumentError.",
     },
 )
 
-STEP = operation(
+operation(
     "hqq.step",
     "Next zeros of the solver, given the codes",
+    step,
     promise=BOUNDED,
     source="errata H",
-    reference=step,
-    check=check_step,
-    parameters=lambda weights, codes, scales, zeros, p, beta: {},
     clauses={
         "C1": "Where every error is 0 or well below the threshold, and quotients and sums are exact, the zero is the "
         "mean of q − W / scale exactly.",
         "C2": "Without overflow, each zero differs from the mean of q − (W − W_e) / scale by at most the bound derived "
         "from the declared arithmetic.",
-        "C3": "Wrong p or beta, numbers that are not finite, scales that are not above 0, and wrong dtypes, shapes or "
-        "layouts are refused with an ArgumentError.",
     },
 )

@@ -24,16 +24,18 @@ bits  codes a unit   words a unit   remark
 ===== ============== ============== =======================================
 
 A *unit* is the shortest run of codes that fills whole words. A column holds whole units only: a number of rows that
-is not a multiple is refused rather than padded, because padding is a choice that belongs to whoever owns the matrix.
+is not a multiple is refused rather than padded, because the owner of the matrix decides about padding.
 
 Source: QIGen §3 (data format); errata Q4 (the shape of the word matrix) and Q10 (the 3-bit stream).
 """
 
+from typing import Annotated
+
 import numpy as np
 
 from lowbit.arrays import U8, U32
-from lowbit.contract.checks import check_array, check_choice
 from lowbit.contract.operation import EXACT, operation
+from lowbit.contract.signature import OneOf, Shape, checked
 from lowbit.errors import ArgumentError
 
 WORD_BITS = 32
@@ -41,14 +43,52 @@ BITS = (2, 3, 4, 8)
 CODES_PER_UNIT = {2: 16, 3: 32, 4: 8, 8: 4}
 WORDS_PER_UNIT = {2: 1, 3: 3, 4: 1, 8: 1}
 
+Bits = Annotated[int, OneOf(BITS)]
 Codes = U8
 Words = U32
 
-# Two loops over the codes of a unit are the whole chapter. Each code is handled in all units and all columns at once,
-# because units and columns never meet.
+
+# **Whole units.** These checks say what the annotations of the two functions cannot; other chapters share them.
 
 
-def pack(codes: Codes, bits: int) -> Words:
+def check_rows(argument: str, rows: int, bits: int) -> None:
+    """Refuse a number of rows that does not fill whole units.
+
+    >>> check_rows("rows of codes", 12, bits=4)
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: rows of codes is 12; allowed: a multiple of 8 (4-bit codes come 8 to 1 word)
+    """
+    unit, words = CODES_PER_UNIT[bits], WORDS_PER_UNIT[bits]
+    if rows < 1 or rows % unit != 0:
+        plural = "word" if words == 1 else "words"
+        raise ArgumentError(argument, rows, f"a multiple of {unit} ({bits}-bit codes come {unit} to {words} {plural})")
+
+
+def check_codes(argument: str, codes: Codes, bits: int) -> None:
+    """Refuse a code that needs more than `bits` bits, and say where the first one is."""
+    too_large = codes >= 2**bits
+    if too_large.any():
+        row, column = (int(i) for i in np.unravel_index(int(np.argmax(too_large)), codes.shape))
+        raise ArgumentError(f"{argument}[{row}, {column}]", codes[row, column], f"0 to {2**bits - 1} with {bits} bits")
+
+
+def _check_pack(codes: Codes, bits: int) -> None:
+    check_rows("rows of codes", len(codes), bits)
+    check_codes("codes", codes, bits)
+
+
+def _check_unpack(words: Words, bits: int) -> None:
+    if len(words) % WORDS_PER_UNIT[bits] != 0:  # only 3 bits can end inside a unit
+        unit = f"the words of {CODES_PER_UNIT[bits]} {bits}-bit codes"
+        raise ArgumentError("rows of words", len(words), f"a multiple of {WORDS_PER_UNIT[bits]} ({unit})")
+
+
+# **The two loops** over the codes of a unit are the whole chapter. Each code is handled in all units and all columns at
+# once, because no unit and no column depends on another.
+
+
+@checked(also=_check_pack)
+def pack(codes: Annotated[Codes, Shape("K", "N")], bits: Bits) -> Words:
     """Lay the codes of each column end to end in 32-bit words.
 
     The first eight 4-bit codes of a column fill its first word from the least significant end:
@@ -76,7 +116,6 @@ def pack(codes: Codes, bits: int) -> Words:
 
     Source: QIGen §3; errata Q4, Q10.
     """
-    check_pack(codes, bits)
     rows, columns = codes.shape
     units = codes.reshape(rows // CODES_PER_UNIT[bits], CODES_PER_UNIT[bits], columns)
     words = np.zeros((len(units), WORDS_PER_UNIT[bits], columns), np.uint32)
@@ -89,7 +128,8 @@ def pack(codes: Codes, bits: int) -> Words:
     return words.reshape(rows * bits // WORD_BITS, columns)
 
 
-def unpack(words: Words, bits: int) -> Codes:
+@checked(also=_check_unpack)
+def unpack(words: Annotated[Words, Shape("rows", "N")], bits: Bits) -> Codes:
     """Read the codes back; the inverse of `pack`, for every value of every word.
 
     >>> unpack(np.array([[0x87654321]], np.uint32), bits=4)[:, 0]
@@ -107,7 +147,6 @@ def unpack(words: Words, bits: int) -> Codes:
 
     Source: QIGen §3, Algorithm 2 (shift, then mask); errata Q4, Q10.
     """
-    check_unpack(words, bits)
     word_rows, columns = words.shape
     units = words.reshape(word_rows // WORDS_PER_UNIT[bits], WORDS_PER_UNIT[bits], columns)
     mask = np.uint32(2**bits - 1)
@@ -121,78 +160,29 @@ def unpack(words: Words, bits: int) -> Codes:
     return codes.reshape(word_rows * WORD_BITS // bits, columns)
 
 
-# **Checks**: of the arguments of both functions, then two that other chapters share.
-
-
-def check_pack(codes: Codes, bits: int) -> None:
-    """The checks of `pack`."""
-    check_choice("bits", bits, BITS)
-    check_array("codes", codes, np.uint8, (None, None))
-    check_rows("rows of codes", codes.shape[0], bits)
-    check_codes("codes", codes, bits)
-
-
-def check_unpack(words: Words, bits: int) -> None:
-    """The checks of `unpack`; only 3 bits can end inside a unit."""
-    check_choice("bits", bits, BITS)
-    check_array("words", words, np.uint32, (None, None))
-    if words.shape[0] % WORDS_PER_UNIT[bits] != 0:
-        unit = f"the words of {CODES_PER_UNIT[bits]} {bits}-bit codes"
-        raise ArgumentError("rows of words", words.shape[0], f"a multiple of {WORDS_PER_UNIT[bits]} ({unit})")
-
-
-def check_rows(argument: str, rows: int, bits: int) -> None:
-    """Refuse a number of rows that does not fill whole units.
-
-    >>> check_rows("rows of codes", 12, bits=4)
-    Traceback (most recent call last):
-    lowbit.errors.ArgumentError: rows of codes is 12; allowed: a multiple of 8 (4-bit codes come 8 to 1 word)
-    """
-    unit, words = CODES_PER_UNIT[bits], WORDS_PER_UNIT[bits]
-    if rows < 1 or rows % unit != 0:
-        plural = "word" if words == 1 else "words"
-        raise ArgumentError(argument, rows, f"a multiple of {unit} ({bits}-bit codes come {unit} to {words} {plural})")
-
-
-def check_codes(argument: str, codes: Codes, bits: int) -> None:
-    """Refuse a code that needs more than `bits` bits, and say where the first one is."""
-    too_large = codes >= 2**bits
-    if too_large.any():
-        row, column = (int(i) for i in np.unravel_index(int(np.argmax(too_large)), codes.shape))
-        raise ArgumentError(f"{argument}[{row}, {column}]", codes[row, column], f"0 to {2**bits - 1} with {bits} bits")
-
-
 # **What a backend promises.** The suite checks each clause by its number.
 
-PACK = operation(
+operation(
     "packing.pack",
     "Codes to words",
+    pack,
     promise=EXACT,
     source="QIGen §3; errata Q4, Q10",
-    reference=pack,
-    check=check_pack,
-    parameters=lambda codes, bits: {"bits": bits},
     clauses={
         "C1": "Code k of a column occupies bits b·k to b·k + b − 1 of the column's stream, least significant first; "
         "bit p of the stream is bit p mod 32 of word ⌊p/32⌋.",
         "C2": "The result is uint32, K·b/32 × N, and every bit of it is a bit of some code.",
-        "C3": "Rows that are not whole units, codes that do not fit, and wrong bits, dtypes, shapes or layouts are "
-        "refused with an ArgumentError.",
     },
 )
 
-UNPACK = operation(
+operation(
     "packing.unpack",
     "Words to codes",
+    unpack,
     promise=EXACT,
     source="QIGen §3, Algorithm 2; errata Q4, Q10",
-    reference=unpack,
-    check=check_unpack,
-    parameters=lambda words, bits: {"bits": bits},
     clauses={
         "C1": "For every value of the words, code k of a column is bits b·k to b·k + b − 1 of the column's stream.",
         "C2": "The result is uint8, K × N, each code below 2^b.",
-        "C3": "Rows of words that are not whole units, and wrong bits, dtypes, shapes or layouts are refused with an "
-        "ArgumentError.",
     },
 )

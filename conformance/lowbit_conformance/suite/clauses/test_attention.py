@@ -91,9 +91,6 @@ SOFTMAX_MISTAKES: dict[str, Callable[[F32], Any]] = {
     "nan": lambda scores: np.where(np.arange(scores.shape[1]) == 1, np.float32(np.nan), scores),
     "infinity": lambda scores: np.where(np.arange(scores.shape[1]) == 1, np.float32(np.inf), scores),
     "nothing-seen": lambda scores: np.full_like(scores, -np.inf),
-    "float64": lambda scores: scores.astype(np.float64),
-    "dimensions": lambda scores: scores[0],
-    "strided": lambda scores: np.repeat(scores, 2, axis=1)[:, ::2],
 }
 
 
@@ -102,9 +99,9 @@ def softmax_mistakes(clause: str, settings: Settings) -> Iterator[RowsCase]:
         yield RowsCase(clause, "edge", variant, 2, 5)
 
 
-@checks("attention.softmax/C4", softmax_mistakes)
+@checks("attention.softmax/H8", softmax_mistakes)
 def test_softmax_refuses(backend: Remote, case: RowsCase) -> None:
-    """Each mistake raises ArgumentError."""
+    """NaN, +∞ and a row of nothing but −∞ raise ArgumentError."""
     scores = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
     with refuses():
         backend.run("attention.softmax", SOFTMAX_MISTAKES[case.variant](scores))
@@ -241,16 +238,9 @@ def test_what_is_not_seen_changes_nothing(backend: Remote, case: AttendCase) -> 
     assert_same_bits(first, attended(backend, case, queries, keys, values)[0], "what it does not see was changed")
 
 
-ATTEND_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[Any, ...]]] = {
-    "float64": lambda q, k, v: (q.astype(np.float64), k, v),
-    "nan": lambda q, k, v: (q, np.where(k == k.max(), np.float32(np.nan), k), v),
-    "infinity": lambda q, k, v: (q, k, np.where(v == v.max(), np.float32(np.inf), v)),
+ATTEND_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[F32, F32, F32]]] = {
     "heads": lambda q, k, v: (q[:, :3].copy(), k, v),
-    "channels": lambda q, k, v: (q, k[..., :-1].copy(), v),
-    "values-short": lambda q, k, v: (q, k, v[:, :-1].copy()),
     "more-queries": lambda q, k, v: (np.concatenate([q, q, q]), k, v),
-    "window-0": lambda q, k, v: (q, k, v, 0),
-    "strided": lambda q, k, v: (q, k.swapaxes(0, 1).copy().swapaxes(0, 1), v),
 }
 
 
@@ -259,8 +249,8 @@ def attend_mistakes(clause: str, settings: Settings) -> Iterator[AttendCase]:
         yield AttendCase(clause, "edge", variant, 2, 5, 4, 2, 6)
 
 
-@checks("attention.attend/C5", attend_mistakes)
+@checks("attention.attend/H8", attend_mistakes)
 def test_attend_refuses(backend: Remote, case: AttendCase) -> None:
-    """Each mistake raises ArgumentError."""
+    """Heads that do not divide, and more queries than keys, raise ArgumentError."""
     with refuses():
         backend.run("attention.attend", *ATTEND_MISTAKES[case.variant](*inputs(case)))

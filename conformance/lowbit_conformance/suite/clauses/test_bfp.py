@@ -194,29 +194,6 @@ def test_blocks_of_zeros(backend: Remote, case: BfpCase) -> None:
     assert_casts(backend, x, case.format)
 
 
-MISTAKES: dict[str, Callable[[F32], Any]] = {
-    "nan": lambda x: np.where(np.arange(x.shape[1]) == 2, np.float32(np.nan), x),
-    "infinity": lambda x: np.where(np.arange(x.shape[1]) == 2, np.float32(np.inf), x),
-    "float64": lambda x: x.astype(np.float64),
-    "no-rows": lambda x: x[:0].copy(),
-    "no-columns": lambda x: x[:, :0].copy(),
-    "one-dimension": lambda x: x[0].copy(),
-    "strided": lambda x: np.repeat(x, 2, axis=1)[:, ::2],
-}
-
-
-def mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
-    for variant in MISTAKES:
-        yield BfpCase(clause, "edge", variant, 2, 40, 32, 4)
-
-
-@checks("bfp.cast/C6", mistakes)
-def test_cast_refuses(backend: Remote, case: BfpCase) -> None:
-    """Each mistake raises ArgumentError."""
-    with refuses():
-        backend.run("bfp.cast", MISTAKES[case.variant](values(case)), case.format)
-
-
 # Decode.
 
 
@@ -277,7 +254,7 @@ def too_wide(clause: str, settings: Settings) -> Iterator[BfpCase]:
     yield BfpCase(clause, "edge", "wide-exponent", 2, 20, 20, 25, 10)
 
 
-@checks("bfp.store/C3", too_wide)
+@checks("bfp.store/H8", too_wide)
 def test_store_refuses(backend: Remote, case: BfpCase) -> None:
     """Exponents of ten bits do not fit a byte."""
     with refuses():
@@ -299,7 +276,7 @@ def unwritten(clause: str, settings: Settings) -> Iterator[BfpCase]:
     yield BfpCase(clause, "edge", "exponent-255", 2, 5, 32, 8)
 
 
-@checks("bfp.load/C2", unwritten)
+@checks("bfp.load/H8", unwritten)
 def test_load_refuses_what_is_never_stored(backend: Remote, case: BfpCase) -> None:
     """−2^(p−1), the byte 255 and a bit after the last mantissa are refused."""
     stored = bfp_storage.store(blocks(case))
@@ -386,7 +363,7 @@ def test_dot_keeps_rows_and_blocks_apart(backend: Remote, case: BfpCase) -> None
         assert_exact("sums", found.sums, expected)
 
 
-DOT_MISTAKES = ("columns", "block", "too-wide", "array")
+DOT_MISTAKES = ("columns", "block", "too-wide")
 
 
 def dot_mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
@@ -394,16 +371,15 @@ def dot_mistakes(clause: str, settings: Settings) -> Iterator[BfpCase]:
         yield BfpCase(clause, "edge", variant, 2, 64, 64, 4)
 
 
-@checks("bfp.dot/C4", dot_mistakes)
+@checks("bfp.dot/H8", dot_mistakes)
 def test_dot_refuses(backend: Remote, case: BfpCase) -> None:
     """Each mistake raises ArgumentError."""
     x = values(case)
-    a = b = bfp.cast(x, case.format)
+    a = bfp.cast(x, case.format)
     wrong: dict[str, tuple[Any, Any]] = {
         "columns": (a, bfp.cast(np.ascontiguousarray(x[:, :63]), case.format)),
         "block": (a, bfp.cast(x, Format(32, 4))),
         "too-wide": (bfp.cast(x, Format(64, 25)), bfp.cast(x, Format(64, 25))),
-        "array": (x, b),
     }
     with refuses():
         backend.run("bfp.dot", *wrong[case.variant])

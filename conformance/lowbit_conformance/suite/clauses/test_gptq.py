@@ -127,29 +127,11 @@ def test_hessian_within_the_bound(backend: Remote, case: LayerCase, record_prope
     record_property("share", assert_within(given, exact, bound))
 
 
-INPUT_MISTAKES: dict[str, Callable[[F32], object]] = {
-    "nan": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, np.float32(np.nan), x),
-    "infinity": lambda x: np.where(np.arange(x.size).reshape(x.shape) == 3, np.float32(np.inf), x),
-    "float64": lambda x: x.astype(np.float64),
-    "vector": lambda x: x[0],
-    "no-rows": lambda x: x[:0],
-    "strided": np.asfortranarray,
-    "list": lambda x: x.tolist(),
-}
-
-
 def mistakes(names: dict[str, object]) -> Callable[[str, Settings], Iterator[LayerCase]]:
     def generator(clause: str, settings: Settings) -> Iterator[LayerCase]:
         yield from (LayerCase(clause, "edge", name, 6, 5) for name in names)
 
     return generator
-
-
-@checks("gptq.hessian/C3", mistakes(dict(INPUT_MISTAKES)))
-def test_hessian_refuses(backend: Remote, case: LayerCase) -> None:
-    """Each mistake raises ArgumentError."""
-    with refuses():
-        backend.run("gptq.hessian", INPUT_MISTAKES[case.variant](calibration(case)))
 
 
 # **The factor.**
@@ -173,25 +155,24 @@ def wide_lattice(clause: str, settings: Settings) -> Iterator[LayerCase]:
         yield replace(case, variant=f"wide-{case.variant}".rstrip("-"), dtype="float64")
 
 
-@checks("gptq.factor/C1", wide_lattice)
-def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
-    """What is computed more narrowly shows in elements that take all bits of the accumulator."""
-    given = run(backend, case, product_of(wide_factor(backend, case)))
-    assert_equal_values(given, wide_factor(backend, case).astype(np.float64))
-
-
-def wide_factor(backend: Remote, case: LayerCase) -> F32:
-    """M with elements of 18 bits, if the declared accumulator holds their products."""
+def wide_factor(backend: Remote, case: LayerCase) -> F64:
+    """M with elements of 18 bits where the accumulator holds their products; made anew for the judge."""
     factor = exact_factor(case)
     if arithmetic(backend, case).accumulator == "float64":
         wide = np.triu(case.generator().integers(-(2**18), 2**18, factor.shape), 1)
         factor = (wide + np.diag(factor.diagonal())).astype(np.float32)
-    return factor
+    return factor.astype(np.float64)
 
 
-def product_of(factor: F32) -> F64:
-    """M Mᵀ in float64."""
-    return np.ascontiguousarray(factor.astype(np.float64) @ factor.T.astype(np.float64))
+def own_product(factor: F64) -> F64:
+    return np.ascontiguousarray(factor @ factor.T)
+
+
+@checks("gptq.factor/C1", wide_lattice)
+def test_factor_of_wide_numbers(backend: Remote, case: LayerCase) -> None:
+    """Elements of M of 18 bits, if the accumulator holds their products: what is computed more narrowly shows."""
+    given = run(backend, case, own_product(wide_factor(backend, case)))
+    assert_equal_values(given, wide_factor(backend, case))
 
 
 def both_dtypes(clause: str, settings: Settings) -> Iterator[LayerCase]:
@@ -313,23 +294,14 @@ def test_targets_look_back_only(backend: Remote, case: LayerCase) -> None:
 
 
 Layer = tuple[F32, F32, F32]
-LAYER_MISTAKES: dict[str, Callable[[F32, F32, F32], tuple[object, ...]]] = {
+LAYER_MISTAKES: dict[str, Callable[[F32, F32, F32], Layer]] = {
     "lower": lambda w, m, v: (w, np.ascontiguousarray(m.T), v),
     "negative": lambda w, m, v: (w, -m, v),
-    "nan-weight": lambda w, m, v: (w * np.float32(np.nan), m, v),
-    "nan-value": lambda w, m, v: (w, m, v * np.float32(np.nan)),
-    "infinite-factor": lambda w, m, v: (w, m * np.float32(np.inf), v),
-    "short-values": lambda w, m, v: (w, m, v[:-1].copy()),
-    "short-factor": lambda w, m, v: (w, m[:-1, :-1].copy(), v),
-    "float64": lambda w, m, v: (w.astype(np.float64), m, v),
-    "strided": lambda w, m, v: (np.asfortranarray(w), m, v),
 }
 
 
-@checks("gptq.targets/C4", mistakes(dict(LAYER_MISTAKES)))
+@checks("gptq.targets/H8", mistakes(dict(LAYER_MISTAKES)))
 def test_targets_refuse(backend: Remote, case: LayerCase) -> None:
-    """Each mistake raises ArgumentError."""
-    with np.errstate(invalid="ignore"):  # 0 times infinity, on purpose
-        given = LAYER_MISTAKES[case.variant](*layer(case))
+    """A factor that is not upper triangular with a positive diagonal raises ArgumentError."""
     with refuses():
-        backend.run("gptq.targets", *given)
+        backend.run("gptq.targets", *LAYER_MISTAKES[case.variant](*layer(case)))

@@ -253,7 +253,7 @@ WIDE_ROWS = 2105392
 """The fewest rows, of whole units of 2 bits, whose products of 25-bit mantissas and codes of 8 bits reach 2^53."""
 
 
-@checks("linear.qgemm_bfp/C5", mistakes)
+@checks("linear.qgemm_bfp/H8", mistakes)
 def test_integer_product_refuses(backend: Remote, case: IntegerCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     x, matrix = integer_cases.random(case)

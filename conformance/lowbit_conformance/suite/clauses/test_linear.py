@@ -312,13 +312,13 @@ def mistakes(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         yield from (replace(case, vectors=vectors) for case in in_use(clause, "edge", variant))
 
 
-@checks("linear.qgemv/C6", mistakes)
+@checks("linear.qgemv/H8", mistakes)
 def test_qgemv_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     assert_refuses(backend, case)
 
 
-@checks("linear.qgemm/C5", mistakes)
+@checks("linear.qgemm/H8", mistakes)
 def test_qgemm_refuses(backend: Remote, case: MatrixCase) -> None:
     """Each mistake raises ArgumentError, and out is left as it was."""
     assert_refuses(backend, case)

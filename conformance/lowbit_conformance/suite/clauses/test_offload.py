@@ -221,7 +221,7 @@ def mistakes(clause: str, settings: Settings) -> Iterator[OffloadCase]:
         yield OffloadCase(clause, "edge", variant, 2, 4, 2, 2, "mirror", 2, 1, 1)
 
 
-@checks("offload.trace/C7", mistakes)
+@checks("offload.trace/H8", mistakes)
 def test_trace_refuses(backend: Remote, case: OffloadCase) -> None:
     """Each mistake raises ArgumentError, also where requests before it are right."""
     arrangement: object = case.arrangement

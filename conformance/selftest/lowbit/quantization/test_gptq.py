@@ -14,7 +14,7 @@ from lowbit.arrays import F32, F64
 from lowbit.errors import ArgumentError
 from lowbit.linear.linear import qgemv
 from lowbit.quantization import affine
-from lowbit.quantization.act_order import OrderedMatrix, order_of
+from lowbit.quantization.act_order import ActOrderMatrix, order_of
 from lowbit.quantization.affine import CONVENTIONS, Convention, group_codes, group_scale_and_zero, group_values
 from lowbit.quantization.gptq import damped, factor, hessian, layer_error, quantize, targets
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack, unpack
@@ -178,7 +178,7 @@ def test_g_idx_and_order_say_the_same() -> None:
     codes = np.empty((64, 5), np.uint8)
     codes[result.order] = unpack(result.matrix.words, 4)  # rows as a file keeps them, with g_idx
     order = order_of(result.g_idx, 24)
-    again = OrderedMatrix(replace(result.matrix, words=pack(codes[order], 4)), order)
+    again = ActOrderMatrix(replace(result.matrix, words=pack(codes[order], 4)), order)
     np.testing.assert_array_equal(again.dequantize(), result.dequantize())
 
 
@@ -214,7 +214,7 @@ def test_mistakes_are_refused() -> None:
         "convention": lambda: quantize(weights, square, bits=4, group_size=8, convention="minimum", symmetric=True),
         "bits": lambda: quantize(weights, square, bits=5, group_size=8),
         "g_idx": lambda: order_of(np.array([0, 0, 0, 1], np.int32), 2),
-        "order": lambda: OrderedMatrix(affine.quantize(weights, bits=4, group_size=8), np.zeros(32, np.int64)),
+        "order": lambda: ActOrderMatrix(affine.quantize(weights, bits=4, group_size=8), np.zeros(32, np.int64)),
     }
     for name, call in mistakes.items():
         with pytest.raises(ArgumentError, match=name):
