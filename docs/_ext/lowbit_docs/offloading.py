@@ -85,11 +85,7 @@ class CudaKernels(BenchDirective):
     def run(self) -> list[nodes.Node]:
         file = self.file("data/cuda-kernels.json")
         if not file.is_file():
-            return [
-                nodes.paragraph(
-                    text="There is no record; to write one, run python -m gpu.compiled in the folder bench."
-                )
-            ]
+            return [nodes.paragraph(text="There is no record yet: run python -m gpu.compiled in the folder bench.")]
         for source in compiler.kernel_folder().glob("*.cuh"):
             self.env.note_dependency(str(source))
         compiled = json.loads(file.read_text("utf-8"))["compiled"]
