@@ -70,12 +70,8 @@ def conformance(
     name: Annotated[
         str | None, typer.Argument(help="The backend under test: a name that `lowbit backends` lists, or module:Class.")
     ] = None,
-    library: Annotated[
-        str | None, typer.Option(help="Instead of NAME: a shared library that implements lowbit.h.")
-    ] = None,
-    command: Annotated[
-        str | None, typer.Option(help="Instead of NAME: a program that answers the line protocol.")
-    ] = None,
+    library: Annotated[str | None, typer.Option(help="Instead of NAME, a library that implements lowbit.h.")] = None,
+    command: Annotated[str | None, typer.Option(help="Instead of NAME, a program that answers line by line.")] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(help="Only this operation or clause; repeatable."),
