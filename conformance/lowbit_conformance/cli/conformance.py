@@ -70,8 +70,8 @@ def conformance(
     name: Annotated[
         str | None, typer.Argument(help="The backend under test: a name that `lowbit backends` lists, or module:Class.")
     ] = None,
-    library: Annotated[str | None, typer.Option(help="Instead: a shared library that implements lowbit.h.")] = None,
-    command: Annotated[str | None, typer.Option(help="Instead: a program that speaks the line protocol.")] = None,
+    library: Annotated[str | None, typer.Option(help="Instead of NAME, a library that implements lowbit.h.")] = None,
+    command: Annotated[str | None, typer.Option(help="Instead of NAME, a program that answers line by line.")] = None,
     op: Annotated[
         list[str] | None,
         typer.Option(help="Only this operation or clause; repeatable."),
@@ -80,8 +80,8 @@ def conformance(
         list[str] | None,
         typer.Option(help="Only the cases of this profile, and certify it; `lowbit profiles` lists them; repeatable."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="How many seeds of the random tier.")] = 5,
-    first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
+    seeds: Annotated[int, typer.Option(help="The number of seeds of the random tier.")] = 5,
+    first_seed: Annotated[int, typer.Option(help="The first of these seeds.")] = 0,
     case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few cases of each clause, in seconds.")] = False,
@@ -207,7 +207,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
 
 @dataclass
 class Run:
-    """What the events have told, and what of that cannot be.
+    """What the events have reported so far, and whether they contradict each other.
 
     Attributes:
         tally: the verdicts.

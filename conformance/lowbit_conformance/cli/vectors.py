@@ -22,7 +22,7 @@ SHOWN = 10
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where to write the files; made if it does not exist.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write to; created if it does not exist.")],
     op: Annotated[list[str] | None, typer.Option(help="Only this operation; repeatable.")] = None,
     seeds: Annotated[int, typer.Option(min=0, help="How many seeds of the random tier.")] = 1,
     as_json: AsJson = False,

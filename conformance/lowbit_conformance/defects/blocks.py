@@ -57,7 +57,7 @@ def cast(
 
 
 def blocks_of(mantissas: Array, exponents: Array, format: Format) -> Blocks:
-    """Blocks that nobody has checked."""
+    """Blocks without the checks of their construction."""
     return unchecked(
         Blocks,
         mantissas=np.ascontiguousarray(mantissas).astype(format.dtype),

@@ -23,7 +23,7 @@ MOVES = ("WRONG", "NONDETERMINISTIC")
 """The verdicts on a result that changes with what it must not depend on."""
 
 COMMON = "common"
-"""For `Defect.seen`: nobody needs to be cited for it."""
+"""For `Defect.seen`: a mistake so common that it needs no source."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Defect:
     """One mistake.
 
     Attributes:
-        name: in kebab-case, stable for ever: ``nibbles-swapped``.
+        name: in kebab-case; it never changes: ``nibbles-swapped``.
         cause: one line.
         clauses: full ids of the clauses and habits that it breaks.
         seen: where it was seen: the address of an issue, a ruling of the errata for what a paper prints, or `COMMON`.

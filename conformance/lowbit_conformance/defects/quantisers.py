@@ -72,7 +72,7 @@ def quantize(
 def matrix_of(
     codes: Array, scales: Array, zeros: Array, bits: int, rows: int, group_size: int, convention: Convention
 ) -> QuantizedMatrix:
-    """A matrix that nobody has checked."""
+    """A matrix without the checks of its construction."""
     return unchecked(
         QuantizedMatrix,
         words=packing.pack(codes.astype(np.uint8), bits),

@@ -1,4 +1,4 @@
-"""Shared memory in which every array lies against a page that nobody may touch.
+"""Shared memory in which every array lies next to a page that cannot be read or written.
 
 One file in memory is mapped by two processes: the *judge*, which writes arguments and reads results, and the *host*,
 which owns the code under test. The host may touch only the pages of the call that it is in: arguments to read, the
@@ -31,7 +31,7 @@ Side = Literal["right", "left"]
 
 PAGE = mmap.PAGESIZE
 CONTROL = PAGE  # the first page: what the fault handler writes
-ARGUMENTS = 3 << 30  # bytes of address space; pages that nobody touches cost nothing
+ARGUMENTS = 3 << 30  # bytes of address space; pages that are never touched cost nothing
 RESULTS = 1 << 30
 GUARD = 16  # pages between two arrays
 WHOLE = 1 << 20  # arrays up to so many bytes are compared with what they were
@@ -194,7 +194,7 @@ class Arena:
         return self.bytes[:CONTROL].view(np.uint64)
 
     def _take(self, pages: int) -> int:
-        """The first byte of so many pages that nobody has, with guard pages on both sides."""
+        """The first byte of this many free pages, with guard pages on both sides."""
         at = CONTROL + GUARD * PAGE
         for first, last in self._taken:
             if first - at >= (pages + GUARD) * PAGE:

@@ -1,9 +1,10 @@
 """The backend under test, as the tests see it: each call is performed in the host process and judged on its return.
 
-`Remote` has the methods of a `lowbit.backend.Backend`, so a test reads as if the backend were at hand. What it adds is
-in no test: every call is performed twice, with its arrays against the guard page on their right and then on their
-left, with other bytes around them and in fresh memory, and must give equal bits; what it wrote beside its result, and
-what it did to the process, is a verdict. The answer has been read and copied before a test can compute what is right.
+`Remote` has the methods of a `lowbit.backend.Backend`, so a test reads as if the backend were in this process. It
+also does what no test does itself: it performs every call twice, with the arrays against the guard page on their right
+and then on their left, with other bytes around them and in fresh memory, and both results must have equal bits. Writes
+beside the result and changes of the process are verdicts. A result is read and copied before a test can compute the
+expected one.
 """
 
 from collections import Counter
@@ -47,7 +48,7 @@ SEAL = (files("lowbit_conformance.isolation") / "sealing.py").read_text("utf-8")
 # What `lowbit_foreign` raises when a library writes beside a result, and when a program dies or breaks the protocol.
 OWN_WORDS = {"OutOfBoundsError": "OOB_WRITE", "BrokenLineError": "CRASHED"}
 ORDER = (0, 1, 1, 0, 1, 0, 0, 1)  # placements, to tell what depends on time from what depends on addresses
-# What taking a reply apart raises if it is none of the host's.
+# What parsing a reply raises if it does not have the form of those of the host.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, MemoryError)
 MOST_HANGS, MOST_DEATHS = 2, 12  # in one operation, after which the rest of it is not run
 
@@ -153,7 +154,7 @@ class Remote:
 
     @contextmanager
     def _understanding(self) -> Iterator[None]:
-        """Take a reply apart: one of another form than those of `host` comes from a backend that wrote it itself."""
+        """Parse a reply: one that does not have the form of those of `host` was written by a backend."""
         try:
             yield
         except (ArgumentError, NotDeclaredError):
@@ -166,7 +167,7 @@ class Remote:
             raise self._broken(end) from None
 
     def _broken(self, end: HostEndedError) -> BrokenPromiseError:
-        """Close what is left of a host that has ended, and say of what."""
+        """Close what is left of a host that has ended, and say how it ended."""
         assert self._host is not None
         verdict = blame(str(end), self.arena, self._host.base, self._live)
         self.close()

@@ -1,9 +1,9 @@
-"""From failed cases to the mistake: all failures of an operation are put before the defect bank together.
+"""From failed cases to the mistake: all failures of an operation are compared with the known defects together.
 
-The calls of each case are noted while the suite runs. At the end the failures of an operation are looked at as a whole:
-a defect of the bank names the mistake if it gives every wrong result, and the right ones where the backend was right.
-One wrong element names nothing, since too many mistakes could give it. A result may also be that of another call: of
-the matrix that was prepared before, or of the activations before. What has no name is described, case by case.
+The calls of each case are recorded while the suite runs. At the end the failures of an operation are examined together:
+a defect names the mistake if it gives every wrong result, and the right ones where the backend was right. One wrong
+element is not enough, since too many mistakes could give it. A result may also be that of another call: of the matrix
+that was prepared before, or of the activations before. Failures without a name are described one by one.
 """
 
 import contextlib

@@ -74,8 +74,8 @@ def _stated(arithmetic: Arithmetic | None) -> dict[str, str] | None:
     return {"form": arithmetic.form, "accumulator": arithmetic.accumulator, "roundings": arithmetic.roundings.__name__}
 
 
-# **Reading** trusts nobody. The outer form is checked here: kinds of fields, sizes, depth. The values inside are left
-# as trees, which `lowbit.backend.wire` checks when they are made.
+# **Reading** checks everything. The outer form is checked here: kinds of fields, sizes, depth. The values inside stay
+# trees, which `lowbit.backend.wire` checks when it decodes them.
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """What a right answer is: the result itself for an exact operation; for a bounded one the exact result and how far an
 answer may lie from it, for one stated arithmetic.
 
-A vector must serve who knows nothing of the way in which bounds are derived, so the files state them for the weakest
-arithmetic that is usual: dequantised weights where there are weights, float32 sums, in any order; for integer products
-float32 sums of segments. Who declares a finer
-one is judged more strictly by the suite itself.
+A reader of vectors need not know how bounds are derived, so the files state them for the weakest usual arithmetic:
+dequantised weights where there are weights, float32 sums, in any order; for integer products float32 sums of segments.
+The suite itself judges a backend that declares a finer arithmetic more strictly.
 """
 
 from collections.abc import Callable, Mapping
