@@ -18,13 +18,16 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
+Colour = Literal["light", "dark"]
+View = tuple[Colour, int, list[str]]
+
 WIDTHS = (1280, 768, 400)
-COLOURS = ("light", "dark")
+COLOURS: tuple[Colour, ...] = ("light", "dark")
 EVERYWHERE = (
     "index",
     "getting-started",
@@ -107,7 +110,7 @@ def pages(folder: Path) -> list[str]:
     return [name for name in names if not name.startswith("_") and name != "search"]
 
 
-def views(names: Sequence[str], everywhere: Sequence[str]) -> Iterator[tuple[str, int, list[str]]]:
+def views(names: Sequence[str], everywhere: Sequence[str]) -> Iterator[View]:
     """Colour, width and pages of each window that is opened."""
     for colour in COLOURS:
         for width in WIDTHS:
@@ -127,10 +130,10 @@ def faults_of(page: Page, name: str) -> list[str]:
     return found
 
 
-def look(browser: Browser, folder: Path, view: tuple[str, int, list[str]], shots: Path | None) -> Iterator[str]:
+def look(browser: Browser, folder: Path, view: View, shots: Path | None) -> Iterator[str]:
     """Every fault in one window, as a line."""
     colour, width, names = view
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colour)  # type: ignore[arg-type]
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colour)
     page = context.new_page()
     heard: list[str] = []
     page.on("pageerror", lambda error: heard.append(f"a script failed: {error}"))
@@ -152,6 +155,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the pages were built")
     parser.add_argument("--page", action="append", help="only this page, at every width; may be given several times")
+    parser.add_argument("--width", action="append", type=int, choices=WIDTHS, help="only windows of this width")
     parser.add_argument("--screenshots", type=Path, help="keep a picture of the top of each page in this folder")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -162,7 +166,8 @@ def main() -> int:
     looked = faults = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_file(), args=["--no-sandbox"])
-        for view in views(names, options.page or EVERYWHERE):
+        wanted = [view for view in views(names, options.page or EVERYWHERE) if view[1] in (options.width or WIDTHS)]
+        for view in wanted:
             for fault in look(browser, folder, view, options.screenshots):
                 faults += 1
                 print(fault, flush=True)

@@ -151,8 +151,8 @@ def test_titles_in_the_sidebar_are_short(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "docs/conf.py").write_text(CONF.format(ext=str(ROOT / "docs/_ext"), here=str(tmp_path / "spec")))
     monkeypatch.setattr(sys, "path", list(sys.path))
     with patch_docutils(tmp_path), docutils_namespace():
-        folders = [tmp_path / name for name in ("docs", "docs", "out", "trees")]
-        Sphinx(*folders, "html", status=None, warning=None).build()
+        docs, out = tmp_path / "docs", tmp_path / "out"
+        Sphinx(docs, docs, out, tmp_path / "trees", "html", status=None, warning=None).build()
     listed = re.findall(r'toctree-l1"><a[^>]*>([^<]*)', (tmp_path / "out/index.html").read_text())
     assert set(listed) == {"Chapter"}
     assert "Chapter: a sentence that goes on" in (tmp_path / f"out/{page}.html").read_text()
@@ -209,6 +209,7 @@ def test_short_names_are_links_where_they_say_what_they_are() -> None:
 
 def test_no_page_needs_a_network() -> None:
     """No page, style or drawing of ours names another host to load from; links that a reader follows are welcome."""
-    sources = [*ROOT.glob("docs/*.rst"), *ROOT.glob("docs/_static/*"), ROOT / "docs/conf.py"]
+    folders = ("docs/*.rst", "docs/*.ipynb", "docs/_static/*", "docs/figures/*.svg", "docs/conf.py")
+    sources = [file for pattern in folders for file in ROOT.glob(pattern)]
     loading = re.compile(r"""(src|href|url|mathjax_path)\s*[=(:]\s*["']?https?://""")
     assert [path.name for path in sources if path.is_file() and loading.search(path.read_text())] == []

@@ -36,7 +36,7 @@ class Drawing(SphinxDirective):
         return [figure]
 
 
-class Plot(PlotDirective):  # type: ignore[misc]  # matplotlib's directive has no types
+class Plot(PlotDirective):
     """matplotlib's ``plot``, with the docstring of the script as the alternative text."""
 
     def run(self) -> list[nodes.Node]:
@@ -47,5 +47,5 @@ class Plot(PlotDirective):  # type: ignore[misc]  # matplotlib's directive has n
         if not said:
             raise self.error(f"{script.name} has no docstring to say what the picture shows")
         self.options.setdefault("alt", " ".join(said.replace("`", "").split()))
-        shown: list[nodes.Node] = super().run()
+        shown: list[nodes.Node] = super().run()  # type: ignore[no-untyped-call]  # matplotlib's directive has no types
         return [nodes.container("", *shown, classes=["picture"])]
