@@ -48,7 +48,7 @@ class Verdicts:
 
 def asked(name: str, isa: str) -> str:
     """What ``lowbit conformance`` says."""
-    command = python_command("-m", "lowbit.cli", "conformance", name, "--seeds", "1", "--json")
+    command = python_command("-m", "lowbit", "conformance", name, "--seeds", "1", "--json")
     command += [word for operation in OPERATIONS for word in ("--op", operation)]
     chosen = {"LOWBIT_CPPYY_ISA": isa} if isa else {}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=python_environment() | chosen)

@@ -23,8 +23,6 @@ Activations are float32. Those of float16 and bfloat16 are refused, unless the l
 they are widened to float32, which is exact, and the result is rounded once to the dtype of the input, after the bias
 has been added. The integer contract, which casts activations to 8-bit mantissas (chapter `integer`), is asked for by
 name. float64 is refused always. A layer stays on the CPU (or on ``meta``, where it has no numbers yet).
-
-Source: lowbit's own.
 """
 
 from collections.abc import Callable, Sequence

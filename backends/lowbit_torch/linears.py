@@ -3,8 +3,6 @@
 A layer is chosen by its name in the model, and what cannot be replaced is told with the reason, never passed over:
 a layer of another class may compute something else, a hook would be lost, and some modules of torch read the weights of
 the layers in them instead of calling them.
-
-Source: lowbit's own.
 """
 
 from collections.abc import Sequence

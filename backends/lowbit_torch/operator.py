@@ -18,8 +18,6 @@ the kernel reads them.
 **Gradients.** The gradient with respect to x is :math:`g\\,W^\\top` with the dequantised weights, in float32: exact but
 for the roundings of that product. The weights themselves have none, and scales or zeros that ask for one are refused.
 The integer contract rounds x, so it has no gradient either, which is said when one is computed.
-
-Source: lowbit's own.
 """
 
 import os

@@ -34,7 +34,7 @@ NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]?\d+)?|\b(nan|inf)\b")
 
 def report_of(name: str) -> dict[str, Any]:
     """What ``lowbit conformance NAME --json`` answers."""
-    command = python_command("-m", "lowbit.cli", "conformance", name, "--json")
+    command = python_command("-m", "lowbit", "conformance", name, "--json")
     done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
     return report

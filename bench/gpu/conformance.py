@@ -18,7 +18,7 @@ def run(setting: Setting) -> Answer:
     """Both."""
     broken = contract(setting)
     report = setting.out / "conformance-report.json"
-    command = python_command("-m", "lowbit.cli", "conformance", BACKEND[setting.simulate], "--report", str(report))
+    command = python_command("-m", "lowbit", "conformance", BACKEND[setting.simulate], "--report", str(report))
     status = subprocess.run(
         [*command, *(["--quick"] if setting.simulate else [])], env=python_environment(), check=False
     ).returncode

@@ -1,10 +1,14 @@
 """The errors that lowbit raises on purpose.
 
-Every one of them is a `LowbitError`, fits on one line, and says three things: what was wrong by its name,
-what it was, and what is allowed. Anything else that escapes from lowbit is a defect in lowbit.
+Every one of them is a `LowbitError` and fits on one line. It says which argument or part was wrong, what was given and
+what is allowed. Any other exception that escapes from lowbit is a defect of lowbit.
 
-Their parts often come from files and backends. So the sentence is made fit to be shown (`lowbit.text`), whatever is in
-the parts: it has no control characters and no line breaks.
+**Sentence and fields.** The parts of an error are attributes, for programs. The sentence is made from them, as
+"bits is 5; allowed: 2, 3, 4 or 8". Where that would not be a sentence, the error is given one of its own, and keeps
+its fields.
+
+Parts of a message often come from files and backends. So the sentence is cleaned before it is shown (`lowbit.text`): it
+has no control characters and no line breaks.
 """
 
 from lowbit.text import one_line
@@ -39,14 +43,20 @@ class ArgumentError(LowbitError, ValueError):
     >>> raise ArgumentError("bits", 5, "2, 3, 4 or 8")
     Traceback (most recent call last):
     lowbit.errors.ArgumentError: bits is 5; allowed: 2, 3, 4 or 8
+
+    Args:
+        argument: its name.
+        given: what it was.
+        allowed: what it may be.
+        sentence: the whole message, where one made of the three others would not be a sentence.
     """
 
-    def __init__(self, argument: str, given: object, allowed: str) -> None:
-        super().__init__(argument, given, allowed)
-        self.argument, self.given, self.allowed = argument, given, allowed
+    def __init__(self, argument: str, given: object, allowed: str, sentence: str = "") -> None:
+        super().__init__(argument, given, allowed, sentence)
+        self.argument, self.given, self.allowed, self._said = argument, given, allowed, sentence
 
     def _sentence(self) -> str:
-        return f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
+        return self._said or f"{self.argument} is {on_one_line(self.given)}; allowed: {self.allowed}"
 
 
 class FormatError(LowbitError, ValueError):
@@ -71,14 +81,20 @@ class UnavailableError(LowbitError, RuntimeError):
     >>> raise UnavailableError("backend cppyy", "no C++ compiler was found", "install g++ or clang++")
     Traceback (most recent call last):
     lowbit.errors.UnavailableError: backend cppyy is unavailable: no C++ compiler was found; install g++ or clang++
+
+    Args:
+        what: is missing or does not work.
+        reason: why.
+        remedy: what the user can do.
+        sentence: the whole message, where one made of the three others would not be a sentence.
     """
 
-    def __init__(self, what: str, reason: str, remedy: str) -> None:
-        super().__init__(what, reason, remedy)
-        self.what, self.reason, self.remedy = what, reason, remedy
+    def __init__(self, what: str, reason: str, remedy: str, sentence: str = "") -> None:
+        super().__init__(what, reason, remedy, sentence)
+        self.what, self.reason, self.remedy, self._said = what, reason, remedy, sentence
 
     def _sentence(self) -> str:
-        return f"{self.what} is unavailable: {self.reason}; {self.remedy}"
+        return self._said or f"{self.what} is unavailable: {self.reason}; {self.remedy}"
 
 
 class NotDeclaredError(LowbitError, NotImplementedError):

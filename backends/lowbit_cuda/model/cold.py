@@ -17,8 +17,8 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.backend import Backend
-from lowbit.backend.linears import backend_linear
 from lowbit.model.block import FORMULAS, Gated
+from lowbit.runtime.linears import BackendLinears
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.lane import Lane
 from lowbit_cuda.model.matrices import Blob, ExpertLayout
@@ -39,7 +39,7 @@ class ColdExperts:
     """
 
     def __init__(self, backend: Backend, layout: ExpertLayout) -> None:
-        self.layout, self._linear = layout, backend_linear(backend)
+        self.layout, self._linear = layout, BackendLinears(backend)
         self._ready: dict[tuple[int, int], Gated] = {}
 
     def answer(self, expert: tuple[int, int], blob: Blob, x: F32) -> F32:

@@ -1,6 +1,6 @@
 """A decoder on a device, of which only a part of the experts lies there.
 
-It is a `lowbit.model.decoder.LanguageModel`: tokens in, hidden states and logits out, like the chapter
+It is a `lowbit.model.decoder.AnyDecoder`: tokens in, hidden states and logits out, like the chapter
 `lowbit.model.decoder`, and layer after layer it computes what that chapter computes. What differs is where. A token's
 stream stays on the device from the first layer to the last; the host learns of each layer only its gate's scores, and
 answers with the experts to be brought (`sparse`).
@@ -31,7 +31,7 @@ from lowbit.arrays import F32, F64, I64
 from lowbit.backend.whole_model import DeviceAccount, DeviceSettings
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import token_ids
+from lowbit.model.decoder import check_logits, token_ids
 from lowbit.model.replay import Recall
 from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Event
@@ -171,8 +171,7 @@ class Decoder:
             self._calm = False
             scores = np.concatenate([self._scores(rows[i : i + LOGIT_ROWS]) for i in range(0, len(rows), LOGIT_ROWS)])
             self._calm = True
-        if not np.isfinite(scores).all():
-            raise ArgumentError("weights", "such that a logit is not finite", "weights that do not overflow float32")
+        check_logits(scores)
         return scores
 
     # A chunk goes through.

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.interrupts import deferred
 from lowbit.system.memory import check_address_space
 from lowbit.text import cleaned, quoted
 from lowbit_conformance.isolation import methods as isolation
@@ -93,8 +94,6 @@ def conformance(
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page to a file.")] = None,
 ) -> None:
     """Test a backend against the specification, clause by clause."""
-    from lowbit.cli.interrupts import deferred  # the package `lowbit.cli` imports this module
-
     files = [("--report", report_file, write_json), ("--junit", junit, write_junit), ("--html", html, write_html)]
     for argument, path, _ in files:
         if path:

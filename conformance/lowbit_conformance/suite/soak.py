@@ -83,7 +83,7 @@ def is_sound(backends: object) -> bool:
 
 def portion(name: str, first: int, count: int) -> Entry:
     """Run one portion."""
-    command = python_command("-m", "lowbit.cli", "conformance", name, "--json")
+    command = python_command("-m", "lowbit", "conformance", name, "--json")
     command += ["--first-seed", str(first), "--seeds", str(count)]
     done = subprocess.run(command, env=python_environment(), capture_output=True, text=True, check=False)
     if not done.stdout:

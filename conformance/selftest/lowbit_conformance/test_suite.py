@@ -16,7 +16,7 @@ HERE = SUPPORT
 def conformance(backend: type | str, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run ``lowbit conformance`` on a class of `odd_backends`; exit status, JSON answer, standard error."""
     name = backend if isinstance(backend, str) else f"odd_backends:{backend.__name__}"
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", name, "--json", *arguments]
+    command = [sys.executable, "-m", "lowbit", "conformance", name, "--json", *arguments]
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
         command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False

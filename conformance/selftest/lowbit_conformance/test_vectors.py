@@ -105,7 +105,7 @@ def test_the_recorder_answers_every_test() -> None:
 def test_export_where_text_is_ascii(tmp_path: Path) -> None:
     """The schema and the vectors are UTF-8 in every locale."""
     ascii_only = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    words = ["-P", "-m", "lowbit.cli", "vectors", "export", str(tmp_path), "--op", "packing.unpack", "--seeds", "0"]
+    words = ["-P", "-m", "lowbit", "vectors", "export", str(tmp_path), "--op", "packing.unpack", "--seeds", "0"]
     done = subprocess.run([sys.executable, *words], env=ascii_only, capture_output=True, text=True)
     assert (done.returncode, done.stderr.strip()) == (0, "")
     assert (tmp_path / files.SCHEMA_FILE).read_text("utf-8") == files.schema_text()

@@ -31,7 +31,7 @@ def build_rust(target: Path) -> None:
 def conform(option: str, value: str, *rest: str, declared: tuple[str, ...] = DECLARED) -> None:
     """`lowbit conformance` must pass, and have run every operation that the example declares."""
     chosen = [word for operation in declared for word in ("--op", operation)]
-    words = [sys.executable, "-m", "lowbit.cli", "conformance", option, value, *chosen, "--json", *rest]
+    words = [sys.executable, "-m", "lowbit", "conformance", option, value, *chosen, "--json", *rest]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     report = json.loads(done.stdout)
     assert done.returncode == 0, report["failures"][:3]

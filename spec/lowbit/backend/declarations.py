@@ -90,7 +90,7 @@ def availability_of(backend: Backend) -> Availability:
         raise ArgumentError(what, _shown(name), f"at most {MOST_NAME} characters, none of them a control character")
     state = _answer(backend.availability, "availability()")
     if not _is(state, Availability):
-        raise ArgumentError("the result of availability()", _shown(state), "a lowbit.backend.base.Availability")
+        raise ArgumentError("the result of availability()", _shown(state), "a lowbit.backend.Availability")
     usable, reason, remedy = (_field(state, field, "availability()") for field in ("usable", "reason", "remedy"))
     if not _is(usable, bool):
         raise ArgumentError("usable in availability()", _shown(usable), "True or False")
@@ -105,7 +105,7 @@ def capabilities_of(backend: Backend) -> Capabilities:
     """
     capabilities: Any = _answer(backend.capabilities, "capabilities()")
     if not _is(capabilities, Capabilities):
-        raise ArgumentError("the result of capabilities()", _shown(capabilities), "a lowbit.backend.base.Capabilities")
+        raise ArgumentError("the result of capabilities()", _shown(capabilities), "a lowbit.backend.Capabilities")
     return check_capabilities(capabilities)
 
 
@@ -168,7 +168,7 @@ def _profiles(profiles: Any) -> tuple[str, ...]:
 
 def _declaration(operation: str, declaration: Any) -> Declaration:
     if not _is(declaration, Declaration):
-        allowed = "a lowbit.backend.base.Declaration, such as Declaration()"
+        allowed = "a lowbit.backend.Declaration, such as Declaration()"
         raise ArgumentError(f"the declaration of {operation}", _shown(declaration), allowed)
     what, known = f"limits of {operation}", LIMITS.get(operation, ())
     limits = {}
@@ -215,10 +215,10 @@ def _value(what: str, value: Any) -> object:
 def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     what = f"arithmetic of {operation}"
     if not _is(arithmetic, Arithmetic):
-        raise ArgumentError(what, _shown(arithmetic), "a lowbit.linear.bounds.Arithmetic")
+        raise ArgumentError(what, _shown(arithmetic), "a lowbit.contract.rounding.Arithmetic")
     form, accumulator, roundings = (_field(arithmetic, name, what) for name in ("form", "accumulator", "roundings"))
     if not callable(roundings):
-        allowed = "a function of rows and group size, such as lowbit.linear.bounds.any_order"
+        allowed = "a function of rows and group size, such as lowbit.contract.rounding.any_order"
         raise ArgumentError(f"roundings of {operation}", _shown(roundings), allowed)
     asked = f"roundings(64, 32) of {operation}"
     count = _answer(lambda: roundings(64, 32), asked)

@@ -5,8 +5,6 @@ Then the products are called many times, so their checks are few and cheap. A ba
 overrides hooks, the methods with an underscore; they are called with arguments that have been checked, and write every
 element of `out`. It keeps nothing of the arrays that it was prepared from, which are the caller's again, and a call
 keeps nothing of x: see *Whose memory* in `lowbit.backend.base`.
-
-Source: lowbit's own.
 """
 
 from collections.abc import Callable, Mapping, Sequence

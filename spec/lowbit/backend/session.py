@@ -13,8 +13,6 @@ refused leaves no trace in the steps after it.
 The backend's hook answers an opening with any object that has a method ``step``, and ``close`` if there is something
 to give back; the reference of the operation answers with such an object, too. It sees no wrong argument, because the
 session checks first.
-
-Source: lowbit's own.
 """
 
 from collections.abc import Callable

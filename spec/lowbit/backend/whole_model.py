@@ -14,8 +14,6 @@ for experts (`lowbit.moe.offload`). More memory makes it faster and changes no b
 (12884901888, 500000000)
 >>> spoken_bytes(12884901888)
 '12.0 GiB'
-
-Source: lowbit's own.
 """
 
 import re
@@ -183,7 +181,7 @@ class DeviceAccount:
 
 
 class DeviceDecoder(Protocol):
-    """A `lowbit.model.decoder.LanguageModel` on a device; leaving it gives the device's memory back.
+    """A `lowbit.model.decoder.AnyDecoder` on a device; leaving it gives the device's memory back.
 
     It keeps one sequence at a time: `new_state` begins another, and the state before it is not used any more.
     """
@@ -193,13 +191,13 @@ class DeviceDecoder(Protocol):
         """The model's shape; its context is at most the one that was asked for."""
 
     def new_state(self) -> Any:
-        """As of any `LanguageModel`."""
+        """As of any `AnyDecoder`."""
 
     def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
-        """As of any `LanguageModel`."""
+        """As of any `AnyDecoder`."""
 
     def logits(self, hidden: F64) -> F32:
-        """As of any `LanguageModel`."""
+        """As of any `AnyDecoder`."""
 
     def account(self) -> DeviceAccount:
         """What it did so far."""

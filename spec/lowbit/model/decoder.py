@@ -108,18 +108,28 @@ class Decoder:
         """The score of every token: float32, T × vocabulary, for float64, T × hidden.
 
         Raises:
-            ArgumentError: a logit that is not finite; weights as large as only a damaged file has them overflow.
+            ArgumentError: a logit is not finite; weights this large overflow, and only a damaged file has them.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self._head(hidden.astype(np.float32))
-        if not np.isfinite(scores).all():
-            raise ArgumentError("weights", "such that a logit is not finite", "weights that do not overflow float32")
+        check_logits(scores)
         return scores
 
     def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
         """The rotation of these positions for every base that a block asks for; a Llama has one."""
         bases = {block.rope_base for block in self._blocks}
         return {base: rotation(self._layout, base, start, count) for base in bases}
+
+
+def check_logits(scores: F32) -> None:
+    """Refuse logits that are not finite.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    if not np.isfinite(scores).all():
+        sentence = "a logit is not finite: the weights overflow float32; the model file may be damaged"
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence)
 
 
 def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
@@ -136,11 +146,11 @@ def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
     return np.array(tokens, np.int64)
 
 
-# **Whoever answers.** What follows asks no more of a model than this. The decoder above is one; a backend that keeps a
-# token on its own side from the first layer to the last brings another (`device`).
+# **Any decoder.** The functions below need no more of a decoder than this. The decoder above has it, and so has the one
+# of a backend that runs whole models (`lowbit.backend.whole_model`).
 
 
-class LanguageModel(Protocol):
+class AnyDecoder(Protocol):
     """What turns tokens into logits."""
 
     @property
@@ -169,14 +179,14 @@ class Step:
     logits: F32
 
 
-def next_logits(decoder: LanguageModel, tokens: Sequence[int], progress: Progress | None = None) -> F32:
+def next_logits(decoder: AnyDecoder, tokens: Sequence[int], progress: Progress | None = None) -> F32:
     """The logits of the token that follows `tokens`: float32, vocabulary."""
     hidden = decoder.hidden(tokens, decoder.new_state(), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)
 
 
 def generate(
-    decoder: LanguageModel,
+    decoder: AnyDecoder,
     prompt: Sequence[int],
     count: int,
     *,

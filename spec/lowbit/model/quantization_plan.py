@@ -1,25 +1,25 @@
-r"""Plans: which matrices of a model get how many bits, and by which method.
+r"""Plans: which matrices of a model are quantised, to how many bits, and by which method.
 
-The parts of a sparse model differ in what they weigh and in what they can bear. Almost all of Mixtral's weights are
-experts, of which each token reads a few, so they are worth the fewest bits; attention is read by every token and is
-small, so it keeps more; the router is tiny, and an error in it sends a token to the wrong experts, so it stays float32.
-That is the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` says it for any
-model.
+The parts of a sparse model differ in size and in how much an error in them costs. Almost all of Mixtral's weights are
+experts, of which each token reads a few, so they get the fewest bits. Attention is small and every token reads it, so
+it keeps more. The router is tiny, and an error in it sends a token to the wrong experts, so it stays float32. That is
+the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` states such choices for any
+model, and `planned` applies it; a matrix that is already quantised is dequantised exactly first.
 
-**Two methods.** ``nearest`` takes the range of each group, as `affine` has it. ``hqq`` moves the zero until the weights
-lie closer to the grid (`hqq_solver`). Both end in the same kind of matrix: scale and minimum in float16, groups along
-K. HQQ's zero is a real number that codes are shifted by, so its minimum is
+**Two methods.** ``nearest`` takes the range of each group, as in `affine`. ``hqq`` moves the zero until the weights lie
+closer to the grid (`hqq_solver`). Both give the same kind of matrix: scale and minimum in float16, groups along K.
+HQQ's zero is a real number by which codes are shifted, so its minimum is
 
 .. math:: \min = -s\,z,
 
-and since what is stored decides, codes are computed anew from the scale and minimum as stored. The solver takes some
-seventy times as long as the range does, and the float32 weights of the matrix three times over in memory.
+and codes are computed anew from the scale and minimum as they are stored, in float16. The solver takes about seventy
+times as long as the range does, and three copies of the float32 weights in memory.
 
 Source: MoE offloading §3.3, §4.2; errata H.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
@@ -61,18 +61,18 @@ class Quantization:
         check_choice("method", self.method, METHODS)
 
     def __call__(self, weights: F32) -> QuantizedMatrix:
-        """These weights (float32, K × N) so quantised.
+        """Quantise these weights: float32, K × N.
 
         Raises:
-            ArgumentError: weights that cannot be: too few rows for a group, for ``hqq`` rows that groups do not fill,
-                numbers that float16 cannot hold.
+            ArgumentError: weights that cannot be quantised: too few rows for a group, for ``hqq`` rows that groups do
+                not fill, numbers that float16 cannot hold.
         """
         if self.method == "hqq":
             return by_hqq(weights, self.bits, self.group_size)
         return quantize(weights, bits=self.bits, group_size=self.group_size, scale_dtype="float16")
 
     def check(self, rows: int) -> None:
-        """Refuse a matrix of so many rows that cannot be quantised so, before it is there.
+        """Refuse a matrix with this number of rows if it cannot be quantised, before it is read.
 
         Raises:
             ArgumentError: rows that codes or, for ``hqq``, groups do not fill; a group longer than a column.
@@ -83,7 +83,7 @@ class Quantization:
             raise ArgumentError("group_size", self.group_size, f"a divisor of {rows} for hqq")
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """What a K × N matrix will weigh.
+        """The bytes of a K × N matrix once it is quantised.
 
         >>> weights = np.eye(64, dtype=np.float32)
         >>> Quantization(4, 24).nbytes(64, 64) == Quantization(4, 24)(weights).nbytes
@@ -91,9 +91,18 @@ class Quantization:
         """
         return rows * columns * self.bits // 8 + 2 * 2 * columns * -(-rows // self.group_size)
 
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Quantization(3, 64, "hqq"))
+        'to 3 bits, groups of 64, by hqq'
+        """
+        by = "" if self.method == METHODS[0] else f", by {self.method}"
+        return f"to {self.bits} bits, groups of {self.group_size}{by}"
+
 
 def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
-    """Weights with the minima that HQQ finds in place of the least of each group.
+    """Quantise weights with the minima that HQQ finds, instead of the least weight of each group.
 
     >>> weights = (np.arange(-32, 32, dtype=np.float32) / 32).reshape(64, 1) ** 3
     >>> found = [Quantization(2, 64, method)(weights) for method in METHODS]
@@ -135,8 +144,31 @@ class Plan:
     attention: Quantization | None
     head: Quantization | None = None
 
+    @classmethod
+    def uniform(cls, bits: int, group_size: int, method: Method = "nearest") -> Self:
+        """The same for every matrix of the blocks but the routers; embedding, head, norms and biases stay as they are.
+
+        >>> Plan.uniform(4, 64) == Plan(Quantization(4, 64), Quantization(4, 64))
+        True
+        """
+        both = Quantization(bits, group_size, method)
+        return cls(experts=both, attention=both)
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Plan(Quantization(2, 16), Quantization(4, 64)))
+        'experts to 2 bits, groups of 16; attention to 4 bits, groups of 64'
+        >>> str(Plan.uniform(3, 64, "hqq"))
+        'to 3 bits, groups of 64, by hqq'
+        """
+        parts = {"experts": self.experts, "attention": self.attention, "head": self.head}
+        if self.head is None and self.experts is not None and self.experts == self.attention:
+            return str(self.experts)
+        return "; ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
+
     def of(self, name: str) -> Quantization | None:
-        """How the matrix of this name is quantised: one of `LayerWeights.linears`, or ``head``.
+        """How the matrix of this name is quantised; a name is one of `LayerWeights.linears`, or ``head``.
 
         >>> plan = Plan(experts=Quantization(2, 16), attention=Quantization(4, 64))
         >>> [choice and choice.bits for choice in map(plan.of, ("query", "feed_forward.experts[3].up", ROUTER, "head"))]
@@ -149,7 +181,7 @@ class Plan:
         return self.experts if name.startswith("feed_forward.") else self.attention
 
     def check(self, config: LlamaConfig) -> None:
-        """Refuse a model some matrix of which cannot be quantised so, before any is read.
+        """Refuse a model with a matrix that cannot be quantised so, before any matrix is read.
 
         Raises:
             ArgumentError: see `Quantization.check`.
@@ -160,17 +192,17 @@ class Plan:
                 quantization.check(rows)
 
     def __call__(self, name: str, matrix: Matrix) -> Matrix:
-        """This matrix as the plan has it; one that is quantised already is dequantised exactly first."""
+        """Quantise the matrix of this name; one that is quantised already is dequantised exactly first."""
         quantization = self.of(name)
         return matrix if quantization is None else quantization(to_float(matrix))
 
 
 def planned(weights: LlamaWeights, plan: Plan, progress: Progress | None = None) -> LlamaWeights:
-    """A model in memory as a plan has it.
+    """Quantise a model in memory.
 
     Args:
         weights: the model.
-        plan: what becomes of its matrices.
+        plan: how its matrices are quantised.
         progress: called after each block.
 
     Raises:

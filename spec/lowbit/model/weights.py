@@ -11,9 +11,9 @@ K the features that go in and N those that come out, so that ``y = x W`` reads t
 **Layer by layer.** A model need not fit in memory to be used: `LayeredWeights` is what can hand out one block after
 another, from memory or from disk, and a `LlamaWeights`, which holds all of them, is one too.
 
-`requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` says what each
-costs. Weights that went through 4 bits once and are quantised again have lost twice: a perplexity measured on them
-says *re-quantised*, or it misleads.
+A plan (`quantization_plan`) makes a second model out of the first, with fewer bits or other groups; `weight_bytes` says
+what each costs. Weights that went through 4 bits once and are quantised again have lost twice: a perplexity measured on
+them says *re-quantised*, or it misleads.
 
 Source: lowbit's own.
 """
@@ -29,7 +29,7 @@ from lowbit.arrays import F32
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
-from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
 
 Matrix = QuantizedMatrix | F32
 """K × N weights: quantised, or float32."""
@@ -316,40 +316,7 @@ def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
         raise ArgumentError(f"shape of {name}", (matrix.rows, matrix.columns), f"{shape[0]} x {shape[1]}")
 
 
-# **Quantise a model again**, and count what it weighs.
-
-
-def requantize(
-    weights: LlamaWeights,
-    *,
-    bits: int,
-    group_size: int,
-    convention: Convention = "minimum",
-    scale_dtype: ScaleDtype = "float16",
-    progress: Progress | None = None,
-) -> LlamaWeights:
-    """The same model with every linear layer of its blocks dequantised exactly and quantised anew.
-
-    Embedding, head, norms, biases and routers stay as they are.
-
-    Args:
-        weights: the model.
-        bits: 2, 3, 4 or 8.
-        group_size: 1 to the smallest K of the model.
-        convention: ``minimum`` or ``zero_point``.
-        scale_dtype: ``float16``, which the formats in use store, or ``float32``.
-        progress: called after each block.
-
-    Raises:
-        ArgumentError: see `lowbit.quantization.affine.quantize`.
-    """
-
-    def again(name: str, matrix: Matrix) -> Matrix:
-        return quantize(
-            to_float(matrix), bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype
-        )
-
-    return weights.changed(again, progress)
+# **Count what a model weighs.**
 
 
 def matrices(weights: LlamaWeights) -> Iterator[tuple[str, Matrix]]:

@@ -106,7 +106,7 @@ def test_the_limits_of_sessions_are_their_parameters() -> None:
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
 def test_a_run_has_one_verdict_and_no_case(kind: type[Malformed]) -> None:
     """The whole suite, the verdict before any case, exit status 1."""
-    command = python_command("-m", "lowbit.cli", "conformance", f"malformed:{kind.__name__}", "--json")
+    command = python_command("-m", "lowbit", "conformance", f"malformed:{kind.__name__}", "--json")
     done = subprocess.run(
         command, cwd=HERE, env=python_environment(), capture_output=True, text=True, timeout=120, check=False
     )

@@ -18,7 +18,7 @@ from lowbit.cli import app
 from lowbit.cli import backends as command
 from lowbit_numpy import NumpyBackend
 
-LOWBIT = [sys.executable, "-m", "lowbit.cli"]
+LOWBIT = [sys.executable, "-m", "lowbit"]
 
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -121,7 +121,7 @@ def test_reports_do_not_overwrite_what_a_planted_link_names(tmp_path: Path) -> N
         for name in ("", ".partial", ".part", ".tmp"):
             (tmp_path / f"{option[2:]}{name}").symlink_to(victim)
             (tmp_path / f".{option[2:]}{name}").symlink_to(victim)
-    command = [sys.executable, "-P", "-m", "lowbit.cli", "conformance", "numpy", "--op", "packing.unpack", "--quick"]
+    command = [sys.executable, "-P", "-m", "lowbit", "conformance", "numpy", "--op", "packing.unpack", "--quick"]
     command += [word for option in options for word in (option, str(tmp_path / option[2:]))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

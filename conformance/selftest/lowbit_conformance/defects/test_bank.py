@@ -202,7 +202,7 @@ def test_the_control_is_found_right(operation: str) -> None:
 
 
 def conformance(*arguments: str) -> tuple[int, dict[str, Any], str]:
-    command = [sys.executable, "-m", "lowbit.cli", "conformance", *arguments, "--json"]
+    command = [sys.executable, "-m", "lowbit", "conformance", *arguments, "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 

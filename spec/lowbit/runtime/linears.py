@@ -1,14 +1,12 @@
-"""A decoder on a backend: every matrix of the model handed to the backend, and an account of those it did not take.
+"""Linear layers on a backend, and an account of the matrices that the backend did not take.
 
-A backend that does not declare 8 bits cannot multiply by an 8-bit head. Answering with another kernel in silence
-would make its numbers mean something else, so nothing is silent here: such a matrix is dequantised exactly, numpy
-multiplies by it in float32, and `BackendLinears.float_matrices` says how many matrices went that way and why.
+A backend that does not declare 8 bits cannot multiply by an 8-bit head. To answer with another kernel in silence would
+make its numbers mean something else. So such a matrix is dequantised exactly and multiplied by numpy in float32, and
+`BackendLinears.float_matrices` says how many matrices that were and why.
 
-**The contract** is the caller's choice too: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
+**The contract** is the caller's choice: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
 `linear.qgemm_bfp` of activations that are cast to Block Floating Point first (the chapter `integer` says what that
 loses).
-
-Source: lowbit's own.
 """
 
 from collections import Counter
@@ -22,10 +20,8 @@ from lowbit.arrays import F32
 from lowbit.backend.base import Backend
 from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
-from lowbit.model.block import FORMULAS, Linear, plain_linear
-from lowbit.model.decoder import Decoder
-from lowbit.model.elementwise import Between
-from lowbit.model.weights import LlamaWeights, Matrix, Progress, matrices, to_float
+from lowbit.model.block import Linear, plain_linear
+from lowbit.model.weights import Matrix, to_float
 
 Contract = Literal["float32", "integer"]
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
@@ -34,8 +30,15 @@ CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 class BackendLinears:
     """Makes linear layers that run on one backend; give it to a `lowbit.model.decoder.Decoder` as its `linear`.
 
+    >>> from lowbit.backend.base import load
+    >>> linears = BackendLinears(load("reference"))
+    >>> linears(np.eye(2, dtype=np.float32))(np.array([[1.0, 2.0]], np.float32))
+    array([[1., 2.]], dtype=float32)
+    >>> linears.prepared, dict(linears.float_matrices)
+    (0, {'stored in a format that is not an affine grouping': 1})
+
     Args:
-        backend: one that is usable.
+        backend: one that can run here.
         contract: ``float32`` or ``integer``.
 
     Raises:
@@ -52,8 +55,10 @@ class BackendLinears:
         self._float: Counter[str] = Counter()
 
     def __call__(self, matrix: Matrix) -> Linear:
-        """The function that multiplies by this matrix: in float32, `linear.qgemv` for one token and `linear.qgemm` for
-        more; in integers, `linear.qgemm_bfp` for any number.
+        """The function that multiplies by this matrix.
+
+        In float32 it calls `linear.qgemv` for one token and `linear.qgemm` for more; in integers it calls
+        `linear.qgemm_bfp` for any number of tokens.
 
         Raises:
             UnavailableError: the backend's own, where preparing fails.
@@ -84,7 +89,7 @@ class BackendLinears:
     def read_bytes(self) -> int:
         """Bytes of weights that one token reads: what the backend prepared, and the float32 of the others.
 
-        Of a sparse model it counts every expert, which is what a long prompt reads.
+        In a sparse model every expert counts, because a long prompt reads all of them.
         """
         return self._bytes
 
@@ -97,49 +102,3 @@ class BackendLinears:
         self._float[reason] += 1
         self._bytes += matrix.nbytes
         return plain_linear(matrix)
-
-
-def backend_linear(backend: Backend, contract: Contract = "float32") -> BackendLinears:
-    """The factory of linear layers on this backend.
-
-    >>> from lowbit.backend.base import load
-    >>> factory = backend_linear(load("reference"))
-    >>> factory(np.eye(2, dtype=np.float32))(np.array([[1.0, 2.0]], np.float32))
-    array([[1., 2.]], dtype=float32)
-    >>> factory.prepared, dict(factory.float_matrices)
-    (0, {'stored in a format that is not an affine grouping': 1})
-    """
-    return BackendLinears(backend, contract)
-
-
-def build(
-    weights: LlamaWeights,
-    backend: Backend,
-    progress: Progress | None = None,
-    contract: Contract = "float32",
-    steps: Between = FORMULAS,
-) -> tuple[Decoder, BackendLinears]:
-    """A decoder on a backend, and the account of which matrices the backend took.
-
-    Args:
-        weights: the model.
-        backend: one that is usable, see `lowbit.backend.base.load`.
-        progress: called after each matrix; preparing may lay weights out anew or compile.
-        contract: by which linear layers are multiplied.
-        steps: what lies between them: the formulas, or `lowbit.model.elementwise.on_backend`.
-
-    Raises:
-        NotDeclaredError: the integer contract of a backend that does not declare it.
-    """
-    factory = backend_linear(backend, contract)
-    total, done = sum(1 for _ in matrices(weights)), 0
-
-    def linear(matrix: Matrix) -> Linear:
-        nonlocal done
-        function = factory(matrix)
-        done += 1
-        if progress is not None:
-            progress(done, total)
-        return function
-
-    return Decoder(weights, linear, between=steps), factory

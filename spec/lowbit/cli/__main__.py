@@ -1,5 +1,0 @@
-"""``python -m lowbit.cli`` is ``lowbit``."""
-
-from lowbit.__main__ import main
-
-main()
