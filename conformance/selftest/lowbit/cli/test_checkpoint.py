@@ -155,6 +155,4 @@ def test_directories_that_are_no_model(tmp_path: Path) -> None:
     result = run("generate", "--prompt", "x", "--model", other)
     assert isinstance(result.exception, FormatError) and "model_type is 'phimoe'" in str(result.exception)
     result = run("demo", "--model", other)
-    assert isinstance(
-        result.exception, ArgumentError
-    ) and "is a directory; the demo" in str(result.exception)
+    assert isinstance(result.exception, ArgumentError) and "is a directory; the demo" in str(result.exception)

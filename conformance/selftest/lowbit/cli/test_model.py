@@ -10,12 +10,13 @@ import pytest
 from tiny_gguf import CONFIG, write
 from typer.testing import CliRunner, Result
 
-from lowbit.backend import Capabilities
+from lowbit.backend import Availability, Capabilities
 from lowbit.cli import app
 from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
 from lowbit.model.quantization_plan import Plan
 from lowbit.runtime import Options, load, open_model
 from lowbit.system.storage import CACHE_VARIABLE
+from lowbit_cppyy.backend import CppyyBackend
 from lowbit_numpy import NumpyBackend
 
 TEXT = "hello hello\r\nhall 12 of the hill, he said; hello.\r\n" * 3
@@ -63,6 +64,16 @@ def test_generate(model: Path) -> None:
     assert spoken.stdout == found["text"] + "\n"
     assert "7 tokens" in spoken.stderr
     assert "as stored" in spoken.stderr
+
+
+def test_the_default_backend_is_named_in_the_answer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --backend the first that can run here computes; JSON and the remark after the text say which."""
+    monkeypatch.setattr(CppyyBackend, "availability", lambda self: Availability(False, "no compiler", "install one"))
+    command = ["generate", "--model", str(model), "--prompt", "hello", "--tokens", "2"]
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["backend"] == "numpy"
+    assert "matrices on numpy" in CliRunner().invoke(app, command).stderr
+    monkeypatch.setattr(NumpyBackend, "availability", lambda self: Availability(False, "no beads", "buy some"))
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["backend"] == "reference"
 
 
 def test_generate_on_another_backend_requantized(model: Path) -> None:
