@@ -15,6 +15,7 @@ from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.linear.linear import qgemv
 from lowbit.model.quantization_plan import Plan
 from lowbit.runtime import Options
+from lowbit.system.entries import entries
 from lowbit.system.interpreters import python_command
 from lowbit_cppyy.backend import CppyyBackend
 from lowbit_numpy import NumpyBackend
@@ -77,7 +78,7 @@ def test_the_default_backend_is_the_first_that_can_run(monkeypatch: pytest.Monke
     assert lowbit.load_backend().name == "cppyy"
     monkeypatch.setattr(CppyyBackend, "availability", lambda self: Availability(False, "no compiler", "install one"))
     assert lowbit.load_backend().name == "numpy"
-    installed = base.entries(base.ENTRY_POINTS)
+    installed = entries(base.ENTRY_POINTS)
     for other in ([], [EntryPoint("numpy", "no_such_module:Thing", base.ENTRY_POINTS)]):
         kept = [entry for entry in installed if entry.name not in ("cppyy", "numpy")] + other
         monkeypatch.setattr(base, "entries", lambda group, kept=kept: kept)

@@ -6,7 +6,7 @@ compile. The result is called many times.
 
 Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
 What it declares and lacks is a failure. And it computes the result itself: it calls no function of the specification
-that computes, and imports no other backend. Types, constants, checks and errors of lowbit are for everyone.
+that computes, and imports no other backend. Any backend may use the types, constants, checks and errors of lowbit.
 
 **Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
 whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
@@ -38,13 +38,13 @@ read-only output, and such an error reads the same for every backend. The smalle
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
 array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
 
-**Whose memory.** What a caller hands over is the caller's again when the call has returned: it may be freed, or hold
-other contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of
-a call during that call and not after it. This holds for `prepare` and for each step of a session too: what a backend
-needs later it copies, as `lowbit.h` asks of libraries. And it finds nothing again by an address, an object or a part
-of the contents, since none of them says what an array holds now. What a call returns, if it is not the `out` that was
-given, is the caller's as well, who may write to it: it is no view of an argument, and no array that the backend keeps
-or hands out again. Arrays begin at any multiple of their elements; `Capabilities.alignment` asks for more.
+**Whose memory.** Arguments belong to the caller again when the call has returned: they may be freed, or hold other
+contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of a call
+during that call and not after it. This holds for `prepare` and for each step of a session too: a backend copies what it
+needs later, as `lowbit.h` asks of libraries. And it does not recognise an array by its address, its object or a part of
+its contents, since none of them says what an array holds now. A result other than the `out` that was given belongs to
+the caller, who may write to it: it is not a view of an argument, nor an array that the backend keeps or returns again.
+Arrays begin at any multiple of the size of their elements; `Capabilities.alignment` asks for more.
 
 A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them.
 
@@ -94,12 +94,12 @@ PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 DIRECT = re.compile(r"[\w.]+:[\w.]+")
 
 
-# **What a backend says of itself.**
+# **Declarations.**
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can run on this machine; if not, why, and what the user can do about it."""
+    """Whether a backend can run on this machine; if not, the reason, and what the user can do."""
 
     usable: bool
     reason: str = ""
@@ -111,7 +111,7 @@ class Declaration:
     """What a backend claims for one operation.
 
     Attributes:
-        limits: for each parameter of the operation that it does not handle in full, the values that it does:
+        limits: for each parameter of the operation of which it handles only some values, those values:
             ``{"bits": (2, 4), "convention": ("minimum",)}``. A parameter that is not named has no limit.
         arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
     """
@@ -120,7 +120,7 @@ class Declaration:
     arithmetic: Arithmetic | None = None
 
     def lacks(self, parameters: Parameters) -> str:
-        """What of this choice of parameters is not declared, in words; empty if all of it is.
+        """The part of this choice of parameters that is not declared, in words; empty if all is declared.
 
         >>> Declaration({"bits": (2, 4)}).lacks({"bits": 3, "convention": "minimum"})
         'bits 3'
@@ -181,7 +181,7 @@ class Backend(ABC):
         """What it claims; the same answer every time."""
 
     def close(self) -> None:  # noqa: B027 - most backends own nothing that must be given back
-        """Give back threads and memory; the backend is not used afterwards. Closing twice is harmless."""
+        """Release threads and memory; the backend is not used afterwards. Closing twice is harmless."""
 
     def warm_up(self, operation: str) -> None:  # noqa: B027 - most backends have nothing to make ready
         """Make ready what an operation needs before its first call; by default nothing.

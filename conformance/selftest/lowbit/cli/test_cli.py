@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import lowbit
@@ -84,7 +85,7 @@ def test_the_package_is_the_only_way_to_run_the_command_line(tmp_path: Path) -> 
 
 def test_a_bar_starts_no_thread_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some backends must start while there is one thread; on a terminal a bar is drawn by another."""
-    monkeypatch.setattr(progress.Console, "is_terminal", True)
+    monkeypatch.setattr(Console, "is_terminal", True)
     before = threading.active_count()
     with progress.changing_bar() as report:
         assert threading.active_count() == before
