@@ -140,6 +140,6 @@ def certify(
     if len(found) > 1:
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(what, reason, "uninstall all of them but one")
-    suite = loaded(found[0], what)
+    suite: Any = loaded(found[0], what)
     answer: Certification = suite(backend, operations, profiles=profiles, seeds=seeds, quick=quick, model=model)
     return answer

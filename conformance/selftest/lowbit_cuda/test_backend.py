@@ -226,9 +226,12 @@ def test_logits_and_perplexity_on_a_device(tmp_path: Path) -> None:
     [
         (
             ("--backend", "numpy", "--device-memory", "1GB"),
-            "--device-memory applies only to a backend",
+            "--device-memory applies only where a backend runs whole",
         ),
-        (("--backend", "numpy", "--memory", "swap"), "--memory applies only to a backend that runs whole models"),
+        (
+            ("--backend", "numpy", "--memory", "swap"),
+            "--memory applies only where a backend runs whole models; numpy runs one",
+        ),
         (("--backend", NUMPY, "--device-memory", "1 gig"), "--device-memory is '1 gig'; allowed: a size"),
         (("--backend", NUMPY, "--device-memory", "1kB"), "allowed: a size in bytes"),
         (("--backend", NUMPY, "--device-memory", "1KB"), "device memory is 1000 bytes"),

@@ -33,7 +33,7 @@ from lowbit.model.decoder import Difference, Step, first_difference
 from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, select_columns, weight_bytes
 from lowbit.quantization.affine import QuantizedMatrix, matrix_parameters
-from lowbit.runtime import LanguageModel, StoredModel, load
+from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.text import cleaned, one_line, quoted
 
@@ -42,6 +42,7 @@ GROUP_SIZES = (64, 128)
 WIDTHS = (4, 3, 2)
 WINDOW = 256
 CERTIFIED = ("affine.quantize", "affine.dequantize", "linear.qgemv", "linear.qgemm")  # what a model below rests on
+BY_LAYER = Options(by_layer=True)  # by the products that have been certified, also where a backend could run it whole
 BASELINE = "reference"  # the specification, with which the others are compared
 
 
@@ -201,7 +202,7 @@ def continuations(
             if lacking(backend, variant.weights):
                 continue
             with changing_bar() as report:
-                model = load(variant.weights, backend, report=report)
+                model = load(variant.weights, backend, BY_LAYER, report)
             with progress_bar(f"{name}: generating") as progress:
                 steps, seconds = timed_steps(model, ids, count, progress)
             if baseline is None:
@@ -293,7 +294,7 @@ def perplexities(
     with registry.load(name) as backend:
         for bits in (0, *WIDTHS):
             variant = requantized(loaded.weights, bits, 64) if bits else Variant("as stored", loaded.weights)
-            model = load(StoredModel(loaded.name, variant.weights, loaded.tokenizer), backend)
+            model = load(StoredModel(loaded.name, variant.weights, loaded.tokenizer), backend, BY_LAYER)
             with progress_bar(f"perplexity, {variant.name}") as progress:
                 result = model.perplexity(tokens, window, progress)
             size = weight_bytes(variant.weights)

@@ -49,12 +49,18 @@ class Options:
         contract: ``float32``, or ``integer`` to multiply by activations cast to 8-bit mantissas.
         steps: also run norms, SwiGLU, RoPE and attention on the backend where it declares them: in float32, and faster.
         device: settings of a backend that runs whole models; None for its defaults.
+        by_layer: run one layer at a time, even on a backend that runs whole models.
     """
 
     plan: Plan | None = None
     contract: Contract = "float32"
     steps: bool = False
     device: DeviceSettings | None = None
+    by_layer: bool = False
+
+    def runs_whole(self, backend: Backend) -> bool:
+        """Whether the backend runs the whole model, and not one layer at a time."""
+        return backend.runs_models and not self.by_layer
 
     def check(self, backend: Backend, spelled: Callable[[str], str] = str) -> None:
         """Refuse options that do not apply to a backend.
@@ -67,7 +73,7 @@ class Options:
             ArgumentError: one does not apply, or there is no such contract.
         """
         check_choice(spelled("contract"), self.contract, CONTRACTS)
-        if not backend.runs_models:
+        if not self.runs_whole(backend):
             if self.device is not None:
                 raise not_whole(spelled("device"), self.device, backend)
             return
@@ -80,7 +86,7 @@ class Options:
 
 def not_whole(option: str, given: object, backend: Backend) -> ArgumentError:
     """The error of an option for whole models, on a backend that runs one layer at a time."""
-    sentence = f"{option} applies only to a backend that runs whole models, and {backend.name} does not"
+    sentence = f"{option} applies only where a backend runs whole models; {backend.name} runs one layer at a time"
     return ArgumentError(option, given, "a backend that runs whole models", sentence)
 
 
@@ -246,7 +252,7 @@ def load(
             name, weights, tokenizer = stored.name, stored.layered, stored.tokenizer
         else:
             name, weights, tokenizer = IN_MEMORY, stored, None
-        place = _whole if engine.runs_models else _by_layer
+        place = _whole if options.runs_whole(engine) else _by_layer
         decoder, account, interrupts = place(name, weights, engine, options, report, opened)
         return LanguageModel(name, decoder, tokenizer, account, interrupts, opened.pop_all())
 

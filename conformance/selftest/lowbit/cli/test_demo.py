@@ -14,9 +14,11 @@ from lowbit.backend import base as registry
 from lowbit.backend.reference import ReferenceBackend, ReferenceLinear
 from lowbit.cli import app, demo
 from lowbit.contract.rounding import Arithmetic
+from lowbit.model.quantization_plan import Plan, planned
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.runtime import load, open_model
 
+SIMULATED = "lowbit_gpusim.backend:NumpyOnSim"
 ARGUMENTS = ["demo", "--prompt", "hello", "--tokens", "4", "--text-tokens", "32"]
 
 
@@ -63,6 +65,14 @@ def test_a_backend_that_does_not_hold_the_model_is_not_shown(model: Path, monkey
         monkeypatch.setattr(ReferenceBackend, "capabilities", lambda self, declared=declared: declared)
         missing = demo.lacking(ReferenceBackend(), open_model(model).weights)
         assert str(missing) == f"backend reference does not declare {reason}"
+
+
+def test_a_backend_that_runs_whole_models_generates_by_its_certified_products(model: Path) -> None:
+    """What has been certified is what is compared, and the bytes that a token reads are known."""
+    loaded = open_model(model)
+    variant = demo.Variant("4 bits", planned(loaded.weights, Plan.uniform(4, 32)))
+    (said,) = demo.continuations(variant, [SIMULATED], loaded, "hello", 2)
+    assert said.backend == SIMULATED and said.read_bytes > 0
 
 
 class Tilted(ReferenceBackend):

@@ -111,6 +111,16 @@ def test_a_backend_that_runs_whole_models() -> None:
         assert model.account().fields["settings"] == vars(DeviceSettings())
 
 
+def test_one_layer_at_a_time_on_a_backend_that_runs_whole_models() -> None:
+    """If it is asked for: the account is that of layers, and every matrix goes through the backend's products."""
+    with load(MODEL, SIMULATED, Options(by_layer=True)) as model:
+        fields, next_token = model.account().fields, int(np.argmax(model.logits(PROMPT)))
+    assert "device" not in fields and fields["matrices"]["by_backend"] > 0
+    with load(MODEL, "reference") as model:
+        assert next_token == int(np.argmax(model.logits(PROMPT)))
+        assert fields["matrices"] == model.account().fields["matrices"]
+
+
 def test_whole_models_get_their_weights_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A directory is not read into memory for them, as it is stored or quantised."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
@@ -135,7 +145,7 @@ def test_options_that_do_not_apply(gguf: Path) -> None:
         with pytest.raises(ArgumentError, match=f"^{argument} does not apply to a backend that runs whole models") as e:
             load(absent, SIMULATED, options)
         assert e.value.argument == argument
-    with pytest.raises(ArgumentError, match=r"^device applies only to a backend that runs whole"):
+    with pytest.raises(ArgumentError, match=r"^device applies only where a backend runs whole models; numpy"):
         load(absent, "numpy", Options(device=DeviceSettings()))
     with pytest.raises(ArgumentError, match="contract is 'int8'; allowed: float32 or integer"):
         load(absent, "numpy", Options(contract="int8"))  # type: ignore[arg-type]
