@@ -35,8 +35,8 @@ BackendOption = Annotated[
     str | None,
     typer.Option(
         "--backend",
-        help="A backend that `lowbit backends` lists. By default the first that can run here: "
-        f"{spoken(DEFAULT_ORDER)}.",
+        help="A backend that `lowbit backends` lists. By default the first of these that can run here: "
+        f"{', '.join(DEFAULT_ORDER)}.",
     ),
 ]
 PromptOption = Annotated[str, typer.Option("--prompt", help="The text to continue.")]
