@@ -16,21 +16,22 @@ and `lowbit.linear.linear`; then `lowbit.contract` and `lowbit.backend` for what
 `lowbit.attention`, `lowbit.model` and `lowbit.formats` for a whole model.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lowbit.api import certify, dequantize, load_backend, load_model, matmul, quantize
-
 __version__ = "0.1.0"
 __all__ = ["__version__", "certify", "dequantize", "load_backend", "load_model", "matmul", "quantize"]
 
+# Nothing is imported here, not even `typing`: with ``python -m lowbit`` the current folder still comes first.
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # which type checkers take for true
+    from lowbit.api import certify, dequantize, load_backend, load_model, matmul, quantize
+else:
 
-def __getattr__(name: str) -> Any:
-    """Import what is asked for only then: ``import lowbit`` is fast and imports no backend."""
-    if name in __all__:
-        return getattr(import_module("lowbit.api"), name)
-    raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        """Import what is asked for only then: ``import lowbit`` is fast and imports no backend."""
+        if name in __all__:
+            from lowbit import api
+
+            return getattr(api, name)
+        raise AttributeError(f"module 'lowbit' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
