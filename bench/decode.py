@@ -29,10 +29,8 @@ from limits import MemoryReader
 from machine import described, description
 from quiet import settle
 
-from lowbit.backend.linears import Contract
-from lowbit.cli.loading import LoadedModel, file_of, load_model, on_backend
 from lowbit.formats import fetch as data
-from lowbit.model.decoder import generate
+from lowbit.runtime import Contract, Options, StoredModel, load, open_model
 from lowbit.system.storage import write_whole
 from lowbit_cppyy.backend import CppyyBackend
 
@@ -55,17 +53,17 @@ class Generator(ABC):
 
 
 class Lowbit(Generator):
-    """`lowbit generate --backend cppyy`, with ``--steps`` or without: what lies between linear layers, natively or by
-    the formulas of the specification; and by one of the contracts of linear layers."""
+    """`lowbit generate --backend cppyy`, with ``--steps`` or without: norms, SwiGLU, RoPE and attention by the backend
+    or by the formulas of the specification; and by one of the contracts of linear layers."""
 
-    def __init__(self, model: LoadedModel, threads: int, isa: str | None, contract: Contract, steps: bool) -> None:
+    def __init__(self, model: StoredModel, threads: int, isa: str | None, contract: Contract, steps: bool) -> None:
         backend = CppyyBackend(isa=isa, threads=threads)
-        self.ready = on_backend(model, backend, None, contract, steps=steps)
+        self.model = load(model, backend, Options(contract=contract, steps=steps))
         best = (backend.capabilities().details or {})["instruction set"]
         self.name = f"lowbit {best} {contract}{'' if steps else ', formulas between'}"
 
     def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
-        return (step.token for step in generate(self.ready.decoder, prompt, count))
+        return (step.token for step in self.model.generate(prompt, count, stop=()))
 
 
 class LlamaCpp(Generator):
@@ -106,9 +104,9 @@ class LlamaCpp(Generator):
 
 def measured(threads: int, options: argparse.Namespace) -> dict[str, Any]:
     """All generators on so many threads, in turns."""
-    file = file_of(options.model, data.DEFAULT_MODEL)
-    model, absent = load_model(file), dict[str, str]()
-    text = data.read_text(file_of(None, data.DEFAULT_TEXT))
+    file = options.model or data.fetch(data.DEFAULT_MODEL)
+    model, absent = open_model(file), dict[str, str]()
+    text = data.read_text(data.fetch(data.DEFAULT_TEXT))
     prompt = model.tokenizer.encode(text)[: options.prompt]
     length = -(-(options.prompt + options.tokens) // 256) * 256
     ways: list[tuple[Contract, bool]] = [("float32", True), ("integer", True), ("float32", False)]

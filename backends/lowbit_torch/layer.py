@@ -31,6 +31,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from lowbit.backend import load
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import (
@@ -68,7 +69,8 @@ class QuantLinear(torch.nn.Module):
         cast: whether activations may be float16 and bfloat16.
 
     Args:
-        in_features, out_features, bits, convention, backend, contract, cast: the attributes.
+        in_features, out_features, bits, convention, contract, cast: the attributes.
+        backend: its name; None for the default, the first of `lowbit.backend.DEFAULT_ORDER` that can run here.
         group_size: 1 to K, or None for K, which is one group per column.
         scale_dtype: ``float32`` or ``float16``.
         bias: whether the layer has one.
@@ -87,7 +89,7 @@ class QuantLinear(torch.nn.Module):
         convention: Convention = "minimum",
         scale_dtype: ScaleDtype = "float32",
         bias: bool = True,
-        backend: str = "cppyy",
+        backend: str | None = None,
         contract: str = "float32",
         cast: bool = False,
     ) -> None:
@@ -97,7 +99,7 @@ class QuantLinear(torch.nn.Module):
         group_size = check_sizes(in_features, bits, group_size)
         self.in_features, self.out_features = in_features, out_features
         self.bits, self.group_size, self.convention = bits, group_size, convention
-        self.backend, self.contract, self.cast = backend, contract, cast
+        self.backend, self.contract, self.cast = backend_name(backend), contract, cast
         groups, stored = -(-in_features // group_size), getattr(torch, scale_dtype)
         zero = stored if convention == "minimum" else torch.uint8
         words = torch.zeros(in_features * bits // WORD_BITS, out_features, dtype=torch.int32)
@@ -112,7 +114,7 @@ class QuantLinear(torch.nn.Module):
         matrix: QuantizedMatrix,
         bias: torch.Tensor | None = None,
         *,
-        backend: str = "cppyy",
+        backend: str | None = None,
         contract: str = "float32",
         cast: bool = False,
     ) -> Self:
@@ -157,7 +159,7 @@ class QuantLinear(torch.nn.Module):
         group_size: int | None = 128,
         convention: Convention = "minimum",
         scale_dtype: ScaleDtype = "float32",
-        backend: str = "cppyy",
+        backend: str | None = None,
         contract: str = "float32",
         cast: bool = False,
     ) -> Self:
@@ -284,15 +286,23 @@ class QuantLinear(torch.nn.Module):
             matrix_of(words, scales, zeros, self.bits, self.group_size, self.convention)
 
 
-def check_options(bits: int, convention: str, scale_dtype: str, backend: str, contract: str, cast: bool) -> None:
+def backend_name(given: str | None) -> str:
+    """The name that was given, or that of the default backend."""
+    if given is not None:
+        return given
+    with load() as default:
+        return default.name
+
+
+def check_options(bits: int, convention: str, scale_dtype: str, backend: str | None, contract: str, cast: bool) -> None:
     """Check the options that do not depend on weights."""
     check_choice("bits", bits, BITS)
     check_choice("convention", convention, CONVENTIONS)
     check_choice("scale_dtype", scale_dtype, SCALE_DTYPES)
     check_choice("contract", contract, tuple(CONTRACTS))
     check_choice("cast", cast, (True, False))
-    if not isinstance(backend, str):
-        raise ArgumentError("backend", repr(backend), "a name")
+    if not isinstance(backend, str | None):
+        raise ArgumentError("backend", repr(backend), "a name, or None for the default")
 
 
 def check_bias(bias: torch.Tensor, columns: int) -> None:
@@ -326,7 +336,7 @@ def replace_linears(
     group_size: int | None = 128,
     convention: Convention = "minimum",
     scale_dtype: ScaleDtype = "float32",
-    backend: str = "cppyy",
+    backend: str | None = None,
     contract: str = "float32",
     cast: bool = False,
 ) -> Replacement:
@@ -346,6 +356,7 @@ def replace_linears(
             model is unchanged.
     """
     check_options(bits, convention, scale_dtype, backend, contract, cast)
+    backend = backend_name(backend)
     choices: dict[str, Any] = {"bits": bits, "convention": convention, "scale_dtype": scale_dtype}
     shared: dict[str, Any] = {"backend": backend, "contract": contract, "cast": cast}
     report = Replacement()

@@ -18,17 +18,18 @@ from lowbit import backend as registry
 from lowbit.arrays import F32, F64
 from lowbit.attention.ksort import channel_sizes, hadamard, magnitudes, permutation
 from lowbit.attention.rope import Layout, Rotation, half_split, rotate, rotation
-from lowbit.backend.linears import build
 from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, fetch, read_text
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.formats.gguf.tokenizer import read_tokenizer
+from lowbit.model.decoder import Decoder
 from lowbit.model.weights import LlamaWeights, to_float
 from lowbit.quantization.bfp import bfp12, cast, decode
+from lowbit.runtime import BackendLinears
 
 
 def keys_of(weights: LlamaWeights, tokens: list[int]) -> list[F64]:
     """The rotated keys of each layer, float64, G × S × d_h."""
-    decoder, _ = build(weights, registry.load("numpy"))
+    decoder = Decoder(weights, BackendLinears(registry.load("numpy")))
     state = decoder.new_state(capacity=len(tokens))
     decoder.hidden(tokens, state)
     return [cache.keys.copy() for cache in state]

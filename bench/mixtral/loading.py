@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from lowbit.formats.checkpoint.reader import open_checkpoint
-from lowbit.model.weights import LlamaWeights, in_memory
+from lowbit.model.weights import LlamaWeights
+from lowbit.runtime import open_model
 
 MODEL = Path(__file__).parent / "model"
 
 
 def load_model(folder: Path = MODEL) -> LlamaWeights:
     """The whole model of a checkpoint directory."""
-    return in_memory(open_checkpoint(folder))
+    return open_model(folder).weights

@@ -17,8 +17,8 @@ LINE = "lowbit: interrupted"
 def main() -> None:
     """Run the command line.
 
-    What it imports takes longer than it takes to think better of it. What Python does at its end, such as waiting for
-    threads, can be interrupted too, and then nothing is left to be tidied.
+    An interrupt is handled while modules are imported, which takes a while, and also at the end, while Python waits for
+    threads; then there is nothing left to clean up.
     """
     atexit.register(_ignore)  # registered first, it runs last
     try:
@@ -37,8 +37,8 @@ def main() -> None:
 def _open_standard_streams() -> None:
     """Connect each standard stream that the caller has closed to the null device.
 
-    Python has no object for a closed stream. The next file that is opened would get its number, so that a message
-    printed by a library or a child process would be written into that file.
+    Python has no object for a closed stream. The next file that is opened would get its number, and then a message of a
+    library or a child process would be written into that file.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -50,7 +50,7 @@ def _open_standard_streams() -> None:
 
 
 def _ignore() -> None:
-    """Let the interpreter end: it is about to drop Python's handler, and the signal would then end the process."""
+    """Ignore interrupts: Python is about to drop its handler, and the signal would then end the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

@@ -3,6 +3,9 @@
 Each of them is a `LowbitError`, fits on one line, and says three things: which argument or field is wrong, what was
 given, and what is allowed. Any other exception that lowbit raises is a defect of lowbit.
 
+**Sentence and fields.** The parts of an error are attributes, for programs. The sentence is made from them, as in "bits
+is 5; allowed: 2, 3, 4 or 8". Where that would not be a sentence, the error gets one of its own and keeps its fields.
+
 Parts of these sentences often come from files and backends. So control characters and line breaks are removed from them
 before they are shown (`lowbit.text`).
 """
@@ -44,14 +47,14 @@ class ArgumentError(LowbitError, ValueError):
     lowbit.errors.ArgumentError: --count 0 asks for no tokens; give at least 1
 
     Args:
-        argument: the name of the argument.
-        given: its value.
-        allowed: the values that are allowed.
-        sentence: the whole message, where "ARGUMENT is GIVEN; allowed: ALLOWED" is not good English.
+        argument: its name.
+        given: what it was.
+        allowed: what it may be.
+        sentence: the whole message, where one made of the three others would not be a sentence.
     """
 
-    def __init__(self, argument: str, given: object, allowed: str, *, sentence: str = "") -> None:
-        super().__init__(argument, given, allowed)
+    def __init__(self, argument: str, given: object, allowed: str, sentence: str = "") -> None:
+        super().__init__(argument, given, allowed, sentence)
         self.argument, self.given, self.allowed, self.sentence = argument, given, allowed, sentence
 
     def _sentence(self) -> str:
@@ -80,14 +83,20 @@ class UnavailableError(LowbitError, RuntimeError):
     >>> raise UnavailableError("backend cppyy", "no C++ compiler was found", "install g++ or clang++")
     Traceback (most recent call last):
     lowbit.errors.UnavailableError: backend cppyy is unavailable: no C++ compiler was found; install g++ or clang++
+
+    Args:
+        what: is missing or does not work.
+        reason: why.
+        remedy: what the user can do.
+        sentence: the whole message, where one made of the three others would not be a sentence.
     """
 
-    def __init__(self, what: str, reason: str, remedy: str) -> None:
-        super().__init__(what, reason, remedy)
-        self.what, self.reason, self.remedy = what, reason, remedy
+    def __init__(self, what: str, reason: str, remedy: str, sentence: str = "") -> None:
+        super().__init__(what, reason, remedy, sentence)
+        self.what, self.reason, self.remedy, self._said = what, reason, remedy, sentence
 
     def _sentence(self) -> str:
-        return f"{self.what} is unavailable: {self.reason}; {self.remedy}"
+        return self._said or f"{self.what} is unavailable: {self.reason}; {self.remedy}"
 
 
 class NotDeclaredError(LowbitError, NotImplementedError):

@@ -15,8 +15,8 @@ import numpy as np
 
 from lowbit.arrays import F32, U8
 from lowbit.backend import Backend
-from lowbit.backend.linears import backend_linear
 from lowbit.model.block import FORMULAS, Gated
+from lowbit.runtime.linears import BackendLinears
 from lowbit_cuda.engine.cost import Rates, measured
 from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.model.matrices import ExpertLayout
@@ -37,7 +37,7 @@ class ColdExperts:
     """
 
     def __init__(self, backend: Backend, layout: ExpertLayout) -> None:
-        self.layout, self._linear = layout, backend_linear(backend)
+        self.layout, self._linear = layout, BackendLinears(backend)
         self._prepared: dict[tuple[int, int], Gated] = {}
 
     def answer(self, expert: tuple[int, int], packed: U8, x: F32) -> F32:

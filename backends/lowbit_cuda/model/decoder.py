@@ -1,6 +1,6 @@
 """A decoder on a device whose memory need not hold all experts.
 
-It is a `lowbit.model.decoder.LanguageModel`: it takes tokens and returns hidden states and logits, and it computes,
+It is a `lowbit.model.decoder.AnyDecoder`: it takes tokens and returns hidden states and logits, and it computes,
 layer by layer, what the chapter `lowbit.model.decoder` computes. The difference is where. The residual stream stays on
 the device from the first layer to the last. The host reads only each layer's gate scores, and tells the engine which
 experts to run (`sparse`).
@@ -31,7 +31,7 @@ from lowbit.arrays import F32, F64, I64
 from lowbit.backend.whole_model import DeviceAccount, DeviceSettings
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import token_ids
+from lowbit.model.decoder import check_logits, token_ids
 from lowbit.model.replay import Recall
 from lowbit.model.weights import LayeredWeights, Progress
 from lowbit.moe.offload import Event
@@ -172,8 +172,7 @@ class Decoder:
             self._consistent = False
             scores = np.concatenate([self._scores(rows[i : i + LOGIT_ROWS]) for i in range(0, len(rows), LOGIT_ROWS)])
             self._consistent = True
-        if not np.isfinite(scores).all():
-            raise ArgumentError("logits", "not finite", "finite: these weights overflow float32")
+        check_logits(scores)
         return scores
 
     # One chunk of tokens.

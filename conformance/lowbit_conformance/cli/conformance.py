@@ -10,36 +10,38 @@ unavailable backend.
 """
 
 import importlib.util
+import json
 import os
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.interrupts import deferred
 from lowbit.system.memory import check_address_space
-from lowbit.text import cleaned, quoted
+from lowbit.text import quoted
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.isolation.descendants import adopting, end_below
 from lowbit_conformance.isolation.events import Event, EventReader
 from lowbit_conformance.isolation.watchdog import death, follow
-from lowbit_conformance.report import report_of, show, text_of, write_html, write_json, write_junit
+from lowbit_conformance.report import Report, report_of, show, text_of, write_html, write_json, write_junit
 from lowbit_conformance.report.files import check_writable
 from lowbit_conformance.report.gather import suite
 from lowbit_conformance.suite import clauses
 from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.tally import Certificate, Tally, Verdict
 
-USAGE_ERROR = 2
 # Plugins of pytest that look at every test and have nothing to see here.
 UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest")
 WRONG_USE = 4  # pytest's status for a wrong use
@@ -100,29 +102,13 @@ def conformance(
     html: Annotated[Path | None, typer.Option(help="Write the report as one HTML page to a file.")] = None,
 ) -> None:
     """Test a backend against the specification, clause by clause."""
-    from lowbit.cli.interrupts import deferred  # the package `lowbit.cli` imports this module
-
     files = [("--report", report_file, write_json), ("--junit", junit, write_junit), ("--html", html, write_html)]
     for argument, path, _ in files:
         if path:
             check_writable(argument, path)
-    target = _target(name, library, command)
-    arguments = list(target if len(target) == 2 else ("--backend", *target))
-    arguments += [] if deadline is None else ["--deadline", str(deadline)]
-    arguments += ["--seeds", str(seeds), "--first-seed", str(first_seed), *(["--quick"] if quick else [])]
-    arguments += [argument for operation in op or [] for argument in ("--op", operation)]
-    arguments += [argument for name in profile or [] for argument in ("--profile", name)]
-    arguments += ["--case", case] if case else []
-    arguments += ["--model", model] if model else []
-    arguments += ["--exitfirst"] if exitfirst else []
-    started, before = datetime.now(UTC), suite()
-    tally = run_suite(target[-1], arguments, DEADLINE if deadline is None else deadline)
     settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
     settings |= {"case": case, "model": model, "quick": quick}
-    report = report_of(tally, target, settings, started)
-    if report.suite != before:
-        text = "FORGED: files of lowbit or of its conformance suite changed while it ran; run it again"
-        tally.verdicts.append(Verdict(THE_SUITE, "failed", text))
+    report = run(_target(name, library, command), settings, deadline, exitfirst)
     with deferred():  # an interrupt leaves each file whole or not written
         for _, path, write in files:
             if path:
@@ -131,7 +117,85 @@ def conformance(
         print(text_of(report))
     else:
         show(report, Console())
-    raise typer.Exit(0 if tally.verdict == "passed" else 1)
+    raise typer.Exit(0 if report.tally.verdict == "passed" else 1)
+
+
+@dataclass(frozen=True)
+class Certification:
+    """What the suite found about a backend.
+
+    Attributes:
+        verdict: ``passed``, ``failed`` or ``nothing executed``.
+        passed: how many cases passed.
+        failed: how many failed.
+        not_declared: how many were not run, because the backend does not declare them.
+        report: the whole report, as ``lowbit conformance --json`` prints it.
+    """
+
+    verdict: str
+    passed: int
+    failed: int
+    not_declared: int
+    report: Mapping[str, Any]
+
+
+def certify(
+    backend: str,
+    operations: Sequence[str] = (),
+    *,
+    profiles: Sequence[str] = (),
+    seeds: int = 5,
+    quick: bool = False,
+    model: str | None = None,
+    deadline: float | None = None,
+) -> Certification:
+    """Test a backend against the specification; `lowbit.certify` is this function.
+
+    Args:
+        backend: a name that `lowbit backends` lists, or ``module:Class``.
+        operations: only these operations or clauses; all by default.
+        profiles: only the cases of these profiles, which are certified.
+        seeds: how many seeds of the random tier.
+        quick: only a few cases of each clause.
+        model: the path of a GGUF file whose shapes and weights are tested too.
+        deadline: seconds that one call may take, and that loading the backend may take; None for the suite's own.
+
+    Raises:
+        LowbitError: the suite refuses an argument or the backend.
+    """
+    settings = {"seeds": seeds, "first_seed": 0, "ops": list(operations), "profiles": list(profiles)}
+    report = run((backend,), settings | {"case": None, "model": model, "quick": quick}, deadline)
+    outcomes = Counter(verdict.outcome for verdict in report.tally.verdicts)
+    counts = (outcomes["passed"], outcomes["failed"], outcomes["not declared"])
+    return Certification(report.tally.verdict, *counts, json.loads(text_of(report)))
+
+
+def run(target: tuple[str, ...], settings: dict[str, Any], deadline: float | None, exitfirst: bool = False) -> Report:
+    """Run the suite on a backend.
+
+    Args:
+        target: how the command line names the backend: ``(name,)``, or an option and its value.
+        settings: seeds, first_seed, ops, profiles, case, model and quick, as the report states them.
+        deadline: as of `certify`.
+        exitfirst: stop at the first failure.
+
+    Raises:
+        LowbitError: the suite refuses an argument or the backend.
+    """
+    arguments = list(target if len(target) == 2 else ("--backend", *target))
+    arguments += [] if deadline is None else ["--deadline", str(deadline)]
+    arguments += ["--seeds", str(settings["seeds"]), "--first-seed", str(settings["first_seed"])]
+    arguments += [argument for operation in settings["ops"] for argument in ("--op", operation)]
+    arguments += [argument for name in settings["profiles"] for argument in ("--profile", name)]
+    arguments += [part for name in ("case", "model") if settings[name] for part in (f"--{name}", settings[name])]
+    arguments += ["--quick"] * settings["quick"] + ["--exitfirst"] * exitfirst
+    started, before = datetime.now(UTC), suite()
+    tally = run_suite(target[-1], arguments, DEADLINE if deadline is None else deadline)
+    report = report_of(tally, target, settings, started)
+    if report.suite != before:
+        text = "FORGED: files of lowbit or of its conformance suite changed while it ran; run it again"
+        tally.verdicts.append(Verdict(THE_SUITE, "failed", text))
+    return report
 
 
 def _target(name: str | None, library: str | None, command: str | None) -> tuple[str, ...]:
@@ -153,7 +217,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
     Raises:
         UnavailableError: pytest is not installed.
         ArgumentError: the method of isolation that the environment names does not exist.
-        typer.Exit: with status 2, after pytest has said what is wrong with the arguments or the backend.
+        LowbitError: pytest refuses the arguments or the backend; the error says what pytest said.
     """
     if importlib.util.find_spec("pytest") is None:
         raise UnavailableError("the conformance suite", "pytest is not installed", "install lowbit[conformance]")
@@ -198,8 +262,7 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
             judge.kill()
             raise
     if judge.returncode == WRONG_USE and not (run.loaded or events.forged):
-        typer.echo(cleaned("lowbit: " + ending.output.strip().removeprefix("ERROR: ")), err=True)
-        raise typer.Exit(USAGE_ERROR)
+        raise LowbitError(ending.output.strip().removeprefix("ERROR: "))
     for case, text in run.problems(events.forged, ending.stopped, judge.returncode, ending.output):
         run.tally.verdicts.append(Verdict(case, "failed", text))
     return run.tally

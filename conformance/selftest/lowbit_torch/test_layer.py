@@ -46,6 +46,14 @@ def x_of(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, ROWS, generator=torch.Generator().manual_seed(len(shape)))
 
 
+def test_the_default_backend() -> None:
+    """Without a name it is the one that lowbit uses everywhere, and the layer says which."""
+    with backend.load() as default:
+        layer = QuantLinear.from_matrix(matrix_of())
+        assert layer.backend == default.name and f"backend={default.name}" in repr(layer)
+    assert QuantLinear(ROWS, COLUMNS, backend="reference").backend == "reference"
+
+
 # The numbers.
 
 

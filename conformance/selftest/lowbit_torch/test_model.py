@@ -83,7 +83,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"convention": "both"}, "convention is 'both'; allowed: minimum or zero_point"),
     ({"scale_dtype": "bfloat16"}, "scale_dtype is 'bfloat16'; allowed: float32 or float16"),
     ({"contract": "int8"}, "contract is 'int8'; allowed: float32 or integer"),
-    ({"backend": None}, "backend is None; allowed: a name"),
+    ({"backend": 4}, "backend is 4; allowed: a name, or None for the default"),
     ({"cast": 1}, "cast is 1; allowed: True or False"),
 ]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.model.config import LlamaConfig, Routing
-from lowbit.model.decoder import LanguageModel, generate
+from lowbit.model.decoder import AnyDecoder, generate
 from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, SparseWeights
 from lowbit.quantization.affine import quantize
 
@@ -68,6 +68,6 @@ def model(
     return LlamaWeights(config, embedding, layers, gain(), plain(config.hidden, config.vocabulary))
 
 
-def bits_of(decoder: LanguageModel, count: int = 6, prompt: Sequence[int] = PROMPT) -> bytes:
+def bits_of(decoder: AnyDecoder, count: int = 6, prompt: Sequence[int] = PROMPT) -> bytes:
     """The logits of a continuation, all their bits."""
     return b"".join(step.logits.tobytes() for step in generate(decoder, prompt, count))

@@ -4,6 +4,7 @@ The names below are the public interface of the package; its chapters say what e
 """
 
 from lowbit.backend.base import (
+    DEFAULT_ORDER,
     ENTRY_POINTS,
     PRODUCTS,
     Availability,
@@ -18,6 +19,7 @@ from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.session import Session
 
 __all__ = [
+    "DEFAULT_ORDER",
     "ENTRY_POINTS",
     "PRODUCTS",
     "Availability",

@@ -1,9 +1,9 @@
-"""Asking backends what they are, each in a process of its own.
+"""Descriptions of backends, each made in a process of its own.
 
-A package may do anything while it is imported: end its process, wait for ever, fork, print, close standard output. So a
-list of the backends is not made by the process that shows it. Each backend is imported and asked in a child, which has
-a deadline, and whose answer comes through a pipe of its own. One that gives none is listed as not usable, with what
-became of its process, and the others are listed all the same.
+A package may do anything while it is imported: end its process, hang, fork, print, close standard output. So the list
+of backends is not made by the process that shows it. Each backend is imported in a child process with a deadline, which
+answers through a pipe. A backend without an answer is listed as not usable, with what happened to its process, and the
+others are listed as usual.
 """
 
 import json
@@ -34,8 +34,8 @@ CHILD = "from lowbit.backend.asking import answer; answer()"
 def ask(names: list[str]) -> Iterator[tuple[str, Description, str]]:
     """The name and description of each backend, and what it printed.
 
-    A description is what the JSON answer of ``lowbit backends`` has: usable or not and why, and the limits of each
-    operation. As many backends are asked at a time as there are processors.
+    A description is what the JSON answer of ``lowbit backends`` holds: usable or not and why, and the limits of each
+    operation. As many backends are asked at once as there are processors.
 
     Args:
         names: of installed backends.
@@ -64,12 +64,12 @@ def _wait(pipes: list[int]) -> None:
 
 
 class _Question:
-    """A backend that is being asked.
+    """A backend whose description is being made.
 
     Attributes:
         name: of the backend.
         open: the pipes that it can still write to.
-        said: what it has printed, as far as it is kept.
+        said: what it has printed, up to a limit.
     """
 
     def __init__(self, name: str) -> None:
@@ -187,7 +187,7 @@ def _is_description(found: Any) -> bool:
 
 
 def answer() -> None:
-    """Ask the backend of the first argument, and write its description to the descriptor of the second."""
+    """Describe the backend of the first argument; write that to the file descriptor of the second."""
     name, pipe, process = json.loads(sys.argv[1]), int(sys.argv[2]), os.getpid()
     told = json.dumps(describe(name)).encode()
     if os.getpid() == process:  # and not a copy that the package forked, which would answer a second time
@@ -199,7 +199,7 @@ def answer() -> None:
 
 
 def describe(name: str) -> Description:
-    """One backend as the JSON answer has it; one that fails when it is asked is not usable."""
+    """One backend as in the JSON answer; a backend that raises an error is not usable."""
     try:
         return _asked(find(name))
     except UnavailableError as error:
@@ -209,7 +209,7 @@ def describe(name: str) -> Description:
 
 
 def _asked(backend: Backend) -> Description:
-    """What a backend says of itself, in types that JSON has."""
+    """The description that a backend gives of itself, in types that JSON has."""
     state = backend.availability()
     if not state.usable:
         return {"usable": False, "reason": str(state.reason), "remedy": str(state.remedy)}

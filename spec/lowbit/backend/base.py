@@ -1,18 +1,18 @@
 """Backends: what a kernel author implements, and how lowbit finds it.
 
-A *backend* is a class with a name, a word on whether it can run here, a list of what it claims to do, and the
-operations themselves. Weights go through `prepare` once, where a backend may lay them out anew, specialise and
-compile; what comes back is called many times.
+A *backend* is a class with a name, a statement of whether it can run here, a list of what it claims to do, and the
+operations themselves. Weights go through `prepare` once, where a backend may change their layout, specialise and
+compile. The result is called many times.
 
 Three rules keep comparisons honest. What a backend does not declare is not tested, and is reported as *not declared*.
 What it declares and lacks is a failure. And it computes the result itself: it calls no function of the specification
-that computes, and imports no other backend. Types, constants, checks and errors of lowbit are for everyone.
+that computes, and imports no other backend. Any backend may use the types, constants, checks and errors of lowbit.
 
 **Where arguments are checked.** `Backend.run` checks the arguments of any operation as the specification says, then
 whether it is declared, and then calls the method named after it with underscores, the *hook*: ``_packing_pack`` for
 `packing.pack`. `PreparedLinear` does the same for products, and `lowbit.backend.session.Session` for each step of an
 operation that remembers. A backend overrides hooks only, so it never sees a wrong bit width, a strided array or a
-read-only output, and every backend words such an error the same way. The smallest backend is one hook:
+read-only output, and such an error reads the same for every backend. The smallest backend is one hook:
 
 >>> class Mine(Backend):
 ...     name = "mine"
@@ -38,17 +38,18 @@ read-only output, and every backend words such an error the same way. The smalle
 >>> Mine().prepare(eye).qgemv(np.ones(8, np.float32))
 array([15., 15., 15., 15., 15., 15., 15., 15.], dtype=float32)
 
-**Whose memory.** What a caller hands over is the caller's again when the call has returned: it may be freed, or hold
-other contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of
-a call during that call and not after it. This holds for `prepare` and for each step of a session too: what a backend
-needs later it copies, as `lowbit.h` asks of libraries. And it finds nothing again by an address, an object or a part
-of the contents, since none of them says what an array holds now. What a call returns, if it is not the `out` that was
-given, is the caller's as well, who may write to it: it is no view of an argument, and no array that the backend keeps
-or hands out again. Arrays begin at any multiple of their elements; `Capabilities.alignment` asks for more.
+**Whose memory.** Arguments belong to the caller again when the call has returned: they may be freed, or hold other
+contents by the next call, at the same address and in the same Python object. So a backend reads the arguments of a call
+during that call and not after it. This holds for `prepare` and for each step of a session too: a backend copies what it
+needs later, as `lowbit.h` asks of libraries. And it does not recognise an array by its address, its object or a part of
+its contents, since none of them says what an array holds now. A result other than the `out` that was given belongs to
+the caller, who may write to it: it is not a view of an argument, nor an array that the backend keeps or returns again.
+Arrays begin at any multiple of the size of their elements; `Capabilities.alignment` asks for more.
 
 A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them.
 
-Source: lowbit's own.
+**The default** wherever no backend is named is the first of `DEFAULT_ORDER` that can run on this machine. Whatever was
+chosen so is named in the output.
 """
 
 import os
@@ -56,6 +57,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
@@ -83,6 +85,8 @@ if TYPE_CHECKING:  # a model is made of chapters that declare operations, which 
     from lowbit.model.weights import LayeredWeights, Progress
 
 ENTRY_POINTS = "lowbit.backends"
+DEFAULT_ORDER = ("cppyy", "numpy", "reference")
+"""Where no backend is named, the first of these that can run here computes: from the fastest to the slowest."""
 MOST_ALIGNMENT = 4096
 """Bytes: a page of memory."""
 PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
@@ -90,12 +94,12 @@ PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 DIRECT = re.compile(r"[\w.]+:[\w.]+")
 
 
-# **What a backend says of itself.**
+# **Declarations.**
 
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can run on this machine; if not, why, and what the user can do about it."""
+    """Whether a backend can run on this machine; if not, the reason, and what the user can do."""
 
     usable: bool
     reason: str = ""
@@ -107,7 +111,7 @@ class Declaration:
     """What a backend claims for one operation.
 
     Attributes:
-        limits: for each parameter of the operation that it does not handle in full, the values that it does:
+        limits: for each parameter of the operation of which it handles only some values, those values:
             ``{"bits": (2, 4), "convention": ("minimum",)}``. A parameter that is not named has no limit.
         arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
     """
@@ -116,7 +120,7 @@ class Declaration:
     arithmetic: Arithmetic | None = None
 
     def lacks(self, parameters: Parameters) -> str:
-        """What of this choice of parameters is not declared, in words; empty if all of it is.
+        """The part of this choice of parameters that is not declared, in words; empty if all is declared.
 
         >>> Declaration({"bits": (2, 4)}).lacks({"bits": 3, "convention": "minimum"})
         'bits 3'
@@ -137,10 +141,10 @@ class Capabilities:
         operations: operation id to what is claimed of it.
         concurrent: whether several threads may call it at once.
         details: anything a report should state: version, instruction set, threads.
-        alignment: the addresses of arrays that it is given are multiples of so many bytes, a power of two; 0 means
-            those of the array's own elements, which is what numpy promises.
-        overread: so many bytes past the end of an array it may read, and must not use; the caller then sees to it
-            that they can be read.
+        alignment: the addresses of the arrays that it is given are multiples of this number of bytes, a power of two;
+            0 asks for the alignment of the array's own elements, which is what numpy promises.
+        overread: the number of bytes past the end of an array that it may read, and must not use; the caller makes
+            sure that they can be read.
         profiles: the names of the `lowbit.profiles` that it claims to keep.
     """
 
@@ -169,7 +173,7 @@ class Backend(ABC):
     name: str
 
     def availability(self) -> Availability:
-        """Whether it can run here; answered quickly, without compiling or touching a device."""
+        """Whether it can run here. The answer is quick: nothing is compiled and no device is opened."""
         return Availability(True)
 
     @abstractmethod
@@ -177,13 +181,13 @@ class Backend(ABC):
         """What it claims; the same answer every time."""
 
     def close(self) -> None:  # noqa: B027 - most backends own nothing that must be given back
-        """Give back threads and memory; the backend is not used afterwards. Closing twice is harmless."""
+        """Release threads and memory; the backend is not used afterwards. Closing twice is harmless."""
 
     def warm_up(self, operation: str) -> None:  # noqa: B027 - most backends have nothing to make ready
         """Make ready what an operation needs before its first call; by default nothing.
 
-        A call does that itself where it was not done. But a compiler, or any other program, may be started only here
-        and in `prepare`: the conformance suite takes programs in a call for a breach of H6.
+        A call does so itself where it was not done before. But a compiler, or any other program, may be started only
+        here and in `prepare`: the conformance suite reports a program that is started in a call as a breach of H6.
 
         Args:
             operation: one that the backend declares; others are ignored.
@@ -213,11 +217,11 @@ class Backend(ABC):
             check_choice("operation", operation, sorted(name for name in OPERATIONS if not OPERATIONS[name].stateful))
         return self._call(operation, *arguments, **choices)
 
-    def trusted(self, operation: str, *choices: Parameters) -> Callable[..., Any]:
+    def unchecked(self, operation: str, *choices: Parameters) -> Callable[..., Any]:
         """The operation itself, without a check of its arguments at each call.
 
-        For a caller that makes the arguments itself and calls often: a decoder need not have its whole cache looked
-        through for every token. Arguments that `run` would refuse have no defined result.
+        For a caller that makes the arguments itself and calls often: checking would read the whole cache of a decoder
+        for every token. Arguments that `run` would refuse have no defined result.
 
         Args:
             operation: as for `run`.
@@ -295,13 +299,13 @@ class Backend(ABC):
 
     @property
     def runs_models(self) -> bool:
-        """Whether it brings a decoder of its own."""
+        """Whether it has a decoder of its own, which runs whole models."""
         return type(self).decoder is not Backend.decoder
 
     def decoder(
         self, weights: "LayeredWeights", settings: "DeviceSettings", progress: "Progress | None" = None
     ) -> "DeviceDecoder":
-        """A decoder for a whole model (`lowbit.backend.whole_model`), which a backend may bring; most do not.
+        """A decoder for a whole model (`lowbit.backend.whole_model`); most backends have none.
 
         Args:
             weights: the model, one layer at a time.
@@ -309,8 +313,8 @@ class Backend(ABC):
             progress: called after each layer.
 
         Raises:
-            NotDeclaredError: it brings none, or none for a model such as this.
-            ArgumentError: less memory than this model needs at least; the message says how much that is.
+            NotDeclaredError: it has none, or none for such a model.
+            ArgumentError: less memory than this model needs; the message says how much it needs.
         """
         raise NotDeclaredError(self.name, "whole models")
 
@@ -365,7 +369,7 @@ def names() -> list[str]:
 def find(name: str) -> Backend:
     """The backend of this name, whether or not it can run here.
 
-    A class that no package has registered yet is named as ``module:Class``, as one does while writing it.
+    A class that no package has registered yet is named as ``module:Class``, which is useful while it is written.
 
     Raises:
         ArgumentError: no installed package offers it, or there is no such module or class.
@@ -392,7 +396,7 @@ def find(name: str) -> Backend:
 
 
 def _find_in_current_folder(module: str) -> None:
-    """Let an unregistered backend be imported from where its author stands, after all other places.
+    """Let an unregistered backend be imported from the current folder, after all other places.
 
     Nothing else is imported from there: a module of the standard library or of an installed package comes first.
     """
@@ -413,15 +417,16 @@ def _check_exists(entry: EntryPoint) -> None:
             parent = sys.modules.get(missing.name.rpartition(".")[0])
             siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
             nearest = _nearest(missing.name.rpartition(".")[2], siblings) or _nearest(module, siblings)
-            allowed = f"a module in this folder or on Python's path{nearest}"
-            raise ArgumentError("module", f"{missing.name!r}, which does not exist", allowed) from None
+            sentence = f"there is no module {missing.name!r} in this folder or on Python's path{nearest}"
+            raise ArgumentError("module", missing.name, "a module that can be imported", sentence) from None
         reason = f"{module} imports {missing.name}, which is not installed or misspelt"
         raise UnavailableError(what, reason, f"install {missing.name}, or mend the import") from missing
     there: Any = imported
     for part in entry.attr.split("."):
         if not hasattr(there, part):
             nearest = _nearest(part, [each for each in dir(there) if not each.startswith("_")])
-            raise ArgumentError("class", f"{part!r}, which {module} does not have", f"a class of the module{nearest}")
+            sentence = f"{module} has no class {part!r}{nearest}"
+            raise ArgumentError("class", part, f"a class of {module}", sentence)
         there = getattr(there, part)
 
 
@@ -431,11 +436,13 @@ def _nearest(name: str, known: list[str]) -> str:
     return f"; the nearest name is {found[0]}" if found else ""
 
 
-def load(name: str) -> Backend:
-    """The backend of this name, ready to run.
+def load(name: str | None = None) -> Backend:
+    """The backend of this name, ready to run; without a name the default, the first usable one of `DEFAULT_ORDER`.
 
     >>> load("reference").name
     'reference'
+    >>> load().name in DEFAULT_ORDER
+    True
     >>> load("abacus")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     lowbit.errors.ArgumentError: backend is 'abacus'; allowed: ...
@@ -444,8 +451,18 @@ def load(name: str) -> Backend:
         ArgumentError: no installed package offers it.
         UnavailableError: it cannot run here; the message says why and what to do.
     """
+    if name is None:
+        return _default()
     backend = find(name)
     state = backend.availability()
     if not state.usable:
         raise UnavailableError(f"backend {name}", state.reason, state.remedy)
     return backend
+
+
+def _default() -> Backend:
+    *others, last = DEFAULT_ORDER
+    for name in others:
+        with suppress(ArgumentError, UnavailableError):
+            return load(name)
+    return load(last)  # whose error says why, if it cannot run either

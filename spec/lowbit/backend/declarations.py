@@ -1,11 +1,11 @@
-"""Checking declarations: whether what a backend says of itself can be understood.
+"""Checking declarations: a backend must describe itself without mistakes.
 
-A declaration is judged before anything is run. A misspelt limit would otherwise declare more than was meant, a limit
-given as a text would match its parts, and bounds cannot be derived for an operation without an arithmetic. So every
+A declaration is checked before anything is run. A misspelt limit would otherwise declare more than was meant, a limit
+given as a text would match parts of it, and bounds cannot be derived for an operation without an arithmetic. So every
 mistake in a declaration is refused, with a sentence that says what to change.
 
-A declaration is an object of somebody else's code: it may have no end, contradict itself, or say something else when it
-is read again. So each part of it is read once, up to a bound, and what is handed on is a copy of plain Python values.
+A declaration is an object of code that lowbit does not know: it may be endless, contradict itself, or differ when it is
+read again. So each part of it is read once, up to a limit, and copied to plain Python values.
 """
 
 import operator
@@ -77,7 +77,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
 
 
 def availability_of(backend: Backend) -> Availability:
-    """What a backend says of whether it can run here.
+    """Whether a backend can run here, as it says itself.
 
     Raises:
         ArgumentError: it has no name that can be shown, or its answer is of another type.
@@ -98,10 +98,10 @@ def availability_of(backend: Backend) -> Availability:
 
 
 def capabilities_of(backend: Backend) -> Capabilities:
-    """What a backend claims, after a check: a copy, of which every part is a plain Python value.
+    """What a backend claims, checked, as a copy of plain Python values.
 
     Raises:
-        ArgumentError: what is wrong with it, and what is allowed in its place.
+        ArgumentError: something is wrong; the message says what, and what is allowed.
     """
     capabilities: Any = _answer(backend.capabilities, "capabilities()")
     if not _is(capabilities, Capabilities):
@@ -110,7 +110,7 @@ def capabilities_of(backend: Backend) -> Capabilities:
 
 
 def check_capabilities(capabilities: Capabilities) -> Capabilities:
-    """A copy of capabilities, of plain Python values; refuses those that cannot be understood.
+    """Check capabilities, and return a copy of plain Python values.
 
     >>> check_capabilities(Capabilities({"packing.unpak": Declaration()}))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -120,7 +120,7 @@ def check_capabilities(capabilities: Capabilities) -> Capabilities:
     lowbit.errors.ArgumentError: limit bits of packing.pack is 4; allowed: a tuple of values, such as (4,)
 
     Raises:
-        ArgumentError: what is wrong, and what is allowed in its place.
+        ArgumentError: something is wrong; the message says what, and what is allowed.
     """
     claims = "capabilities()"
     given: Any = _field(capabilities, "operations", claims)
@@ -215,10 +215,10 @@ def _value(what: str, value: Any) -> object:
 def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     what = f"arithmetic of {operation}"
     if not _is(arithmetic, Arithmetic):
-        raise ArgumentError(what, _shown(arithmetic), "a lowbit.linear.bounds.Arithmetic")
+        raise ArgumentError(what, _shown(arithmetic), "a lowbit.contract.rounding.Arithmetic")
     form, accumulator, roundings = (_field(arithmetic, name, what) for name in ("form", "accumulator", "roundings"))
     if not callable(roundings):
-        allowed = "a function of rows and group size, such as lowbit.linear.bounds.any_order"
+        allowed = "a function of rows and group size, such as lowbit.contract.rounding.any_order"
         raise ArgumentError(f"roundings of {operation}", _shown(roundings), allowed)
     asked = f"roundings(64, 32) of {operation}"
     count = _answer(lambda: roundings(64, 32), asked)
@@ -227,13 +227,13 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     return Arithmetic(form, accumulator, roundings)
 
 
-# **Reading what somebody else has made.**
+# **Reading objects of other code.**
 
 
 def _is(given: object, kind: type) -> bool:
-    """Whether a value is of a kind; what it says of its own class does not count.
+    """Whether a value is of a kind, whatever it says of its own class.
 
-    A text or a number must be one itself, not of a class derived from it, which may compare and print as it likes.
+    A text must be of the class itself, not of a derived class, which may compare and print in any way.
     """
     return type(given) is kind if kind in (str, bool) else issubclass(type(given), kind)
 
@@ -265,7 +265,7 @@ def _entries(what: str, mapping: Any, allowed: str) -> list[tuple[Any, Any]]:
 
 
 def _first(what: str, values: Iterable[T], most: int) -> list[T]:
-    """All values, of which there may be so many."""
+    """All values, if there are at most this many."""
     found = _answer(lambda: list(islice(values, most + 1)), what)
     if len(found) > most:
         raise ArgumentError(f"the number of values of {what}", f"more than {most}", f"at most {most}")
@@ -273,7 +273,7 @@ def _first(what: str, values: Iterable[T], most: int) -> list[T]:
 
 
 def _answer(ask: Callable[[], T], what: str) -> T:
-    """What code of the backend answers; an exception of its own is a mistake in the declaration."""
+    """What code of the backend returns; an exception in it is a mistake in the declaration."""
     try:
         return ask()
     except KeyboardInterrupt:  # the user's
@@ -296,11 +296,11 @@ def _shown(given: object) -> str:
     return f"an object of type {_NAME(type(given))[:MOST_SHOWN]}"
 
 
-_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__  # a class of classes may say something else
+_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__  # a metaclass may say something else
 
 
 def _close(given: object, allowed: Iterable[str]) -> str:
-    """The name that is like the given one; all of them if none is."""
+    """The name most like the given one; all names if none is like it."""
     names = sorted(allowed)
     nearest = get_close_matches(given[:MOST_SHOWN] if type(given) is str else "", names, 1, 0.75)
     return f"{nearest[0]}, which is the nearest name" if nearest and len(names) > 1 else spoken(names)

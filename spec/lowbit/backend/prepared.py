@@ -1,12 +1,10 @@
-"""Weights made ready: a quantised matrix as one backend keeps it.
+"""Prepared weights: a quantised matrix in the form that one backend uses.
 
-`lowbit.backend.base.Backend.prepare` makes one, once, and may take its time: lay codes out anew, specialise, compile.
-Then the products are called many times, so their checks are few and cheap. A backend derives from `PreparedLinear` and
-overrides hooks, the methods with an underscore; they are called with arguments that have been checked, and write every
-element of `out`. It keeps nothing of the arrays that it was prepared from, which are the caller's again, and a call
-keeps nothing of x: see *Whose memory* in `lowbit.backend.base`.
-
-Source: lowbit's own.
+`lowbit.backend.base.Backend.prepare` makes one, once, and may take long: change the layout of the codes, specialise,
+compile. Then the products are called many times, so their checks are few and cheap. A backend derives from
+`PreparedLinear` and overrides its hooks, the methods that begin with an underscore. They get arguments that have been
+checked, and write every element of `out`. After `prepare` the arrays of the matrix belong to the caller again, and
+after a call so does x: see *Whose memory* in `lowbit.backend.base`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +21,7 @@ from lowbit.quantization import bfp
 
 
 class PreparedLinear:
-    """A quantised matrix as one backend keeps it, ready to be multiplied by.
+    """A quantised matrix in the form that one backend uses, ready to be multiplied by.
 
     Attributes:
         backend: the name of the backend, for messages.
@@ -41,7 +39,7 @@ class PreparedLinear:
     """Whether `qgemm_cast` has been found to be declared."""
 
     _alignment, _overread = 0, 0
-    """What the backend declares of its arrays; `Backend.prepare` says so. An `out` that is made here keeps to both."""
+    """What the backend declares of its arrays, set by `Backend.prepare`; an `out` that is made here keeps to both."""
 
     def __init__(self, backend: str, rows: int, columns: int, nbytes: int) -> None:
         self.backend, self.rows, self.columns, self.nbytes = backend, rows, columns, nbytes
@@ -101,7 +99,7 @@ class PreparedLinear:
     def qgemm_cast(self, x: F32, out: F32 | None = None) -> F32:
         """``qgemm_bfp(bfp.cast(x, integer.ACTIVATIONS), out)``, to the bit: cast and product in one call.
 
-        It is no operation of its own. It loses what the cast loses, and so is never called in place of `qgemm`.
+        It is not an operation of its own. The cast loses accuracy, so it is never called in place of `qgemm`.
 
         Args:
             x: float32, T × K, finite.
@@ -137,7 +135,7 @@ class PreparedLinear:
         raise NotDeclaredError(self.backend, "linear.qgemm_bfp")
 
     def _qgemm_cast(self, x: F32, out: F32) -> None:
-        """The two steps one after the other; a backend that casts by itself overrides this, and gives the same bits."""
+        """The two steps one after the other; a backend with its own cast overrides this, and gives the same bits."""
         self._qgemm_bfp(bfp.cast(x, ACTIVATIONS), out)
 
     def _checked_out(self, out: F32 | None, shape: tuple[int, ...], *inputs: Array) -> F32:
@@ -151,7 +149,7 @@ class PreparedLinear:
 
 
 def placed(shape: Sequence[int], dtype: npt.DTypeLike, alignment: int, overread: int) -> Array:
-    """A new array for a backend that declares an alignment or an over-read; its elements are left to chance.
+    """A new array for a backend that declares an alignment or an over-read; its elements are not set.
 
     >>> placed((2, 3), np.float32, alignment=64, overread=0).ctypes.data % 64
     0

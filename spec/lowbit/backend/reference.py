@@ -1,7 +1,7 @@
 """The reference backend: the specification itself behind the interface of a backend.
 
-It is slow and exists so that the suite, the demo and the benchmarks can treat the specification like any other
-backend. It declares every operation, and each is the reference function of its chapter.
+It is slow. With it the suite, the demo and the benchmarks can treat the specification like any other backend. It
+declares every operation, and each is the reference function of its chapter.
 
 Source: the chapters.
 """
@@ -29,7 +29,7 @@ class ReferenceLinear(PreparedLinear):
 
     def __init__(self, matrix: QuantizedMatrix) -> None:
         super().__init__("reference", matrix.rows, matrix.columns, matrix.nbytes)
-        own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller may reuse his
+        own = {name: getattr(matrix, name).copy() for name in ("words", "scales", "zeros")}  # the caller may reuse them
         self._matrix, self._codes = replace(matrix, **own), packing.unpack(matrix.words, matrix.bits)
 
     def _qgemv(self, x: F32, out: F32) -> None:

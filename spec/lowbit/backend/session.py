@@ -1,20 +1,17 @@
-"""Sessions: an operation with a memory, opened on a backend.
+"""Sessions: a stateful operation, opened on a backend.
 
-Most operations are functions: their result follows from their arguments. A cache of keys and values is not one, nor
-is an engine that decides which experts stay: what such a *stateful* operation answers follows from everything that it
-was given since it was opened. So it is opened, takes steps, and is closed::
+Most operations are functions: their result depends on their arguments only. A cache of keys and values is not a
+function, nor is an engine that decides which experts stay: the answer of such a *stateful* operation depends on
+everything that it was given since it was opened. So it is opened, takes steps, and is closed::
 
     with backend.open("offload.engine", arrangement) as engine:
         events = engine.step(request)
 
-Every opening is a *session*, and begins with nothing. Two sessions know nothing of one another, and a step that is
-refused leaves no trace in the steps after it.
+Every opening begins a new *session* with an empty state. Sessions are independent of each other, and a step that is
+refused does not affect later steps.
 
-The backend's hook answers an opening with any object that has a method ``step``, and ``close`` if there is something
-to give back; the reference of the operation answers with such an object, too. It sees no wrong argument, because the
-session checks first.
-
-Source: lowbit's own.
+The hook of a backend returns an object with a method ``step``, and with ``close`` if there is something to release; so
+does the reference of the operation. It gets no wrong arguments, because the session checks them first.
 """
 
 from collections.abc import Callable
@@ -32,15 +29,15 @@ class Session:
     """
 
     def __init__(self, operation: str, steps: Any, check: Callable[..., None]) -> None:
-        """Over what the hook answered, and with the check that `Operation.check_step` made."""
+        """Wrap what the hook returned, with the check from `Operation.check_step`."""
         self.operation, self._check = operation, check
         self._steps: Any = steps
 
     def step(self, *arguments: Any) -> Any:
-        """Take one step; what it answers depends on the steps of this session before it.
+        """Take one step; its answer depends on the earlier steps of this session.
 
         Raises:
-            ArgumentError: an argument is wrong, and nothing has changed; or the session is closed.
+            ArgumentError: an argument is wrong, and the state is unchanged; or the session is closed.
         """
         if self._steps is None:
             raise ArgumentError(f"session of {self.operation}", "closed", "an open one")
@@ -48,7 +45,7 @@ class Session:
         return self._steps.step(*arguments)
 
     def close(self) -> None:
-        """Give back what the session holds. Closing twice is harmless."""
+        """Release what the session holds. Closing twice is harmless."""
         steps, self._steps = self._steps, None
         if hasattr(steps, "close"):
             steps.close()

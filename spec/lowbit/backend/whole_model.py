@@ -1,21 +1,19 @@
-r"""A model on a device: how much memory it may take, and what it says of itself afterwards.
+r"""A model on a device: how much memory it may take, and what it reports afterwards.
 
-A decoder of the chapter `decoder` hands a backend one matrix after another, and gets every product back. A device with
-a memory of its own is not used well like that: a token should stay there from one layer to the next, and the weights
-that do not fit must be brought in time, which only the one who runs the whole model can do. So a backend may bring a
-decoder of its own (`lowbit.backend.base.Backend.decoder`). It does what the chapter's decoder does, and generation and
-perplexity do not know which of the two they run.
+The decoder of the chapter `decoder` gives a backend one matrix after another, and gets every product back. That does
+not suit a device with a memory of its own: a token should stay there from one layer to the next, and weights that do
+not fit must be copied in time, which only a decoder that runs the whole model can do. So a backend may have a decoder
+of its own (`lowbit.backend.base.Backend.decoder`). It computes what the chapter's decoder computes, and generation and
+perplexity use both in the same way.
 
-**What is asked of it** is a number of bytes, and everything that the model needs on the device has to fit in them:
-weights that stay, keys and values of the context, activations, buffers in which copies land. What is left becomes slots
-for experts (`lowbit.moe.offload`). More memory makes it faster and changes no bit of an answer.
+**Its budget** is a number of bytes, and everything that the model needs on the device has to fit in it: weights that
+stay, keys and values of the context, activations, staging buffers. The rest becomes slots for experts
+(`lowbit.moe.offload`). More memory makes it faster and changes no bit of an answer.
 
 >>> bytes_of("12GiB"), bytes_of("500MB")
 (12884901888, 500000000)
 >>> spoken_bytes(12884901888)
 '12.0 GiB'
-
-Source: lowbit's own.
 """
 
 import re
@@ -38,7 +36,7 @@ Keys = Literal["float16", "bfp12", "float32"]
 KEYS: tuple[Keys, ...] = get_args(Keys)
 
 
-# **Sizes** as people write them: with a unit, of which those with an i are powers of 1024 and the others of 1000.
+# **Sizes** are written with a unit. Units with an i are powers of 1024, the others powers of 1000.
 
 UNITS: dict[str, int] = {"": 1, "B": 1} | {
     prefix + ending: base**power
@@ -50,7 +48,7 @@ ALLOWED = "a size in bytes such as 12GiB, 8GB or 500MB"
 
 
 def bytes_of(text: str, argument: str = "size") -> int:
-    """The bytes that a size in words stands for, a fraction of one left out.
+    """The number of bytes of a size that is written with a unit; a fraction of a byte is dropped.
 
     >>> bytes_of("1.5KiB"), bytes_of("4096")
     (1536, 4096)
@@ -59,7 +57,7 @@ def bytes_of(text: str, argument: str = "size") -> int:
     lowbit.errors.ArgumentError: --device-memory is '12 gigs'; allowed: a size in bytes such as 12GiB, 8GB or 500MB
 
     Raises:
-        ArgumentError: not a number with one of the units of `UNITS`, or nothing at all in bytes.
+        ArgumentError: it is not a number with one of the units of `UNITS`, or it is less than one byte.
     """
     found = SIZE.fullmatch(text) if isinstance(text, str) else None
     if found is None or found[2] not in UNITS:
@@ -72,7 +70,7 @@ def bytes_of(text: str, argument: str = "size") -> int:
 
 
 def spoken_bytes(size: int) -> str:
-    """A size as people read it, in powers of 1024.
+    """A size for people, in powers of 1024.
 
     >>> spoken_bytes(1000), spoken_bytes(1536 * 1024)
     ('1000 bytes', '1.5 MiB')
@@ -83,28 +81,28 @@ def spoken_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-# **What is asked.**
+# **Settings.**
 
 
 @dataclass(frozen=True)
 class DeviceSettings:
-    """How a model is to be run on a device.
+    """How a model is run on a device.
 
     Attributes:
         memory: bytes of the device's memory that may be used; None for what is free, less what its driver needs.
-        context: the most tokens of a sequence, whose keys and values have a place from the start; None for the model's
-            own context, which may be long.
-        buffers: b, staging buffers for experts.
+        context: the most tokens of a sequence; memory for their keys and values is taken at the start. None for the
+            model's own context, which may be long.
+        buffers: b, the number of staging buffers for experts.
         mode: whether the host keeps a copy of every expert, ``mirror``, or ``swap`` (`lowbit.moe.offload`).
         prefetch: whether the next layer's experts are guessed and copied ahead: ``on``, ``off``, or ``auto``, which
-            stops when it is measured not to pay.
-        keys: the numbers in which keys and values are kept: ``float16``, ``bfp12`` for keys in Block Floating Point
-            beside values in float16, or ``float32``, for comparison.
-        cold_experts: the name of a backend that runs experts on the host where that is quicker than to copy them; None
-            for none. Its sums round in another order, so then an answer does depend on what was cached.
+            stops when measurements show that it saves no time.
+        keys: the number format of keys and values: ``float16``, ``bfp12`` for keys in Block Floating Point and values
+            in float16, or ``float32``, for comparison.
+        cold_experts: the name of a backend that runs experts on the host where that is faster than copying them; None
+            for none. It rounds differently, so then an answer depends on what was cached.
 
     Raises:
-        ArgumentError: a number below 1 or a choice that there is not.
+        ArgumentError: a number below 1, or an unknown choice.
     """
 
     memory: int | None = None
@@ -125,24 +123,24 @@ class DeviceSettings:
         check_choice("keys", self.keys, KEYS)
 
 
-# **What it says of itself** when it has run.
+# **The account** of a run.
 
 
 @dataclass(frozen=True)
 class DeviceAccount:
-    """What a decoder on a device did so far.
+    """What a decoder on a device has done so far.
 
     Attributes:
-        device: which.
+        device: its name.
         budget: bytes that it may use.
-        peak: bytes that it used at most.
-        layers: sparse layers; 0 where the model is dense, and then what follows is 0 or None.
+        peak: the most bytes that it used at once.
+        layers: sparse layers; 0 for a dense model, and then the attributes that follow are 0 or None.
         experts: E, experts of a layer.
         slots: k, experts of a layer that the device keeps.
-        recall: where needed experts were found; None before the first.
+        recall: where needed experts were found; None before the first one.
         copied: bytes of experts that were copied to the device.
         prefetch: ``on`` or ``off``.
-        prefetch_why: why it is so, in words; empty where it was asked for.
+        prefetch_why: the reason, in words; empty where the user chose it.
         cold: experts that were run on the host.
     """
 
@@ -183,29 +181,29 @@ class DeviceAccount:
 
 
 class DeviceDecoder(Protocol):
-    """A `lowbit.model.decoder.LanguageModel` on a device; leaving it gives the device's memory back.
+    """A `lowbit.model.decoder.AnyDecoder` on a device; leaving it frees the device's memory.
 
-    It keeps one sequence at a time: `new_state` begins another, and the state before it is not used any more.
+    It keeps one sequence at a time: `new_state` begins another, and the earlier state can no longer be used.
     """
 
     @property
     def config(self) -> LlamaConfig:
-        """The model's shape; its context is at most the one that was asked for."""
+        """The model's shape; its context is at most that of the settings."""
 
     def new_state(self) -> Any:
-        """As of any `LanguageModel`."""
+        """As of any `AnyDecoder`."""
 
     def hidden(self, tokens: Sequence[int], state: Any, progress: Progress | None = None) -> F64:
-        """As of any `LanguageModel`."""
+        """As of any `AnyDecoder`."""
 
     def logits(self, hidden: F64) -> F32:
-        """As of any `LanguageModel`."""
+        """As of any `AnyDecoder`."""
 
     def account(self) -> DeviceAccount:
-        """What it did so far."""
+        """What it has done so far."""
 
     def close(self) -> None:
-        """Give everything on the device back; the decoder is not used afterwards. Closing twice is harmless."""
+        """Free everything on the device; the decoder cannot be used afterwards. Closing twice is harmless."""
 
     def __enter__(self) -> Self: ...
 

@@ -1,9 +1,9 @@
-r"""Values: how the arguments and results of operations are written down.
+r"""Values: how the arguments and results of operations are written outside Python.
 
-A kernel need not be written in Python to be held to this specification. Test vectors lie in files, a program may
-answer on its standard output, and the code under test runs in a process of its own. All of them need one answer to the
-question what an argument *is* once Python's objects are taken away. This chapter gives it: a *tree* of what JSON can
-say, in which only the bytes of arrays are left to the carrier.
+A kernel need not be written in Python to be tested against this specification. Test vectors are files, a program may
+answer on its standard output, and the code under test runs in a process of its own. All of them need one form for
+arguments that does not depend on Python's objects. This chapter defines it: a *tree* of what JSON can express, in which
+only the bytes of arrays are left to the carrier.
 
 ====================  ================================================================================
 value                 tree
@@ -28,9 +28,9 @@ files adds ``"data"``, the elements in C order as base64.
 >>> from_json(as_json((1, float("inf"), np.float32(0.5))))
 (1, inf, np.float32(0.5))
 
-Reading trusts nobody. A tree can make nothing but these values, and of the dataclasses only those that operations take
-or give (`KINDS`), each through its own checks. Every size is compared with a limit, and with the bytes that are there,
-before memory is taken. What is refused is named by its place in the tree:
+Trees are not trusted. A tree can only make these values, and of the dataclasses only those that operations take or
+return (`KINDS`), each through its own checks. Every size is compared with a limit, and with the bytes that are present,
+before memory is allocated. An error names the place in the tree:
 
 >>> from_json({"type": "bfp.Format", "fields": {"block": 32, "mantissa": 10**30, "exponent": 8}})
 Traceback (most recent call last):

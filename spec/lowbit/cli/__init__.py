@@ -1,12 +1,12 @@
 """The command line ``lowbit``.
 
-Each command that answers something takes ``--json`` and then prints one JSON object on standard output; progress goes
-to standard error. Exit status: 0 done, 1 a check failed or standard output was closed before all of the answer was
-read, 2 a wrong argument, something unavailable or too little memory, 130 interrupted.
+Each command with an answer takes ``--json`` and then prints one JSON object on standard output; progress goes to
+standard error. Exit status: 0 done, 1 a check failed or standard output was closed before all of the answer was read, 2
+a wrong argument, something unavailable or too little memory, 130 interrupted.
 
-Other packages add commands by an entry point in the group ``lowbit.commands``, a function or a `typer.Typer` with
-commands of its own; the conformance suite comes in that way, since the specification knows nothing of the suite.
-A command is imported when it is asked for (`lowbit.cli.commands`), so a package that is broken breaks no other command.
+Other packages add commands by an entry point in the group ``lowbit.commands``: a function, or a `typer.Typer` with
+commands of its own. The conformance suite adds its command so, because the specification does not import the suite.
+A command is imported when it is called (`lowbit.cli.commands`), so a broken package breaks its own commands only.
 """
 
 import io
@@ -14,15 +14,17 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Annotated
 
 import typer
 
+from lowbit import __version__
 from lowbit.cli.commands import Commands
 from lowbit.errors import LowbitError
 from lowbit.text import one_line
 
 UNREAD, USAGE_ERROR, INTERRUPTED = 1, 2, 130
-GONE = "the current folder does not exist any more; change to another one"
+GONE = "the current folder no longer exists; change to another one"
 WIDTHS = range(10, 1001)  # columns in which a table can be read
 NO_THREAD = "can't start new thread"  # Python's words, in an error that has no class of its own
 
@@ -34,18 +36,28 @@ app = typer.Typer(
 )
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"lowbit {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def lowbit() -> None:
+def lowbit(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
     """The executable specification of low-bit LLM inference."""
 
 
 def main() -> None:
-    """Run the command line and leave with a status that means something."""
+    """Run the command line and exit with the status of the command."""
     answered(app)
 
 
 def answered(run: Callable[[], object]) -> None:
-    """Run a program of commands; what goes wrong on purpose is a line on standard error and a status."""
+    """Run a program of commands; an expected error becomes one line on standard error and an exit status."""
     _check_width()
     if isinstance(sys.stdout, io.TextIOWrapper):  # text that the terminal's encoding lacks is escaped, not an error
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -54,7 +66,7 @@ def answered(run: Callable[[], object]) -> None:
             run()
         finally:
             _written_out()
-    except BrokenPipeError:  # nobody reads the answer any more, as behind `| head`; typer ends in the same way
+    except BrokenPipeError:  # the reader has gone, as with `| head`; typer ends in the same way
         sys.exit(UNREAD)
     except (LowbitError, OSError) as error:  # such as a full disk
         _fail(GONE if isinstance(error, FileNotFoundError) and _is_gone() else str(error))
@@ -73,15 +85,15 @@ def answered(run: Callable[[], object]) -> None:
 
 
 def _check_width() -> None:
-    """Drop widths that no terminal has. In 0 columns an answer is empty, and a huge number of them fills the memory."""
-    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # of rich, and of typer, which fails if it is no number
+    """Drop widths that no terminal has: in 0 columns an answer is empty, and a huge width fills the memory."""
+    for name in ("COLUMNS", "TERMINAL_WIDTH"):  # of rich, and of typer, which fails if it is not a number
         given = os.environ.get(name, "")
         if not (given.isascii() and given.isdecimal() and int(given[:9]) in WIDTHS):
             os.environ.pop(name, None)
 
 
 def _is_gone() -> bool:
-    """Whether the folder in which the user stands has been deleted."""
+    """Whether the current folder has been deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -90,16 +102,16 @@ def _is_gone() -> bool:
 
 
 def _written_out() -> None:
-    """Write what is left of the answer now: Python would do so at its end, and fail with a trace."""
+    """Write the rest of the answer now: Python would do so at its end, and fail with a traceback."""
     try:
         sys.stdout.flush()
     except OSError:
-        with open(os.devnull, "wb") as nowhere:  # or Python would try to write the same again
+        with open(os.devnull, "wb") as nowhere:  # otherwise Python would try to write the rest again
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         raise
 
 
 def _fail(sentence: str) -> None:
-    with suppress(OSError):  # where standard error cannot be written either, the status says it
+    with suppress(OSError):  # if standard error cannot be written either, the exit status still tells
         print(f"lowbit: {one_line(sentence)}", file=sys.stderr, flush=True)
     sys.exit(USAGE_ERROR)

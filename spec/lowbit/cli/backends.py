@@ -16,9 +16,9 @@ from lowbit.text import cleaned, one_line
 
 
 def backends(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """List the installed backends: what they declare, and why one cannot run here."""
+    """List the installed backends: what each declares, or why it cannot run here."""
     found = {}
     for name, description, printed in ask(registry.names()):
         found[name] = description
@@ -39,7 +39,7 @@ def backends(
 
 
 def said(limits: dict[str, list[object]]) -> str:
-    """The limits of one operation as one says them.
+    """The limits of one operation in words.
 
     >>> said({"bits": [2, 4]}), said({})
     ('bits 2 or 4', 'all of it')

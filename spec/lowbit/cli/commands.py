@@ -1,7 +1,7 @@
-"""The commands of ``lowbit``, its own and those of other packages, each imported when it is asked for.
+"""The commands of ``lowbit``, its own and those of other packages, each imported when it is called.
 
-What ``lowbit --help`` says of a command is read from its source, which is parsed and not run. So help is quick, and no
-package can break it.
+The description of a command in ``lowbit --help`` is read from its source, which is parsed and not run. So help is fast,
+and a package cannot break it.
 """
 
 import ast
@@ -39,15 +39,15 @@ OWN = {
 PLAIN = re.compile(r"[\w.-]+", re.ASCII)
 MOST_SOURCE_BYTES = 2**20
 IMPORT_BYTES, IMPORT_BYTES_A_THREAD = 160 * 2**20, 40 * 2**20
-"""Address space that numpy takes, whose OpenBLAS ends the process, or interrupts it, where it gets less."""
+"""Address space that numpy needs; with less, its OpenBLAS ends the process or sends it an interrupt."""
 
 
 class Lazy(TyperCommand):
     """A command that is not imported yet.
 
     Args:
-        name: what it is called by.
-        offers: the entries of this name; one, unless packages contradict each other.
+        name: of the command.
+        offers: the entry points of this name; one, unless several packages offer it.
     """
 
     def __init__(self, name: str, offers: list[EntryPoint]) -> None:
@@ -55,11 +55,11 @@ class Lazy(TyperCommand):
         self._asked, self._offers = name, offers
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Import the command; its own context takes the place of this one's."""
+        """Import the command; its context replaces this one."""
         return self.imported().make_context(info_name, args, parent=parent, **extra)
 
     def describe(self) -> None:
-        """Fill in what help says of it."""
+        """Fill in its description for help."""
         if len(self._offers) == 1:
             told = summary(self._offers[0]) or f"from {self._offers[0].value}"
         else:
@@ -81,7 +81,7 @@ class Lazy(TyperCommand):
         found = loaded(entry, what)
         remedy = "repair or reinstall its package"
         if not callable(found):
-            reason = f"{entry.value} is of type {type(found).__name__}, neither a function nor a typer.Typer"
+            reason = f"{entry.value} is of type {type(found).__name__}, not a function or a typer.Typer"
             raise UnavailableError(what, reason, remedy)
         try:
             if isinstance(found, typer.Typer):
@@ -90,7 +90,7 @@ class Lazy(TyperCommand):
             single.command(entry.name)(found)
             return typer.main.get_command(single)
         except Exception as error:
-            reason = f"{entry.value} is no command: {words_of(error)}"
+            reason = f"{entry.value} is not a command: {words_of(error)}"
             raise UnavailableError(what, reason, remedy) from error
 
 
@@ -102,7 +102,7 @@ class Commands(TyperGroup):
         offers = {name: [EntryPoint(name, value, GROUP)] for name, value in OWN.items()}
         found = read(GROUP)
         for sentence in found.broken:
-            with suppress(OSError):  # where standard error cannot be written, the command does its work all the same
+            with suppress(OSError):  # if standard error cannot be written, the command still runs
                 print(f"lowbit: {one_line(sentence)}", file=sys.stderr)
         for entry in found.entries:
             if entry.name not in OWN:
@@ -122,10 +122,10 @@ class Commands(TyperGroup):
 
 
 def summary(entry: EntryPoint) -> str:
-    """The first line of what the command of an entry says of itself; empty if its source does not tell.
+    """The first line of the docstring or help text of a command; empty if its source does not show it.
 
     >>> summary(EntryPoint("backends", OWN["backends"], GROUP))
-    'List the installed backends: what they declare, and why one cannot run here.'
+    'List the installed backends: what each declares, or why it cannot run here.'
     """
     with suppress(Exception), warnings.catch_warnings(action="ignore"):
         for path in _sources(entry.module):

@@ -1,8 +1,8 @@
 """``lowbit demo``: from real weights to certified kernels, in one run.
 
-Four steps, each with its table: the verdict of the conformance suite on each backend, with this model's own shapes
-and weights among the cases; what each backend says after the same prompt, and how fast; what each width costs in
-bytes and in perplexity. Nothing is compared that has not been certified in the same run.
+Three parts, each with its table: the verdict of the conformance suite on each backend, with this model's own shapes and
+weights among the cases; what each certified backend generates after the same prompt, and how fast; what each width
+costs in bytes and in perplexity. A backend is compared only if it was certified in the same run.
 """
 
 import json
@@ -23,16 +23,17 @@ from rich.text import Text
 
 from lowbit.backend import base as registry
 from lowbit.backend.base import Backend
-from lowbit.backend.linears import build
-from lowbit.cli.loading import LoadedModel, file_of, load_model, progress_bar
+from lowbit.cli.options import file_of, opened
+from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.formats import fetch as data
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.linear import qgemv
-from lowbit.model.decoder import Decoder, Difference, Step, first_difference, generate
-from lowbit.model.perplexity import perplexity
-from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, requantize, select_columns, weight_bytes
+from lowbit.model.decoder import Difference, Step, first_difference
+from lowbit.model.quantization_plan import Plan, planned
+from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, select_columns, weight_bytes
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.text import cleaned, one_line, quoted
 
@@ -41,7 +42,8 @@ GROUP_SIZES = (64, 128)
 WIDTHS = (4, 3, 2)
 WINDOW = 256
 CERTIFIED = ("affine.quantize", "affine.dequantize", "linear.qgemv", "linear.qgemm")  # what a model below rests on
-BASELINE = "reference"  # the backend that the others are compared with: the specification
+BY_LAYER = Options(by_layer=True)  # by the products that have been certified, also where a backend could run it whole
+BASELINE = "reference"  # the specification, with which the others are compared
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What one backend said.
+    """What one backend generated.
 
     Attributes:
         backend: its name.
         text: the continuation.
-        tokens_per_second: after the first token, whose time is that of reading the prompt.
-        read_bytes: bytes of weights that it reads for each token, as it has prepared them.
+        tokens_per_second: without the first token, whose time is that of reading the prompt.
+        read_bytes: bytes of prepared weights that it reads for each token.
         agreement: how the tokens compare with the baseline's, in words.
     """
 
@@ -72,20 +74,21 @@ class Continuation:
 
 
 def demo(
-    model: Annotated[Path | None, typer.Option(help="A GGUF file; SmolLM2-135M-Instruct is fetched without.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text for the perplexity; alice29.txt without.")] = None,
-    prompt: Annotated[str, typer.Option(help="What the backends continue.")] = PROMPT,
+    model: Annotated[Path | None, typer.Option(help="A GGUF file; by default SmolLM2-135M-Instruct.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text for the perplexity; by default alice29.txt.")] = None,
+    prompt: Annotated[str, typer.Option(help="The text that the backends continue.")] = PROMPT,
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens each backend generates.")] = 16,
-    text_tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the text are scored.")] = 2048,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    text_tokens: Annotated[int, typer.Option(min=2, help="How many tokens of the text are used.")] = 2048,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """Certify every backend on a real model, then let it generate, and compare."""
+    """Certify every backend on a real model, generate with each, and compare."""
     console = Console(stderr=as_json)
     path = file_of(model, data.DEFAULT_MODEL)
-    if path.is_dir():  # which the conformance suite does not read
-        raise ArgumentError("--model", path.name, "a GGUF file")
+    if path.is_dir():
+        sentence = f"--model {path.name} is a directory; the demo certifies backends on a GGUF file"
+        raise ArgumentError("--model", path.name, "a GGUF file", sentence)
     passage = data.read_text(file_of(text, data.DEFAULT_TEXT))
-    loaded = load_model(path)
+    loaded = opened(path)
     console.print(f"\n[bold]{escape(one_line(path.name))}[/]: {_shape(loaded)}\n")
 
     verdicts = [certify(name, path) for name in usable_backends(console, loaded.weights)]
@@ -98,19 +101,19 @@ def demo(
         show_continuations(console, variant, prompt, said)
         generated[variant.name] = [asdict(each) for each in said]
 
-    measured = perplexities(loaded, passage, text_tokens, console)
+    measuring = next((name for name in registry.DEFAULT_ORDER if name in certified), None)
+    measured = perplexities(loaded, passage, text_tokens, console, measuring)
     if as_json:
         answer = {"model": path.name, "conformance": verdicts, "generation": generated, "perplexity": measured}
         print(json.dumps(answer))
     raise typer.Exit(0 if len(certified) == len(verdicts) else 1)
 
 
-# **Conformance.** The specification knows nothing of the suite; the command that the suite adds is called like any
-# other program.
+# **Conformance.** The specification does not import the suite; its command is run like any other program.
 
 
 def usable_backends(console: Console, weights: LlamaWeights) -> list[str]:
-    """The names of the backends that can run here and hold the model's matrices; for the others why not is printed."""
+    """The names of the backends that can run here and take the model's matrices; for the others, prints why not."""
     names = []
     for name in registry.names():
         try:
@@ -124,7 +127,7 @@ def usable_backends(console: Console, weights: LlamaWeights) -> list[str]:
 
 
 def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
-    """What of a model's matrices a backend does not declare a product by; None if it declares all."""
+    """The first matrix of a model by which a backend does not declare a product, as an error; None if there is none."""
     declared = backend.capabilities().operations.get("linear.qgemv")
     if declared is None:
         return NotDeclaredError(backend.name, "linear.qgemv")
@@ -135,19 +138,20 @@ def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
 
 
 def certify(name: str, model: Path) -> dict[str, Any]:
-    """The verdict of ``lowbit conformance NAME --model FILE`` as its JSON says it."""
+    """The JSON answer of ``lowbit conformance NAME --model FILE``."""
     command = python_command("-m", "lowbit", "conformance", name, "--seeds", "1")
     command += [argument for operation in CERTIFIED for argument in ("--op", operation)]
     command += ["--model", str(model), "--json"]
     done = subprocess.run(command, env=python_environment(), stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:
         reason = f"it ended with status {done.returncode}"
-        raise UnavailableError("the conformance suite", reason, "run `lowbit conformance` to see why")
+        raise UnavailableError("the conformance suite", reason, f"run `lowbit conformance {name}` to see why")
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError as error:
         reason = "its answer is not JSON"
-        raise UnavailableError("the conformance suite", reason, "run `lowbit conformance` to see why") from error
+        remedy = f"run `lowbit conformance {name}` to see why"
+        raise UnavailableError("the conformance suite", reason, remedy) from error
     return answer
 
 
@@ -159,11 +163,10 @@ def show_verdicts(console: Console, verdicts: list[dict[str, Any]]) -> None:
     for verdict in verdicts:
         style = "green" if verdict["verdict"] == "passed" else "red"
         for row in verdict["operations"]:
-            share = row["bound_used"]
             if not row["declared"]:
                 continue
             counts = (str(row[key]) for key in ("passed", "declared", "specified"))
-            table.add_row(Text(one_line(verdict["backend"]), style), row["operation"], *counts, share)
+            table.add_row(Text(one_line(verdict["backend"]), style), row["operation"], *counts, row["bound_used"])
         table.add_section()
     console.print(table)
     for verdict in verdicts:
@@ -176,7 +179,7 @@ def show_verdicts(console: Console, verdicts: list[dict[str, Any]]) -> None:
 
 
 def generating_variants(weights: LlamaWeights) -> list[Variant]:
-    """The model as stored, and re-quantised to 4 bits in each group size that its shortest column can hold."""
+    """The model as stored, and re-quantised to 4 bits in each group size that fits its shortest column."""
     shortest = min(rows for rows, _ in linear_shapes(weights.config).values())
     sizes = [size for size in GROUP_SIZES if size <= shortest]
     return [Variant("as stored", weights), *(requantized(weights, 4, size) for size in sizes)]
@@ -185,36 +188,37 @@ def generating_variants(weights: LlamaWeights) -> list[Variant]:
 def requantized(weights: LlamaWeights, bits: int, group_size: int) -> Variant:
     name = f"re-quantised: {bits} bits, groups of {group_size}"
     with progress_bar(name) as progress:
-        return Variant(name, requantize(weights, bits=bits, group_size=group_size, progress=progress))
+        return Variant(name, planned(weights, Plan.uniform(bits, group_size), progress))
 
 
 def continuations(
-    variant: Variant, backends: list[str], loaded: LoadedModel, prompt: str, count: int
+    variant: Variant, backends: list[str], loaded: StoredModel, prompt: str, count: int
 ) -> list[Continuation]:
-    """What each backend says, the baseline first; one that does not declare this quantisation is left out."""
+    """What each backend generates, the baseline first; one that does not declare this quantisation is left out."""
     ids, said = loaded.tokenizer.encode(prompt), []
     baseline: tuple[str, list[Step]] | None = None
     for name in backends:
         with registry.load(name) as backend:
             if lacking(backend, variant.weights):
                 continue
-            with progress_bar(f"{name}: preparing") as progress:
-                decoder, linears = build(variant.weights, backend, progress)
+            with changing_bar() as report:
+                model = load(variant.weights, backend, BY_LAYER, report)
             with progress_bar(f"{name}: generating") as progress:
-                steps, seconds = timed_steps(decoder, ids, count, progress)
+                steps, seconds = timed_steps(model, ids, count, progress)
             if baseline is None:
                 baseline, agreement = (name, steps), f"({count} tokens)"
             else:
-                agreement = compare(baseline, steps, decoder, backend, variant.weights, ids, loaded)
+                agreement = compare(baseline, steps, model, backend, variant.weights, ids, loaded)
             text = loaded.tokenizer.decode(step.token for step in steps)
-            said.append(Continuation(name, text, (count - 1) / seconds, linears.read_bytes, agreement))
+            read_bytes = model.account().fields["weight_bytes"]["read_per_token"]
+            said.append(Continuation(name, text, (count - 1) / seconds, read_bytes, agreement))
     return said
 
 
-def timed_steps(decoder: Decoder, ids: list[int], count: int, progress: Any) -> tuple[list[Step], float]:
-    """The steps of a greedy continuation, and the seconds that all but the first took."""
+def timed_steps(model: LanguageModel, ids: list[int], count: int, progress: Any) -> tuple[list[Step], float]:
+    """The steps of a greedy continuation, and the seconds of all but the first."""
     steps, start = [], 0.0
-    for step in generate(decoder, ids, count):
+    for step in model.generate(ids, count):
         steps.append(step)
         start = start or time.perf_counter()
         progress(len(steps), count)
@@ -224,11 +228,11 @@ def timed_steps(decoder: Decoder, ids: list[int], count: int, progress: Any) -> 
 def compare(
     baseline: tuple[str, list[Step]],
     steps: list[Step],
-    decoder: Decoder,
+    model: LanguageModel,
     backend: Backend,
     weights: LlamaWeights,
     ids: list[int],
-    loaded: LoadedModel,
+    loaded: StoredModel,
 ) -> str:
     """How the tokens compare with the baseline's: all equal, or the first difference with its logits and bound."""
     name, expected = baseline
@@ -240,24 +244,24 @@ def compare(
     words = [loaded.tokenizer.decode([token]) for token in difference.tokens]
     (_, _), (other, own) = difference.logits
     return (
-        f"token {difference.position + 1} is {quoted(words[1])}, {name} says {quoted(words[0])}: "
+        f"token {difference.position + 1} is {quoted(words[1])}, that of {name} is {quoted(words[0])}: "
         f"logits {own:.5f} and {other:.5f}; "
-        f"{_head_bound(difference, read, decoder, backend, weights)}"
+        f"{_head_bound(difference, read, model, backend, weights)}"
     )
 
 
 def _head_bound(
-    difference: Difference, read: list[int], decoder: Decoder, backend: Backend, weights: LlamaWeights
+    difference: Difference, read: list[int], model: LanguageModel, backend: Backend, weights: LlamaWeights
 ) -> str:
-    """The bound on the two logits that the head's product alone explains, in words."""
+    """The bound on the error that the head's product alone adds to the two logits, in words."""
     declared = backend.capabilities().operations.get("linear.qgemv")
     if not isinstance(weights.head, QuantizedMatrix) or declared is None or declared.arithmetic is None:
         return "the head is not quantised, so no bound is declared for it"
-    x = decoder.hidden(read, decoder.new_state())[-1].astype(np.float32)
+    x = model.decoder.hidden(read, model.decoder.new_state())[-1].astype(np.float32)
     two = select_columns(weights.head, np.array(difference.tokens))
     assert isinstance(two, QuantizedMatrix)
     bound = linear_bound(x, two, declared.arithmetic, qgemv(x, two))
-    return f"the head's product alone may err by {float(bound.limit.max()):.1e}, the layers below add to it"
+    return f"the head's product alone may err by {float(bound.limit.max()):.1e}, and the layers before it add to that"
 
 
 def show_continuations(console: Console, variant: Variant, prompt: str, said: list[Continuation]) -> None:
@@ -277,28 +281,30 @@ def show_continuations(console: Console, variant: Variant, prompt: str, said: li
         console.print(text, highlight=False)
 
 
-# **Perplexity** of each width, on the same tokens, by the numpy backend.
+# **Perplexity** of each width, on the same tokens, by the first certified backend of the default order.
 
 
-def perplexities(loaded: LoadedModel, passage: str, count: int, console: Console) -> list[dict[str, Any]]:
-    """Perplexity as stored and re-quantised to each width in groups of 64, shown as a table with bars."""
+def perplexities(
+    loaded: StoredModel, passage: str, count: int, console: Console, name: str | None
+) -> list[dict[str, Any]]:
+    """Perplexity as stored and re-quantised to each width in groups of 64; shows a table with bars."""
     tokens = loaded.tokenizer.encode(passage, begin=False)[:count]
     bos, rows = loaded.tokenizer.bos, list[dict[str, Any]]()
     window = min(WINDOW, loaded.weights.config.context - (bos is not None))
-    with registry.load("numpy") as backend:
+    with registry.load(name) as backend:
         for bits in (0, *WIDTHS):
             variant = requantized(loaded.weights, bits, 64) if bits else Variant("as stored", loaded.weights)
-            decoder, _ = build(variant.weights, backend)
+            model = load(StoredModel(loaded.name, variant.weights, loaded.tokenizer), backend, BY_LAYER)
             with progress_bar(f"perplexity, {variant.name}") as progress:
-                result = perplexity(decoder, tokens, window, bos=bos, progress=progress)
+                result = model.perplexity(tokens, window, progress)
             size = weight_bytes(variant.weights)
             rows.append({"weights": variant.name, "bytes": size.blocks, "perplexity": result.value})
-    show_perplexities(console, rows, len(tokens), window)
+    show_perplexities(console, rows, len(tokens), window, backend.name)
     return rows
 
 
-def show_perplexities(console: Console, rows: list[dict[str, Any]], count: int, window: int) -> None:
-    console.print(f"[bold]Perplexity[/] on {count} tokens in windows of {window}, numpy backend")
+def show_perplexities(console: Console, rows: list[dict[str, Any]], count: int, window: int, backend: str) -> None:
+    console.print(f"[bold]Perplexity[/] on {count} tokens in windows of {window}, by the backend {backend}")
     table = Table("weights")
     table.add_column("MB", justify="right")
     table.add_column("perplexity", justify="right")
@@ -308,10 +314,10 @@ def show_perplexities(console: Console, rows: list[dict[str, Any]], count: int, 
         bar = Bar(most, 0, math.log(row["perplexity"]), width=16)
         table.add_row(row["weights"], f"{row['bytes'] / 1e6:.1f}", f"{row['perplexity']:.2f}", bar)
     console.print(table)
-    console.print("[dim]The file's weights have been through 4 bits before: re-quantised means twice.[/]")
+    console.print("[dim]The weights of the file are quantised already; re-quantising rounds them again.[/]")
 
 
-def _shape(loaded: LoadedModel) -> str:
+def _shape(loaded: StoredModel) -> str:
     config = loaded.weights.config
     return (
         f"{config.layers} layers, hidden {config.hidden}, {config.heads} query and {config.kv_heads} key-value heads, "

@@ -1,4 +1,4 @@
-"""``lowbit generate``, ``lowbit logits`` and ``lowbit perplexity``: a model file, a backend, and what comes of them."""
+"""``lowbit generate``, ``lowbit logits`` and ``lowbit perplexity``: run a model on a backend."""
 
 import json
 import shutil
@@ -7,6 +7,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -18,77 +19,48 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.backend import base as registry
-from lowbit.cli.loading import DEFAULT_GROUP_SIZE, LoadedModel, chosen, contract_of, file_of, load_model
-from lowbit.cli.on_device import (
+from lowbit.backend.base import Backend
+from lowbit.cli.options import (
+    BackendOption,
+    BitsOption,
     BuffersOption,
     ColdOption,
+    ContractOption,
     DeviceMemoryOption,
     DeviceOptions,
+    ExpertsBitsOption,
+    ExpertsGroupOption,
+    GroupOption,
+    JsonOption,
     KeysOption,
     MemoryOption,
+    MethodOption,
+    ModelOption,
     PrefetchOption,
-    made_ready,
+    PromptOption,
+    StepsOption,
+    chosen,
+    contract_of,
+    file_of,
+    opened,
+    options_for,
 )
-from lowbit.cli.progress import progress_bar
-from lowbit.contract.checks import check_integer, spoken
+from lowbit.cli.progress import changing_bar, progress_bar
+from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.formats.checkpoint.config import ARCHITECTURES as KINDS
-from lowbit.formats.fetch import DEFAULT_MODEL, DEFAULT_TEXT, TABLE, read_text
-from lowbit.formats.gguf.architectures import ARCHITECTURES
+from lowbit.formats.fetch import DEFAULT_TEXT, TABLE, read_text
 from lowbit.formats.tokenizer import Tokenizer
 from lowbit.linear.elementary import softmax
-from lowbit.model.decoder import Step, next_logits
-from lowbit.model.decoder import generate as generate_steps
-from lowbit.model.perplexity import perplexity as measure
-from lowbit.model.quantization_plan import METHODS
+from lowbit.model.decoder import Step
+from lowbit.runtime import LanguageModel, Options, StoredModel, load
 from lowbit.text import cleaned, one_line, quoted
-
-ModelOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        help=f"A GGUF file of architecture {spoken(list(ARCHITECTURES))}, or a directory with config.json and "
-        f"safetensors of model type {spoken(list(KINDS))}; without it {TABLE[DEFAULT_MODEL].file}, fetched.",
-    ),
-]
-BackendOption = Annotated[str, typer.Option("--backend", help="A name that `lowbit backends` lists.")]
-PromptOption = Annotated[str, typer.Option("--prompt", help="The text to continue.")]
-BitsOption = Annotated[
-    int | None, typer.Option("--bits", help="Quantise the linear layers anew; without it they are as stored.")
-]
-GroupOption = Annotated[
-    int | None, typer.Option("--group-size", help=f"With --bits: weights a group; without it {DEFAULT_GROUP_SIZE}.")
-]
-ExpertsBitsOption = Annotated[
-    int | None,
-    typer.Option("--experts-bits", help="Bits of the experts (or the dense feed-forward part), if other than --bits."),
-]
-ExpertsGroupOption = Annotated[
-    int | None, typer.Option("--experts-group-size", help="Weights a group there, if other than --group-size.")
-]
-MethodOption = Annotated[str | None, typer.Option("--method", help=f"How: {spoken(METHODS)}; without it {METHODS[0]}.")]
-ContractOption = Annotated[
-    str,
-    typer.Option(
-        "--contract",
-        help="float32, or integer: activations of linear layers cast to BFP16, faster and less exact.",
-    ),
-]
-StepsOption = Annotated[
-    bool,
-    typer.Option(
-        "--steps",
-        help="What lies between linear layers on the backend too, as far as it is declared: in float32, and faster.",
-    ),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 
 def generate(
     prompt: PromptOption,
     tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to generate.")] = 64,
     model: ModelOption = None,
-    backend: BackendOption = "numpy",
+    backend: BackendOption = None,
     bits: BitsOption = None,
     group_size: GroupOption = None,
     experts_bits: ExpertsBitsOption = None,
@@ -104,35 +76,32 @@ def generate(
     cold_experts: ColdOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a prompt: always the likeliest token, until N tokens or the end of the text."""
+    """Continue a prompt: always the likeliest token, until --tokens are generated or the model ends the text."""
     check_integer("--tokens", tokens, least=1)
-    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
+    plan, by = chosen(bits, group_size, experts_bits, experts_group_size, method), contract_of(contract)
     device = DeviceOptions(device_memory, buffers, memory, prefetch, keys, cold_experts)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        settings = device.settings(engine)
-        loaded = load_model(file_of(model, DEFAULT_MODEL))
-        tokenizer = loaded.tokenizer
-        ids = _encoded(loaded, prompt)
-        if tokens > (most := loaded.config.context - len(ids) + 1):  # the last token is not read
+        options = options_for(engine, plan, device, by, steps)
+        stored = opened(model)
+        tokenizer = stored.tokenizer
+        ids = _encoded(stored, prompt)
+        if tokens > (most := stored.config.context - len(ids) + 1):  # the last token is not read
             raise ArgumentError("--tokens", tokens, f"at most {most} after a prompt of {len(ids)} tokens")
-        context, by = len(ids) + tokens - 1, contract_of(contract)
-        ready = stack.enter_context(
-            made_ready(loaded, engine, plan, by, steps=steps, settings=settings, context=context)
-        )
+        ready = stack.enter_context(_loaded(stored, engine, options, context=len(ids) + tokens - 1))
         start = time.perf_counter()
         with progress_bar("reading the prompt") as progress:
-            answers = generate_steps(ready.decoder, ids, tokens, stop=tokenizer.stop, progress=progress)
+            answers = ready.generate(ids, tokens, progress=progress)
             first = next(answers)
         prompted = time.perf_counter()
         collect = _collect if as_json else _print_as_it_comes
         answer = collect(chain([first], answers), tokenizer, tokens)
         done = time.perf_counter()
-        described, account = ready.describe(), ready.account()
+        account = ready.account()
     speed = (len(answer) - 1) / (done - prompted) if len(answer) > 1 else None
     ended = answer[-1] in tokenizer.stop
     if as_json:
-        result = described | {
+        result = dict(account.fields) | {
             "prompt": prompt,
             "prompt_tokens": ids,
             "tokens": answer,
@@ -144,15 +113,16 @@ def generate(
         print(json.dumps(result))
         return
     rate = "" if speed is None else f", {speed:.1f} tokens/s"
-    made, whom = f"{len(answer)} token{'s' * (len(answer) > 1)}", "the model" if ended else "--tokens"
-    _note(f"{made}{rate}, ended by {whom}; {account}")
+    made = f"{len(answer)} token{'s' * (len(answer) > 1)}"
+    why = "the model ended the text" if ended else "as many as --tokens allows"
+    _note(f"{made}{rate}, {why}; {account.sentence}")
 
 
 def logits(
     prompt: PromptOption,
-    top: Annotated[int, typer.Option("--top", help="How many of the highest to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", help="How many tokens to show.")] = 10,
     model: ModelOption = None,
-    backend: BackendOption = "numpy",
+    backend: BackendOption = None,
     bits: BitsOption = None,
     group_size: GroupOption = None,
     experts_bits: ExpertsBitsOption = None,
@@ -161,20 +131,20 @@ def logits(
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The highest logits of the token that would follow a prompt."""
+    """Show the tokens most likely to follow a prompt, with their logits and probabilities."""
     check_integer("--top", top, least=1)
     plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        settings = DeviceOptions(device_memory).settings(engine)
-        loaded = load_model(file_of(model, DEFAULT_MODEL))
-        tokenizer = loaded.tokenizer
-        check_integer("--top", top, 1, loaded.config.vocabulary)
-        ids = _encoded(loaded, prompt)
-        ready = stack.enter_context(made_ready(loaded, engine, plan, settings=settings, context=len(ids)))
+        options = options_for(engine, plan, DeviceOptions(device_memory))
+        stored = opened(model)
+        tokenizer = stored.tokenizer
+        check_integer("--top", top, 1, stored.config.vocabulary)
+        ids = _encoded(stored, prompt)
+        ready = stack.enter_context(_loaded(stored, engine, options, context=len(ids)))
         with progress_bar("reading the prompt") as progress:
-            scores = next_logits(ready.decoder, ids, progress).astype(np.float64)
-        described, account = ready.describe(), ready.account()
+            scores = ready.logits(ids, progress).astype(np.float64)
+        account = ready.account()
     probabilities = softmax(scores)
     order = np.argsort(-scores, kind="stable")[:top]  # of equals, the lowest token first
     rows = [
@@ -187,7 +157,7 @@ def logits(
         for token in order
     ]
     if as_json:
-        print(json.dumps(described | {"prompt": prompt, "prompt_tokens": ids, "top": rows}))
+        print(json.dumps(dict(account.fields) | {"prompt": prompt, "prompt_tokens": ids, "top": rows}))
         return
     table = Table("token", "text", "logit", "probability")
     for row in rows:
@@ -195,18 +165,18 @@ def logits(
             str(row["token"]), Text(quoted(str(row["text"]))), f"{row['logit']:.5f}", f"{row['probability']:.5f}"
         )
     Console().print(table)
-    _note(account)
+    _note(account.sentence)
 
 
 def perplexity(
     text: Annotated[
         Path | None,
-        typer.Option("--text", help=f"A text file in UTF-8; without it {TABLE[DEFAULT_TEXT].file}, fetched."),
+        typer.Option("--text", help=f"A text file in UTF-8. By default {TABLE[DEFAULT_TEXT].file} is fetched."),
     ] = None,
-    window: Annotated[int, typer.Option("--window", help="Tokens a window.")] = 512,
-    tokens: Annotated[int, typer.Option("--tokens", help="The first N tokens of the text are used.")] = 2048,
+    window: Annotated[int, typer.Option("--window", help="Tokens in a window.")] = 512,
+    tokens: Annotated[int, typer.Option("--tokens", help="How many tokens of the text are used.")] = 2048,
     model: ModelOption = None,
-    backend: BackendOption = "numpy",
+    backend: BackendOption = None,
     bits: BitsOption = None,
     group_size: GroupOption = None,
     experts_bits: ExpertsBitsOption = None,
@@ -216,27 +186,27 @@ def perplexity(
     device_memory: DeviceMemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The perplexity of a text, over windows that do not overlap."""
+    """Measure the perplexity of a text, over windows that do not overlap."""
     check_integer("--window", window, least=1)
     check_integer("--tokens", tokens, least=1)
-    plan = chosen(bits, group_size, experts_bits, experts_group_size, method)
+    plan, by = chosen(bits, group_size, experts_bits, experts_group_size, method), contract_of(contract)
     path = file_of(text, DEFAULT_TEXT)
     words = read_text(path)
     with ExitStack() as stack:
         engine = stack.enter_context(registry.load(backend))
-        settings = DeviceOptions(device_memory).settings(engine)
-        loaded = load_model(file_of(model, DEFAULT_MODEL))
-        tokenizer = loaded.tokenizer
+        options = options_for(engine, plan, DeviceOptions(device_memory), by)
+        stored = opened(model)
+        tokenizer = stored.tokenizer
         ids = tokenizer.encode(words, begin=False)[:tokens]
-        context, by = max(1, min(window, len(ids))) + (tokenizer.bos is not None), contract_of(contract)
-        ready = stack.enter_context(made_ready(loaded, engine, plan, by, settings=settings, context=context))
+        context = max(1, min(window, len(ids))) + (tokenizer.bos is not None)
+        ready = stack.enter_context(_loaded(stored, engine, options, context))
         start = time.perf_counter()
         with progress_bar("measuring perplexity") as progress:
-            result = measure(ready.decoder, ids, window, bos=tokenizer.bos, progress=progress)
+            result = ready.perplexity(ids, window, progress)
         seconds = time.perf_counter() - start
-        described, account = ready.describe(), ready.account()
+        account = ready.account()
     if as_json:
-        answer = described | {
+        answer = dict(account.fields) | {
             "text": path.name,
             "window": window,
             "tokens": len(ids),
@@ -249,13 +219,21 @@ def perplexity(
         return
     print(f"{result.value:.4f}")
     _note(f"{result.count} of the first {len(ids)} tokens of {path.name} scored, windows of {window}")
-    _note(account)
+    _note(account.sentence)
 
 
 # **Small parts.**
 
 
-def _encoded(model: LoadedModel, prompt: str) -> list[int]:
+def _loaded(stored: StoredModel, backend: Backend, options: Options, context: int) -> LanguageModel:
+    """The model on the backend; a device makes room for `context` tokens."""
+    if options.device is not None:
+        options = replace(options, device=replace(options.device, context=context))
+    with changing_bar() as report:
+        return load(stored, backend, options, report)
+
+
+def _encoded(model: StoredModel, prompt: str) -> list[int]:
     ids = model.tokenizer.encode(prompt)
     if not ids:
         raise ArgumentError("--prompt", repr(prompt), "a text of at least one token")
@@ -275,7 +253,7 @@ def _collect(steps: Iterable[Step], tokenizer: Tokenizer, count: int) -> list[in
 
 
 def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) -> list[int]:
-    """The tokens of all steps, their text printed as soon as it is known."""
+    """The tokens of all steps, each printed as text as soon as it is known."""
     answer: list[int] = []
 
     def tokens() -> Iterator[int]:
@@ -291,7 +269,7 @@ def _print_as_it_comes(steps: Iterable[Step], tokenizer: Tokenizer, count: int) 
 
 
 def _note(sentence: str) -> None:
-    """Something about the answer, where it cannot be mistaken for the answer; on a terminal in lines of its width."""
+    """A remark on the answer, on standard error; on a terminal in lines of its width."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 2**30
     sentence = f"lowbit: {one_line(sentence)}"
     print(textwrap.fill(sentence, width, subsequent_indent="  ", break_on_hyphens=False), file=sys.stderr)

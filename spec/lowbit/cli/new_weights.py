@@ -1,4 +1,4 @@
-"""``lowbit new-weights``: a checkpoint directory of random weights of any shape, to measure with."""
+"""``lowbit new-weights``: write a checkpoint directory of random weights of any shape, for measurements."""
 
 import json
 from dataclasses import asdict, replace
@@ -14,12 +14,12 @@ from lowbit.formats.checkpoint.random import SHAPES, total_bytes, write_random
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.text import one_line
 
-Number = Annotated[int | None, typer.Option(help="Instead of the shape's own.")]
+Number = Annotated[int | None, typer.Option(help="In place of the number of --like.")]
 
 
 def new_weights(
-    directory: Annotated[Path, typer.Argument(help="Where: new, empty, or begun by the same command.")],
-    like: Annotated[str, typer.Option(help=f"The shape to begin with: {', '.join(SHAPES)}.")] = next(iter(SHAPES)),
+    directory: Annotated[Path, typer.Argument(help="New, empty, or where this command was interrupted.")],
+    like: Annotated[str, typer.Option(help=f"Take the shape of: {', '.join(SHAPES)}.")] = next(iter(SHAPES)),
     layers: Number = None,
     hidden: Number = None,
     feed_forward: Number = None,
@@ -30,12 +30,13 @@ def new_weights(
     context: Number = None,
     experts: Number = None,
     top_k: Number = None,
-    seed: Annotated[int, typer.Option(help="Of the random numbers.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    seed: Annotated[int, typer.Option(help="The seed of the random numbers.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """Write random weights of a published model's shape, or any other, as a checkpoint directory in float16.
+    """Write random weights in the shape of a published model, or in any other, as a checkpoint directory in float16.
 
-    Interrupted, the same command goes on. Routing over such weights is about even, which trained models' is not.
+    After an interrupt, the same command resumes where it stopped. Routing over random weights is about even; that of
+    trained models is not.
     """
     check_choice("--like", like, tuple(SHAPES))
     numbers = {"layers": layers, "hidden": hidden, "feed_forward": feed_forward, "heads": heads, "kv_heads": kv_heads}
@@ -52,7 +53,7 @@ def changed(config: LlamaConfig, numbers: dict[str, int | None], experts: int | 
     """A shape with some of its numbers replaced.
 
     Raises:
-        ArgumentError: a number that no model can have.
+        ArgumentError: a number that is not possible for a model.
     """
     given = {name: number for name, number in numbers.items() if number is not None}
     chosen = given | {name: n for name, n in (("experts", experts), ("top_k", top_k)) if n is not None}

@@ -13,9 +13,9 @@ from lowbit.profiles import PROFILES, Profile
 
 
 def profiles(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """List the profiles: what a backend can claim and be certified for."""
+    """List the profiles that a backend can claim and be certified for."""
     if as_json:
         print(json.dumps({id: describe(profile) for id, profile in PROFILES.items()}))
         return
@@ -26,7 +26,7 @@ def profiles(
 
 
 def describe(profile: Profile) -> dict[str, object]:
-    """One profile as the JSON answer has it; the habits of its operations are among its promises."""
+    """One profile as in the JSON answer; the habits of its operations are part of it."""
     return {
         "title": profile.title,
         "digest": profile.digest,
@@ -37,7 +37,7 @@ def describe(profile: Profile) -> dict[str, object]:
 
 
 def said_clauses(clauses: tuple[str, ...]) -> list[str]:
-    """Clauses as one says them, an operation a line.
+    """Clauses in words, one operation on a line.
 
     >>> said_clauses(("packing.pack/C1", "packing.pack/C2", "packing.unpack/C1"))
     ['packing.pack C1 C2', 'packing.unpack C1']
@@ -50,7 +50,7 @@ def said_clauses(clauses: tuple[str, ...]) -> list[str]:
 
 
 def said_limits(parameters: Mapping[str, tuple[object, ...]]) -> str:
-    """The parameters of a profile as one says them.
+    """The parameters of a profile in words.
 
     >>> said_limits({"bits": (4,)}), said_limits({})
     ('bits 4', 'all parameters')

@@ -15,7 +15,7 @@ LABEL_WIDTH = 40
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how far one thing has come: call what is yielded with what is done and what there is in all."""
+    """Show the progress of one thing: call what is yielded with how much is done and how much there is in all."""
     with changing_bar() as report:
         report(what, 0, 1)
         yield lambda done, total: report(what, done, total)
@@ -23,9 +23,10 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def changing_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show one thing after another, in a line of at most 80 columns that goes away at the end.
+    """Show one thing after another, in a line of at most 80 columns that is erased at the end.
 
-    Where standard error is no terminal, each new thing is a line of its own instead.
+    It appears with the first report: it draws on a thread of its own, and some backends must start before there is one.
+    Where standard error is not a terminal, each new thing is a line of its own.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -33,16 +34,21 @@ def changing_bar() -> Iterator[Callable[[str, int, int], None]]:
         return
     label = TextColumn("{task.description}", markup=False, table_column=Column(width=LABEL_WIDTH, no_wrap=True))
     columns = (label, BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn(compact=True))
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
+    progress = Progress(*columns, console=console, transient=True)
+    task = progress.add_task("", total=None)
 
-        def report(what: str, done: int, total: int) -> None:
-            what = one_line(what)
-            if progress.tasks[0].description != what:
-                progress.reset(task, description=what)
-            progress.update(task, completed=done, total=total)
+    def report(what: str, done: int, total: int) -> None:
+        what = one_line(what)
+        if progress.tasks[0].description != what:
+            progress.reset(task, description=what)
+        progress.update(task, completed=done, total=total)
+        progress.start()
 
+    try:
         yield report
+    finally:
+        if progress.live.is_started:
+            progress.stop()
 
 
 def _lines() -> Callable[[str, int, int], None]:

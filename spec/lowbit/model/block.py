@@ -67,7 +67,7 @@ def plain_linear(matrix: Matrix) -> Linear:
     """
     if not isinstance(matrix, np.ndarray):
         raise ArgumentError(
-            "matrix", "quantised", "float32 weights (`lowbit.backend.linears` runs quantised ones on a backend)"
+            "matrix", "quantised", "float32 weights (`lowbit.runtime` runs quantised ones on a backend)"
         )
     return lambda x: x @ matrix
 

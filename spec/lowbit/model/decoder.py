@@ -114,15 +114,24 @@ class Decoder:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self._head(hidden.astype(np.float32))
-        if not np.isfinite(scores).all():
-            sentence = "a logit is not finite: the weights overflow float32"
-            raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence=sentence)
+        check_logits(scores)
         return scores
 
     def _rotations(self, start: int, count: int) -> dict[float, Rotation]:
         """The rotation of these positions for every base that a block asks for; a Llama has one."""
         bases = {block.rope_base for block in self._blocks}
         return {base: rotation(self._layout, base, start, count) for base in bases}
+
+
+def check_logits(scores: F32) -> None:
+    """Refuse logits that are not finite.
+
+    Raises:
+        ArgumentError: one is not.
+    """
+    if not np.isfinite(scores).all():
+        sentence = "a logit is not finite: the weights overflow float32; the model file may be damaged"
+        raise ArgumentError("weights", "too large", "weights that do not overflow float32", sentence)
 
 
 def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
@@ -139,12 +148,12 @@ def token_ids(tokens: Sequence[int], config: LlamaConfig, already: int) -> I64:
     return np.array(tokens, np.int64)
 
 
-# **Any model.** Generation and perplexity need no more of a model than this. The decoder above is one; a backend that
-# runs whole models brings another (`lowbit.backend.whole_model`).
+# **Any decoder.** Generation and perplexity need no more of a decoder than this. The decoder above is one; a
+# backend that runs whole models brings another (`lowbit.backend.whole_model`).
 
 
-class LanguageModel(Protocol):
-    """A model that turns tokens into logits."""
+class AnyDecoder(Protocol):
+    """What turns tokens into logits."""
 
     @property
     def config(self) -> LlamaConfig:
@@ -172,14 +181,14 @@ class Step:
     logits: F32
 
 
-def next_logits(decoder: LanguageModel, tokens: Sequence[int], progress: Progress | None = None) -> F32:
+def next_logits(decoder: AnyDecoder, tokens: Sequence[int], progress: Progress | None = None) -> F32:
     """The logits of the token that follows `tokens`: float32, vocabulary."""
     hidden = decoder.hidden(tokens, decoder.new_state(), progress)
     return decoder.logits(hidden[-1:]).reshape(-1)
 
 
 def generate(
-    decoder: LanguageModel,
+    decoder: AnyDecoder,
     prompt: Sequence[int],
     count: int,
     *,

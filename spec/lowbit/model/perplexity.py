@@ -27,7 +27,7 @@ import numpy as np
 from lowbit.arrays import F32, F64
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit.model.decoder import LanguageModel
+from lowbit.model.decoder import AnyDecoder
 from lowbit.model.weights import Progress
 
 LOGIT_ROWS = 64
@@ -53,7 +53,7 @@ class Perplexity:
 
 
 def perplexity(
-    decoder: LanguageModel,
+    decoder: AnyDecoder,
     tokens: Sequence[int],
     window: int,
     *,

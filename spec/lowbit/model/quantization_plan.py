@@ -1,9 +1,10 @@
-r"""Plans: which matrices of a model get how many bits, and by which method.
+r"""Plans: which matrices of a model are quantised, to how many bits, and by which method.
 
 The parts of a sparse model differ in size and in how much error they tolerate. Almost all of Mixtral's weights are
 experts, of which each token reads a few, so they get the fewest bits. Attention is read by every token and is small, so
 it keeps more. The router is tiny, and an error in it sends a token to the wrong experts, so it stays float32. That is
-the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan` describes it for any model.
+the *mixed quantisation* of MoE offloading: experts in 2 or 3 bits, attention in 4. A `Plan`
+describes it for any model, and `planned` applies it; a matrix that is already quantised is dequantised exactly first.
 
 **Two methods.** ``nearest`` takes the range of each group, as in `affine`. ``hqq`` moves the zero until the weights lie
 closer to the grid (`hqq_solver`). Both give the same kind of matrix: scale and minimum in float16, groups along K.
@@ -18,7 +19,7 @@ Source: MoE offloading §3.3, §4.2; errata H.
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
@@ -90,6 +91,15 @@ class Quantization:
         """
         return rows * columns * self.bits // 8 + 2 * 2 * columns * -(-rows // self.group_size)
 
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Quantization(3, 64, "hqq"))
+        'to 3 bits, groups of 64, by hqq'
+        """
+        by = "" if self.method == METHODS[0] else f", by {self.method}"
+        return f"to {self.bits} bits, groups of {self.group_size}{by}"
+
 
 def by_hqq(weights: F32, bits: int, group_size: int) -> QuantizedMatrix:
     """Quantise with the minima that HQQ finds in place of the least weight of each group.
@@ -134,8 +144,31 @@ class Plan:
     attention: Quantization | None
     head: Quantization | None = None
 
+    @classmethod
+    def uniform(cls, bits: int, group_size: int, method: Method = "nearest") -> Self:
+        """The same for every matrix of the blocks but the routers; embedding, head, norms and biases stay as they are.
+
+        >>> Plan.uniform(4, 64) == Plan(Quantization(4, 64), Quantization(4, 64))
+        True
+        """
+        both = Quantization(bits, group_size, method)
+        return cls(experts=both, attention=both)
+
+    def __str__(self) -> str:
+        """In words.
+
+        >>> str(Plan(Quantization(2, 16), Quantization(4, 64)))
+        'experts to 2 bits, groups of 16; attention to 4 bits, groups of 64'
+        >>> str(Plan.uniform(3, 64, "hqq"))
+        'to 3 bits, groups of 64, by hqq'
+        """
+        parts = {"experts": self.experts, "attention": self.attention, "head": self.head}
+        if self.head is None and self.experts is not None and self.experts == self.attention:
+            return str(self.experts)
+        return "; ".join(f"{name} {part}" for name, part in parts.items() if part is not None)
+
     def of(self, name: str) -> Quantization | None:
-        """How the matrix of this name is quantised: one of `LayerWeights.linears`, or ``head``.
+        """How the matrix of this name is quantised; a name is one of `LayerWeights.linears`, or ``head``.
 
         >>> plan = Plan(experts=Quantization(2, 16), attention=Quantization(4, 64))
         >>> [choice and choice.bits for choice in map(plan.of, ("query", "feed_forward.experts[3].up", ROUTER, "head"))]

@@ -11,9 +11,9 @@ K the features that go in and N those that come out, so that ``y = x W`` reads t
 **Layer by layer.** A model need not fit in memory to be used: a `LayeredWeights` gives out one block after another,
 from memory or from disk. A `LlamaWeights`, which holds all of them, is one too.
 
-`requantize` makes a second model out of the first, with fewer bits or other groups; `weight_bytes` counts the bytes of
-each. Weights that were stored in 4 bits and are quantised again have lost twice, so a perplexity measured on them must
-be reported as *re-quantised*.
+A plan (`quantization_plan`) makes a second model out of the first, with fewer bits or other groups; `weight_bytes`
+counts the bytes of each. Weights that were stored in 4 bits and are quantised again have lost twice, so a perplexity
+measured on them must be reported as *re-quantised*.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from lowbit.arrays import F32
 from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
-from lowbit.quantization.affine import Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
+from lowbit.quantization.affine import QuantizedMatrix, dequantize
 
 Matrix = QuantizedMatrix | F32
 """K × N weights: quantised, or float32."""
@@ -314,40 +314,7 @@ def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
         raise ArgumentError(f"shape of {name}", (matrix.rows, matrix.columns), f"{shape[0]} x {shape[1]}")
 
 
-# **Quantise a model again**, and count its bytes.
-
-
-def requantize(
-    weights: LlamaWeights,
-    *,
-    bits: int,
-    group_size: int,
-    convention: Convention = "minimum",
-    scale_dtype: ScaleDtype = "float16",
-    progress: Progress | None = None,
-) -> LlamaWeights:
-    """The same model with every linear layer of its blocks dequantised exactly and quantised anew.
-
-    Embedding, head, norms, biases and routers stay as they are.
-
-    Args:
-        weights: the model.
-        bits: 2, 3, 4 or 8.
-        group_size: 1 to the smallest K of the model.
-        convention: ``minimum`` or ``zero_point``.
-        scale_dtype: ``float16``, which the formats in use store, or ``float32``.
-        progress: called after each block.
-
-    Raises:
-        ArgumentError: see `lowbit.quantization.affine.quantize`.
-    """
-
-    def again(name: str, matrix: Matrix) -> Matrix:
-        return quantize(
-            to_float(matrix), bits=bits, group_size=group_size, convention=convention, scale_dtype=scale_dtype
-        )
-
-    return weights.changed(again, progress)
+# **The bytes of a model.**
 
 
 def matrices(weights: LlamaWeights) -> Iterator[tuple[str, Matrix]]:

@@ -1,1 +1,23 @@
-"""Running models: from a file and a backend to a decoder."""
+"""Running a model: one way from a file to tokens, for any model and any backend.
+
+`load` takes a GGUF file, a checkpoint directory or weights in memory, and a backend, and returns a `LanguageModel`. It
+generates tokens, gives logits and measures perplexity, and its account says what was run. It does not matter whether
+the backend multiplies one matrix at a time or runs whole models on a device.
+"""
+
+from lowbit.runtime.language_model import Account, LanguageModel, Options, load
+from lowbit.runtime.linears import CONTRACTS, BackendLinears, Contract
+from lowbit.runtime.stored import Report, StoredModel, open_model
+
+__all__ = [
+    "CONTRACTS",
+    "Account",
+    "BackendLinears",
+    "Contract",
+    "LanguageModel",
+    "Options",
+    "Report",
+    "StoredModel",
+    "load",
+    "open_model",
+]

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from numpy.lib.array_utils import byte_bounds
 
-from lowbit import backend as registry
 from lowbit.arrays import F32
 from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.backend import base as registry
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, LowbitError, NotDeclaredError, UnavailableError
 from lowbit.quantization.affine import QuantizedMatrix, quantize
@@ -148,12 +148,15 @@ def test_every_error_is_one_line() -> None:
     ("name", "words"),
     [
         ("numpi", "'numpi'; allowed: .*; the nearest name is numpy"),
-        ("lowbit_nunpy:Numpy", "module is 'lowbit_nunpy', which does not exist.*; the nearest name is lowbit_numpy"),
+        (
+            "lowbit_nunpy:Numpy",
+            "there is no module 'lowbit_nunpy' in this folder .*; the nearest name is lowbit_numpy",
+        ),
         (
             "lowbit_numpy.groops:X",
-            "module is 'lowbit_numpy.groops', which does not exist.*; the nearest name is groups",
+            "there is no module 'lowbit_numpy.groops' .*; the nearest name is groups",
         ),
-        ("lowbit_numpy:NumpyBackent", "class is 'NumpyBackent', which lowbit_numpy does not have.*is NumpyBackend"),
+        ("lowbit_numpy:NumpyBackent", "lowbit_numpy has no class 'NumpyBackent'; the nearest name is NumpyBackend"),
     ],
 )
 def test_a_misspelt_name_is_called_that(name: str, words: str) -> None:

@@ -310,8 +310,8 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
     command = shlex.join(python_command("-m", "lowbit"))
     for words, status, said in (
         ("profiles", 0, ""),
-        ("conformance numpy --op packing.unpack --quick", 2, "lowbit: the current folder does not exist any more; "),
-        ("new-backend mine", 2, "lowbit: the current folder does not exist any more; "),
+        ("conformance numpy --op packing.unpack --quick", 2, "lowbit: the current folder no longer exists; "),
+        ("new-backend mine", 2, "lowbit: the current folder no longer exists; "),
     ):
         gone.mkdir()
         line = f"cd {shlex.quote(str(gone))} && rmdir {shlex.quote(str(gone))} && {command} {words}"

@@ -10,15 +10,12 @@ from paths import ROOT
 from tiny_checkpoint import MIXTRAL, published, write
 from typer.testing import CliRunner, Result
 
-from lowbit.backend import load
-from lowbit.backend.linears import build
 from lowbit.cli import app
-from lowbit.cli.loading import chosen, load_model, weights_of
+from lowbit.cli.options import chosen
 from lowbit.errors import ArgumentError, FormatError
-from lowbit.formats.checkpoint.cache import QuantizedCheckpoint
 from lowbit.model.decoder import Decoder, generate
-from lowbit.model.perplexity import perplexity
 from lowbit.model.quantization_plan import Plan, Quantization, planned
+from lowbit.runtime import StoredModel, load, open_model
 from lowbit.system.storage import CACHE_VARIABLE
 
 PLAN = Plan(Quantization(2, 16), Quantization(4, 32))
@@ -40,7 +37,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    """A command, on the backend numpy where it names none."""
+    backend = [] if "--backend" in arguments or arguments[0] == "demo" else ["--backend", "numpy"]
+    return CliRunner().invoke(app, [str(argument) for argument in [*arguments, *backend]])
 
 
 def answer(*arguments: object) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def answer(*arguments: object) -> dict[str, Any]:
 def test_generate_as_stored(model: Path, cache: Path) -> None:
     """Tokens are those of the decoder over the published weights, on the model's own end; nothing is kept."""
     found = answer("generate", "--model", model, "--prompt", "he", "--tokens", 9)
-    loaded = load_model(model)
+    loaded = open_model(model)
     assert found["prompt_tokens"] == [1, 259]
     assert found["tokens"] == [step.token for step in generate(Decoder(loaded.weights), [1, 259], 9, stop=(2,))]
     assert (found["model"], found["requantized"]) == ("tiny", None)
@@ -67,15 +66,15 @@ def test_generate_quantised(backend: str, model: Path, cache: Path) -> None:
     """Experts and attention have their own bits and groups, on any backend, and the next run finds them kept."""
     arguments = ["generate", "--model", model, "--prompt", "he", "--tokens", 5, "--backend", backend, *OPTIONS]
     found = answer(*arguments)
-    loaded = load_model(model)
-    decoder, linears = build(planned(loaded.weights, PLAN), load(backend))
-    assert found["tokens"] == [step.token for step in generate(decoder, [1, 259], 5, stop=(2,))]
+    here = load(planned(open_model(model).weights, PLAN), backend)
+    assert found["tokens"] == [step.token for step in here.generate([1, 259], 5, stop=(2,))]
     assert found["requantized"] == {
         "experts": {"bits": 2, "group_size": 16, "method": "nearest"},
         "attention": {"bits": 4, "group_size": 32, "method": "nearest"},
         "head": None,
     }
-    assert found["matrices"]["by_backend"] == linears.prepared == 2 * (4 + 4 * 3)
+    assert found["matrices"] == here.account().fields["matrices"]
+    assert found["matrices"]["by_backend"] == 2 * (4 + 4 * 3)
     (kept,) = (cache / "quantized").iterdir()
     times = {file: file.stat().st_mtime_ns for file in kept.iterdir()}
     assert answer(*arguments)["tokens"] == found["tokens"]
@@ -86,15 +85,14 @@ def test_generate_quantised(backend: str, model: Path, cache: Path) -> None:
 
 def test_logits_and_perplexity(model: Path, tmp_path: Path) -> None:
     """The same options, the same weights."""
-    loaded = load_model(model)
-    decoder, _ = build(planned(loaded.weights, PLAN), load("numpy"))
+    stored = open_model(model)
+    here = load(StoredModel("m", planned(stored.weights, PLAN), stored.tokenizer), "numpy")
     top = answer("logits", "--model", model, "--prompt", "he", "--top", 3, *OPTIONS)
-    scores = decoder.logits(decoder.hidden([1, 259], decoder.new_state())[-1:])[0]
-    assert [row["token"] for row in top["top"]] == np.argsort(-scores)[:3].tolist()
+    assert [row["token"] for row in top["top"]] == np.argsort(-here.logits([1, 259]))[:3].tolist()
     (tmp_path / "text").write_text(TEXT)
     found = answer("perplexity", "--model", model, "--text", tmp_path / "text", "--window", 8, "--tokens", 30, *OPTIONS)
-    ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:30]
-    assert found["perplexity"] == perplexity(decoder, ids, 8, bos=1).value
+    ids = stored.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:30]
+    assert found["perplexity"] == here.perplexity(ids, 8).value
 
 
 def test_the_trained_model_writes() -> None:
@@ -115,14 +113,6 @@ def test_what_bits_cost_the_trained_model(tmp_path: Path) -> None:
     assert abs(four - stored) < 0.1 * stored < two - stored
 
 
-def test_weights_block_by_block(model: Path) -> None:
-    """What is handed to a backend that runs whole models is not in memory, as stored or quantised."""
-    loaded = load_model(model)
-    assert weights_of(loaded, None) is loaded.layered
-    made = weights_of(loaded, PLAN)
-    assert isinstance(made, QuantizedCheckpoint) and made.plan == PLAN
-
-
 def test_plans() -> None:
     """The experts take what is not said of them from the rest; they can also be quantised alone."""
     assert chosen(None, None) is None
@@ -134,9 +124,9 @@ def test_plans() -> None:
 
 REFUSED: list[tuple[list[object], str]] = [
     (["--experts-bits", 5], "--experts-bits is 5; allowed: 2, 3, 4 or 8"),
-    (["--experts-bits", 2, "--group-size", 8], "--group-size is 8; allowed: only together with --bits"),
-    (["--experts-group-size", 8], "--experts-group-size is 8; allowed: only together with --bits or --experts-bits"),
-    (["--method", "hqq"], "--method is hqq; allowed: only together with --bits or --experts-bits"),
+    (["--experts-bits", 2, "--group-size", 8], "--group-size 8 applies only together with --bits"),
+    (["--experts-group-size", 8], "--experts-group-size 8 applies only together with --bits or --experts-bits"),
+    (["--method", "hqq"], "--method hqq applies only together with --bits or --experts-bits"),
     (["--bits", 4, "--method", "best"], "--method is 'best'; allowed: nearest or hqq"),
     (["--experts-bits", 4, "--experts-group-size", 0], "--experts-group-size is 0"),
     (["--tokens", 9, "--bits", 4, "--group-size", 33], "group_size is 33; allowed: an integer from 1 to 32"),
@@ -165,4 +155,4 @@ def test_directories_that_are_no_model(tmp_path: Path) -> None:
     result = run("generate", "--prompt", "x", "--model", other)
     assert isinstance(result.exception, FormatError) and "model_type is 'phimoe'" in str(result.exception)
     result = run("demo", "--model", other)
-    assert isinstance(result.exception, ArgumentError) and "allowed: a GGUF file" in str(result.exception)
+    assert isinstance(result.exception, ArgumentError) and "is a directory; the demo" in str(result.exception)

@@ -6,15 +6,20 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+import lowbit
 from lowbit.backend import Availability
 from lowbit.backend.asking import describe
-from lowbit.cli import app
+from lowbit.cli import app, progress
 from lowbit.cli import backends as command
 from lowbit_numpy import NumpyBackend
 
@@ -60,6 +65,32 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: s
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_version() -> None:
+    """One line, and no command is needed."""
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"lowbit {lowbit.__version__}\n", "")
+    assert lowbit.__version__ == version("lowbit")
+
+
+def test_the_package_is_the_only_way_to_run_the_command_line(tmp_path: Path) -> None:
+    """`python -m lowbit` drops the current folder from the path before it imports anything that could lie there."""
+    (tmp_path / "typer.py").write_text("print('a typer of the current folder')")
+    command = [sys.executable, "-m", "lowbit", "profiles", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and json.loads(done.stdout)
+    assert find_spec("lowbit.cli.__main__") is None
+
+
+def test_a_bar_starts_no_thread_before_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some backends must start while there is one thread; on a terminal a bar is drawn by another."""
+    monkeypatch.setattr(Console, "is_terminal", True)
+    before = threading.active_count()
+    with progress.changing_bar() as report:
+        assert threading.active_count() == before
+        report("reading", 0, 2)
+        assert threading.active_count() == before + 1
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -17,8 +17,8 @@ BROKEN = {
     "raises": ("strangers.raises:run", "fails with Odd: two lines lowbit: passed"),
     "mute": ("strangers.mute:run", "fails with Mute, whose text cannot be made (ZeroDivisionError)"),
     "lacks": ("strangers.good:lacks", "fails with AttributeError: "),
-    "value": ("strangers.good:NUMBER", "is of type int, neither a function nor a typer.Typer"),
-    "signature": ("strangers.good:unsuitable", "is no command: "),
+    "value": ("strangers.good:NUMBER", "is of type int, not a function or a typer.Typer"),
+    "signature": ("strangers.good:unsuitable", "is not a command: "),
     "malformed": ("no entry at all", "fails with "),
 }
 GOOD = """

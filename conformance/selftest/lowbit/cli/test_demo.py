@@ -9,16 +9,16 @@ import pytest
 from tiny_gguf import published, write
 from typer.testing import CliRunner
 
-from lowbit import backend as registry
 from lowbit.backend import Capabilities, Declaration, PreparedLinear
-from lowbit.backend.linears import build
+from lowbit.backend import base as registry
 from lowbit.backend.reference import ReferenceBackend, ReferenceLinear
 from lowbit.cli import app, demo
-from lowbit.cli.loading import load_model
 from lowbit.contract.rounding import Arithmetic
-from lowbit.model.decoder import generate
+from lowbit.model.quantization_plan import Plan, planned
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.runtime import load, open_model
 
+SIMULATED = "lowbit_gpusim.backend:NumpyOnSim"
 ARGUMENTS = ["demo", "--prompt", "hello", "--tokens", "4", "--text-tokens", "32"]
 
 
@@ -60,11 +60,19 @@ def test_the_demo_compares_what_is_certified(model: Path, text: Path, monkeypatc
 def test_a_backend_that_does_not_hold_the_model_is_not_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One without products, and one that lacks the model's bits, are left out with the reason."""
     narrow = Capabilities({"linear.qgemv": Declaration({"bits": (2,)}, Arithmetic("factored"))})
-    assert demo.lacking(ReferenceBackend(), load_model(model).weights) is None
+    assert demo.lacking(ReferenceBackend(), open_model(model).weights) is None
     for declared, reason in ((Capabilities({}), "linear.qgemv"), (narrow, "linear.qgemv for bits 4")):
         monkeypatch.setattr(ReferenceBackend, "capabilities", lambda self, declared=declared: declared)
-        missing = demo.lacking(ReferenceBackend(), load_model(model).weights)
+        missing = demo.lacking(ReferenceBackend(), open_model(model).weights)
         assert str(missing) == f"backend reference does not declare {reason}"
+
+
+def test_a_backend_that_runs_whole_models_generates_by_its_certified_products(model: Path) -> None:
+    """What has been certified is what is compared, and the bytes that a token reads are known."""
+    loaded = open_model(model)
+    variant = demo.Variant("4 bits", planned(loaded.weights, Plan.uniform(4, 32)))
+    (said,) = demo.continuations(variant, [SIMULATED], loaded, "hello", 2)
+    assert said.backend == SIMULATED and said.read_bytes > 0
 
 
 class Tilted(ReferenceBackend):
@@ -83,13 +91,13 @@ class TiltedLinear(ReferenceLinear):
 
 def test_the_first_difference_is_shown_with_its_logits_and_bound(model: Path) -> None:
     """Where tokens part, the report names both tokens, both logits and what the head's own product may err by."""
-    loaded = load_model(model)
+    loaded = open_model(model)
     ids, reference, tilted = loaded.tokenizer.encode("hello"), ReferenceBackend(), Tilted()
-    expected = list(generate(build(loaded.weights, reference)[0], ids, 3))
-    decoder, _ = build(loaded.weights, tilted)
-    steps = list(generate(decoder, ids, 3))
-    said = demo.compare(("reference", expected), steps, decoder, tilted, loaded.weights, ids, loaded)
+    expected = list(load(loaded.weights, reference).generate(ids, 3))
+    tilting = load(loaded.weights, tilted)
+    steps = list(tilting.generate(ids, 3))
+    said = demo.compare(("reference", expected), steps, tilting, tilted, loaded.weights, ids, loaded)
     own, other = steps[0].logits[7], steps[0].logits[expected[0].token]
-    assert f"token 1 is {loaded.tokenizer.decode([7])!r}, reference says" in said
+    assert f"token 1 is {loaded.tokenizer.decode([7])!r}, that of reference is" in said
     assert f"logits {own:.5f} and {other:.5f}" in said
     assert "the head's product alone may err by" in said

@@ -12,8 +12,8 @@ from paths import ROOT
 from typer.testing import CliRunner
 
 from lowbit.cli import app
-from lowbit.cli.interrupts import deferred
 from lowbit.system.interpreters import python_command
+from lowbit.system.interrupts import deferred
 from lowbit.system.storage import CACHE_VARIABLE
 from lowbit_cuda.port import DevicePort
 from lowbit_gpusim.backend import NumpyOnSim

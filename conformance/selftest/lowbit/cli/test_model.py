@@ -10,15 +10,13 @@ import pytest
 from tiny_gguf import CONFIG, write
 from typer.testing import CliRunner, Result
 
-from lowbit.backend import Capabilities, load
-from lowbit.backend.linears import backend_linear, build
+from lowbit.backend import Availability, Capabilities
 from lowbit.cli import app
-from lowbit.cli.loading import load_model
 from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError
-from lowbit.model.decoder import generate, next_logits
-from lowbit.model.perplexity import perplexity
-from lowbit.model.weights import requantize
+from lowbit.model.quantization_plan import Plan
+from lowbit.runtime import Options, load, open_model
 from lowbit.system.storage import CACHE_VARIABLE
+from lowbit_cppyy.backend import CppyyBackend
 from lowbit_numpy import NumpyBackend
 
 TEXT = "hello hello\r\nhall 12 of the hill, he said; hello.\r\n" * 3
@@ -37,7 +35,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+    """A command, on the backend numpy where it names none."""
+    backend = [] if "--backend" in arguments else ["--backend", "numpy"]
+    return CliRunner().invoke(app, [str(argument) for argument in [*arguments, *backend]])
 
 
 def answer(*arguments: object) -> dict[str, Any]:
@@ -51,10 +51,9 @@ def answer(*arguments: object) -> dict[str, Any]:
 
 def test_generate(model: Path) -> None:
     """Tokens, text and account are those of the library; JSON and plain text say the same."""
-    loaded = load_model(model)
-    decoder, _ = build(loaded.weights, load("numpy"))
+    loaded = load(model, "numpy")
     ids = loaded.tokenizer.encode("hello")
-    expected = [step.token for step in generate(decoder, ids, 7, stop=loaded.tokenizer.stop)]
+    expected = [step.token for step in loaded.generate("hello", 7)]
     found = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 7)
     assert (found["prompt_tokens"], found["tokens"]) == (ids, expected)
     assert found["text"] == loaded.tokenizer.decode(expected)
@@ -67,16 +66,24 @@ def test_generate(model: Path) -> None:
     assert "as stored" in spoken.stderr
 
 
+def test_the_default_backend_is_named_in_the_answer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without --backend the first that can run here computes; JSON and the remark after the text say which."""
+    monkeypatch.setattr(CppyyBackend, "availability", lambda self: Availability(False, "no compiler", "install one"))
+    command = ["generate", "--model", str(model), "--prompt", "hello", "--tokens", "2"]
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["backend"] == "numpy"
+    assert "matrices on numpy" in CliRunner().invoke(app, command).stderr
+    monkeypatch.setattr(NumpyBackend, "availability", lambda self: Availability(False, "no beads", "buy some"))
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["backend"] == "reference"
+
+
 def test_generate_on_another_backend_requantized(model: Path) -> None:
     """--bits and --group-size re-quantise the blocks, and the answer says so."""
     found = answer(
         *("generate", "--model", model, "--prompt", "hello", "--tokens", 3),
         *("--backend", "reference", "--bits", 2, "--group-size", 32),
     )
-    loaded = load_model(model)
-    again = requantize(loaded.weights, bits=2, group_size=32)
-    decoder, _ = build(again, load("reference"))
-    assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
+    again = load(model, "reference", Options(Plan.uniform(2, 32)))
+    assert found["tokens"] == [step.token for step in again.generate(found["prompt_tokens"], 3)]
     part = {"bits": 2, "group_size": 32, "method": "nearest"}
     assert found["requantized"] == {"experts": part, "attention": part, "head": None}
     assert found["backend"] == "reference"
@@ -85,19 +92,17 @@ def test_generate_on_another_backend_requantized(model: Path) -> None:
 def test_generate_by_the_integer_contract(model: Path) -> None:
     """`--contract` casts the activations of linear layers, says so, and refuses what a backend does not declare."""
     found = answer("generate", "--model", model, "--prompt", "hello", "--tokens", 3, "--contract", "integer")
-    loaded = load_model(model)
-    decoder, linears = build(loaded.weights, load("numpy"), contract="integer")
-    assert found["tokens"] == [step.token for step in generate(decoder, found["prompt_tokens"], 3)]
-    assert (found["contract"], linears.contract) == ("integer", "integer")
-    plain, _ = build(loaded.weights, load("numpy"))
+    integer, plain = load(model, "numpy", Options(contract="integer")), load(model, "numpy")
     ids = found["prompt_tokens"]
-    assert (next_logits(decoder, ids) != next_logits(plain, ids)).any()
+    assert found["tokens"] == [step.token for step in integer.generate(ids, 3)]
+    assert (found["contract"], integer.account().fields["contract"]) == ("integer", "integer")
+    assert (integer.logits(ids) != plain.logits(ids)).any()
     assert "integer contract" in run("generate", "--model", model, "--prompt", "h", "--contract", "integer").stderr
     wrong = run("generate", "--model", model, "--prompt", "hello", "--contract", "int8").exception
     assert isinstance(wrong, ArgumentError) and "allowed: float32 or integer" in str(wrong)
 
 
-def test_the_integer_contract_is_never_another_one_in_silence() -> None:
+def test_the_integer_contract_is_never_another_one_in_silence(model: Path) -> None:
     """A backend that does not declare it is refused when the model is put on it."""
 
     class WithoutIntegers(NumpyBackend):
@@ -109,7 +114,7 @@ def test_the_integer_contract_is_never_another_one_in_silence() -> None:
             return replace(claimed, operations=kept)
 
     with pytest.raises(NotDeclaredError, match=r"linear\.qgemm_bfp"):
-        backend_linear(WithoutIntegers(), "integer")
+        load(model, WithoutIntegers(), Options(contract="integer"))
 
 
 def test_generate_ends_where_the_model_ends(model: Path) -> None:
@@ -125,8 +130,8 @@ def test_generate_ends_where_the_model_ends(model: Path) -> None:
 def test_logits(model: Path) -> None:
     """The highest first, with their probabilities; the table shows the same numbers."""
     found = answer("logits", "--model", model, "--prompt", "hell", "--top", 4)
-    loaded = load_model(model)
-    scores = next_logits(build(loaded.weights, load("numpy"))[0], found["prompt_tokens"]).astype(float)
+    loaded = load(model, "numpy")
+    scores = loaded.logits("hell").astype(float)
     order = np.argsort(-scores)[:4].tolist()
     assert [row["token"] for row in found["top"]] == order
     for row in found["top"]:
@@ -141,9 +146,9 @@ def test_logits(model: Path) -> None:
 def test_perplexity(model: Path, text: Path) -> None:
     """Over the first N tokens with line feeds only, as the library counts; the plain answer is the number."""
     found = answer("perplexity", "--model", model, "--text", text, "--window", 9, "--tokens", 40)
-    loaded = load_model(model)
+    loaded = load(model, "numpy")
     ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"))[:40]
-    expected = perplexity(build(loaded.weights, load("numpy"))[0], ids, 9)
+    expected = loaded.perplexity(ids, 9)
     assert (found["perplexity"], found["nll"], found["scored"]) == (expected.value, expected.nll, expected.count)
     assert (found["tokens"], found["window"]) == (40, 9)
     spoken = run("perplexity", "--model", model, "--text", text, "--window", 9, "--tokens", 40)
@@ -156,9 +161,9 @@ def test_a_model_with_bos_scores_every_token(model: Path, text: Path) -> None:
     """The command reads the file's wish for a BOS."""
     path = write(model.parent / "bos.gguf", metadata={"tokenizer.ggml.add_bos_token": True})
     found = answer("perplexity", "--model", path, "--text", text, "--window", 9, "--tokens", 40)
-    loaded = load_model(path)
-    ids = loaded.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:40]
-    expected = perplexity(build(loaded.weights, load("numpy"))[0], ids, 9, bos=1)
+    stored = open_model(path)
+    ids = stored.tokenizer.encode(TEXT.replace("\r\n", "\n"), begin=False)[:40]
+    expected = load(stored, "numpy").perplexity(ids, 9)
     assert (found["scored"], found["nll"]) == (40, expected.nll)
     assert answer("generate", "--model", path, "--prompt", "he", "--tokens", 1)["prompt_tokens"][0] == 1
 
@@ -180,7 +185,7 @@ REFUSED: list[tuple[list[str], str]] = [
     (["generate", "--tokens", "0"], "--tokens is 0; allowed: an integer of at least 1"),
     (["generate", "--tokens", "64"], "--tokens is 64; allowed: at most 60 after a prompt of 5 tokens"),
     (["generate", "--bits", "5"], "--bits is 5; allowed: 2, 3, 4 or 8"),
-    (["generate", "--group-size", "32"], "--group-size is 32; allowed: only together with --bits"),
+    (["generate", "--group-size", "32"], "--group-size 32 applies only together with --bits"),
     (["generate", "--bits", "4", "--group-size", "0"], "--group-size is 0"),
     (
         ["generate", "--tokens", "9", "--bits", "4", "--group-size", "65"],

@@ -11,7 +11,6 @@ from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.arrays import F32, F64
 from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear, load
-from lowbit.backend.linears import backend_linear, build
 from lowbit.backend.reference import ReferenceLinear
 from lowbit.contract.rounding import Arithmetic, one_loop
 from lowbit.errors import ArgumentError
@@ -20,17 +19,18 @@ from lowbit.model.block import plain_linear
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, Step, first_difference, generate, next_logits
 from lowbit.model.perplexity import perplexity
+from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import (
     GatedWeights,
     LlamaWeights,
     Matrix,
     matrices,
-    requantize,
     select_columns,
     to_float,
     weight_bytes,
 )
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.runtime import BackendLinears
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12]
 
@@ -47,7 +47,7 @@ def weights(model: Published, tmp_path_factory: pytest.TempPathFactory) -> Llama
 
 @pytest.fixture(scope="module")
 def decoder(weights: LlamaWeights) -> Decoder:
-    return build(weights, load("reference"))[0]
+    return Decoder(weights, BackendLinears(load("reference")))
 
 
 def second_model(model: Published, tokens: Sequence[int]) -> F64:
@@ -111,7 +111,7 @@ def test_an_untied_head_and_other_shapes(tmp_path: Path) -> None:
     path = write(
         tmp_path / "u.gguf", model, metadata={"llama.attention.key_length": 32, "llama.attention.value_length": 32}
     )
-    decoder = build(read_llama(open_gguf(path)), load("numpy"))[0]
+    decoder = Decoder(read_llama(open_gguf(path)), BackendLinears(load("numpy")))
     np.testing.assert_allclose(next_logits(decoder, PROMPT), second_model(model, PROMPT)[-1], rtol=0, atol=2e-5)
 
 
@@ -268,7 +268,8 @@ class FourBitsOnly(Backend):
 
 def test_what_a_backend_does_not_declare_is_counted(weights: LlamaWeights, decoder: Decoder) -> None:
     """The 8-bit head is dequantised, multiplied by numpy and reported; the logits are the same."""
-    partial, account = build(weights, FourBitsOnly())
+    account = BackendLinears(FourBitsOnly())
+    partial = Decoder(weights, account)
     assert account.prepared == 7 * CONFIG.layers
     assert dict(account.float_matrices) == {"backend four does not declare linear.qgemv for bits 8": 1}
     taken = sum(matrix.nbytes for name, matrix in matrices(weights) if name != "head")
@@ -295,7 +296,7 @@ def test_one_token_goes_through_qgemv_and_more_through_qgemm(weights: LlamaWeigh
 
     matrix = weights.layers[0].query
     assert isinstance(matrix, QuantizedMatrix)
-    linear = backend_linear(CountingBackend())(matrix)
+    linear = BackendLinears(CountingBackend())(matrix)
     x = np.random.default_rng(7).standard_normal((3, CONFIG.hidden)).astype(np.float32)
     many, one = linear(x), linear(x[:1])
     assert calls == ["qgemm", "qgemv"]
@@ -304,7 +305,8 @@ def test_one_token_goes_through_qgemv_and_more_through_qgemm(weights: LlamaWeigh
 
 def test_the_backends_agree(weights: LlamaWeights, decoder: Decoder) -> None:
     """numpy and the reference give the same tokens and nearly the same logits."""
-    other, account = build(weights, load("numpy"))
+    account = BackendLinears(load("numpy"))
+    other = Decoder(weights, account)
     assert not account.float_matrices
     a, b = list(generate(decoder, PROMPT, 6)), list(generate(other, PROMPT, 6))
     assert first_difference(a, b) is None
@@ -322,14 +324,14 @@ def test_a_quantised_matrix_needs_a_backend(weights: LlamaWeights) -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_requantize(weights: LlamaWeights, bits: int) -> None:
+def test_a_uniform_plan(weights: LlamaWeights, bits: int) -> None:
     """Every linear layer of the blocks gets the new width and groups; embedding, head and norms stay."""
     done: list[tuple[int, int]] = []
-    again = requantize(weights, bits=bits, group_size=32, convention="zero_point", progress=lambda *w: done.append(w))
+    again = planned(weights, Plan.uniform(bits, 48), lambda *work: done.append(work))
     for name, matrix in matrices(again):
         if name != "head":
             assert isinstance(matrix, QuantizedMatrix)
-            assert (matrix.bits, matrix.group_size, matrix.convention) == (bits, 32, "zero_point")
+            assert (matrix.bits, matrix.group_size, matrix.convention) == (bits, 48, "minimum")
     assert again.head is weights.head
     assert again.embedding is weights.embedding
     assert done == [(1, 2), (2, 2)]

@@ -9,11 +9,11 @@ import pytest
 
 from lowbit.arrays import F32, F64
 from lowbit.backend import load
-from lowbit.backend.linears import build
 from lowbit.errors import ArgumentError
 from lowbit.model.block import Linear
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.model.decoder import Decoder, generate, next_logits
+from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import (
     GatedWeights,
     LayerWeights,
@@ -22,12 +22,12 @@ from lowbit.model.weights import (
     SparseWeights,
     linear_shapes,
     matrices,
-    requantize,
     to_float,
     weight_bytes,
 )
 from lowbit.moe.routing import Ids, Softmax
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.runtime import BackendLinears
 
 CONFIG = LlamaConfig(
     layers=3,
@@ -164,10 +164,11 @@ def test_generation_token_by_token() -> None:
 
 def test_quantised_experts_on_a_backend() -> None:
     """Experts and attention go to the backend, the router stays float32, and the answer is the quantised model's."""
-    model = requantize(mixtral(3), bits=4, group_size=16, scale_dtype="float32")
+    model = planned(mixtral(3), Plan.uniform(4, 16))
     for name, matrix in matrices(model):
         assert isinstance(matrix, QuantizedMatrix) == ("router" not in name and name != "head"), name
-    decoder, account = build(model, load("reference"))
+    account = BackendLinears(load("reference"))
+    decoder = Decoder(model, account)
     assert account.prepared == 3 * (4 + 5 * 3)
     assert sum(account.float_matrices.values()) == 3 + 1  # routers and the head
     assert account.read_bytes == weight_bytes(model).total

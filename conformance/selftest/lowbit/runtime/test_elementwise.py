@@ -9,15 +9,15 @@ from tiny_gguf import CONFIG, published, write
 
 from lowbit.arrays import F32
 from lowbit.backend import Backend, Capabilities, Declaration, load
-from lowbit.backend.linears import build
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
-from lowbit.model.decoder import generate
+from lowbit.model.decoder import Decoder, generate
 from lowbit.model.elementwise import Float32Cache
 from lowbit.model.weights import LlamaWeights
+from lowbit.runtime import BackendLinears
 from lowbit.runtime.elementwise import on_backend
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
@@ -44,7 +44,7 @@ def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeight
         forced = [int(token) for token in np.random.default_rng(0).integers(0, weights.config.vocabulary, 40)]
         count = min(41, weights.config.context - len(PROMPT))
         for ops in (FORMULAS, steps.ops):
-            decoder, _ = build(weights, backend, steps=ops)
+            decoder = Decoder(weights, BackendLinears(backend), ops=ops)
             runs.append([step.logits for step in generate(decoder, PROMPT, count, forced=forced)])
     formulas, own = np.stack(runs[0]), np.stack(runs[1])
     assert (formulas != own).any()
@@ -78,14 +78,14 @@ def test_what_is_not_declared_stays_with_the_formulas() -> None:
         assert getattr(steps.ops, part) is getattr(FORMULAS, part)
 
 
-def test_trusted_operations_are_declared_ones() -> None:
+def test_unchecked_operations_are_declared_ones() -> None:
     """An operation without checks is handed out only where it is declared, for the choices that are named."""
     backend = Some()
-    assert backend.trusted("attention.attend", {"head_dim": 7, "window": "none"}) == backend._attention_attend
+    assert backend.unchecked("attention.attend", {"head_dim": 7, "window": "none"}) == backend._attention_attend
     with pytest.raises(NotDeclaredError, match="head_dim 8"):
-        backend.trusted("attention.attend", {"head_dim": 7}, {"head_dim": 8})
+        backend.unchecked("attention.attend", {"head_dim": 7}, {"head_dim": 8})
     with pytest.raises(NotDeclaredError):
-        backend.trusted("blocks.swiglu")
+        backend.unchecked("blocks.swiglu")
 
 
 def test_the_cache_stays_float32_when_it_grows() -> None:

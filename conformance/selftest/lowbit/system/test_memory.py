@@ -144,11 +144,11 @@ def test_a_terabyte_of_a_checkpoint(tmp_path: Path) -> None:
 
 FAILING = """
 import sys
-from lowbit.cli import loading, main, model
+from lowbit.cli import main, model
 import numpy as np
 def fail(path):
     {statement}
-model.load_model = fail
+model.opened = fail
 sys.argv = ["lowbit", "logits", "--model", "x", "--prompt", "y"]
 main()
 """

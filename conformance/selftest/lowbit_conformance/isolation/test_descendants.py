@@ -12,13 +12,13 @@ from tiny_gguf import CONFIG, Published, published, write
 
 from lowbit.arrays import F64
 from lowbit.backend import load
-from lowbit.backend.linears import build
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.reader import open_gguf, read_llama
 from lowbit.model.config import LlamaConfig
 from lowbit.model.decoder import Decoder, generate, next_logits
 from lowbit.model.layers import gelu
 from lowbit.model.weights import LlamaWeights
+from lowbit.runtime import BackendLinears
 
 GEMMA = replace(
     CONFIG,
@@ -49,7 +49,7 @@ def weights(model: Published, tmp_path_factory: pytest.TempPathFactory) -> Llama
 
 @pytest.fixture(scope="module")
 def decoder(weights: LlamaWeights) -> Decoder:
-    return build(weights, load("numpy"))[0]
+    return Decoder(weights, BackendLinears(load("numpy")))
 
 
 def second_model(model: Published, tokens: Sequence[int]) -> F64:
@@ -137,7 +137,7 @@ def test_every_vector_counts(weights: LlamaWeights, decoder: Decoder) -> None:
     for name in present:
         less: dict[str, Any] = {name: None}
         layers = tuple(replace(layer, **less) for layer in weights.layers)
-        other = next_logits(build(replace(weights, layers=layers), load("numpy"))[0], PROMPT)
+        other = next_logits(Decoder(replace(weights, layers=layers), BackendLinears(load("numpy"))), PROMPT)
         assert float(np.abs(other - whole).max()) > 1e-2, name
 
 
@@ -157,7 +157,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_every_option_counts(change: dict[str, Any], weights: LlamaWeights, decoder: Decoder) -> None:
     """Each choice of Gemma 3 changes the answer when it is another."""
     other = replace(weights, config=replace(weights.config, **change))
-    difference = next_logits(build(other, load("numpy"))[0], PROMPT) - next_logits(decoder, PROMPT)
+    difference = next_logits(Decoder(other, BackendLinears(load("numpy"))), PROMPT) - next_logits(decoder, PROMPT)
     assert float(np.abs(difference).max()) > 1e-2
 
 

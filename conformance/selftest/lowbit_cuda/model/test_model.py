@@ -12,18 +12,19 @@ from cuda_models import CONFIG, DENSE, PROMPT, bits_of, model
 from lowbit.arrays import F64
 from lowbit.attention.attention import KeyValueCache
 from lowbit.backend import load
-from lowbit.backend.linears import backend_linear, build
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.model.block import FORMULAS
 from lowbit.model.config import LlamaConfig
+from lowbit.model.decoder import AnyDecoder, Step, first_difference, generate, next_logits
 from lowbit.model.decoder import Decoder as ReferenceDecoder
-from lowbit.model.decoder import LanguageModel, Step, first_difference, generate, next_logits
 from lowbit.model.replay import guess
-from lowbit.model.weights import LlamaWeights, SparseWeights, requantize
+from lowbit.model.weights import LlamaWeights, SparseWeights, to_float
 from lowbit.moe.offload import trace
 from lowbit.moe.routing import Ids
+from lowbit.quantization.affine import quantize
 from lowbit.quantization.bfp import bfp12, cast, decode
+from lowbit.runtime import BackendLinears
 from lowbit_cuda.engine.storage import stride
 from lowbit_cuda.model.decoder import Decoder
 from lowbit_cuda.model.matrices import ExpertLayout
@@ -165,7 +166,7 @@ def test_requests_are_those_of_the_reference_decoder() -> None:
             guesses = tuple(int(e) for e in guess(x.astype(np.float32), router, count=2)[0])
         asked.append((layer, tuple(sorted(int(e) for e in chosen[0])), guesses))
 
-    reference = ReferenceDecoder(MODEL, backend_linear(load("reference")), observe)
+    reference = ReferenceDecoder(MODEL, BackendLinears(load("reference")), observe)
     state = reference.new_state()
     for token in PROMPT:
         reference.hidden([token], state)
@@ -209,7 +210,7 @@ def worst(some: Sequence[Step], others: Sequence[Step]) -> float:
     return max(float(np.abs(a.logits - b.logits).max()) for a, b in zip(some, others, strict=True))
 
 
-def forced(model: LanguageModel, tokens: Sequence[int]) -> list[Step]:
+def forced(model: AnyDecoder, tokens: Sequence[int]) -> list[Step]:
     """A continuation along given tokens."""
     return list(generate(model, PROMPT, STEPS, forced=tokens))
 
@@ -219,7 +220,7 @@ def compare(weights: LlamaWeights, **settings: Any) -> None:
 
     What is left is rounding: 2e-5 is what the reference decoder itself is allowed from a second model in float64.
     """
-    expected = list(generate(build(weights, load("reference"))[0], PROMPT, STEPS))
+    expected = list(generate(ReferenceDecoder(weights, BackendLinears(load("reference"))), PROMPT, STEPS))
     with decoder(weights=weights, keys="float32", **settings) as ours:
         apart = worst(forced(ours, [step.token for step in expected]), expected)
         assert apart <= 2e-5
@@ -256,14 +257,14 @@ def test_keys_are_rounded_as_the_specification_rounds_them(keys: str, cache: typ
 
     Not within rounding of float32: a key that lies near the middle of two numbers may be rounded to the other one.
     """
-    like = build(MODEL, load("reference"), steps=replace(FORMULAS, cache=cache))[0]
+    like = ReferenceDecoder(MODEL, BackendLinears(load("reference")), ops=replace(FORMULAS, cache=cache))
     expected = list(generate(like, PROMPT, STEPS))
     tokens = [step.token for step in expected]
     with decoder(keys=keys) as ours:
         steps = forced(ours, tokens)
     apart = worst(steps, expected)
     assert apart <= 2e-4
-    assert worst(steps, forced(build(MODEL, load("reference"))[0], tokens)) > 10 * apart
+    assert worst(steps, forced(ReferenceDecoder(MODEL, BackendLinears(load("reference"))), tokens)) > 10 * apart
 
 
 @pytest.mark.parametrize(
@@ -295,8 +296,7 @@ def test_other_weights(attention: int | None, experts: int | None) -> None:
 
 def test_the_other_convention() -> None:
     """Zero-points, and scales in float32."""
-    weights = requantize(MODEL, bits=4, group_size=64, convention="zero_point", scale_dtype="float32")
-    compare(weights)
+    compare(MODEL.changed(lambda _, matrix: quantize(to_float(matrix), bits=4, group_size=64, convention="zero_point")))
 
 
 # Experts on the host.
@@ -304,7 +304,7 @@ def test_the_other_convention() -> None:
 
 def test_cold_experts_run_on_the_host() -> None:
     """Where copies are slow, experts are run on the host, for one token and for many; the account says how many."""
-    expected = list(generate(build(MODEL, load("reference"))[0], PROMPT, 6))
+    expected = list(generate(ReferenceDecoder(MODEL, BackendLinears(load("reference"))), PROMPT, 6))
     tokens = [step.token for step in expected]
     with decoder(LEAST + 4 * EXPERT * 3, sim={"link": "pcie3"}, keys="float32", cold_experts="numpy") as ours:
         ours.hidden(PROMPT, ours.new_state())

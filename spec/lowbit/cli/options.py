@@ -1,0 +1,263 @@
+"""The options of every command on a model, and what they ask for."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lowbit.backend import base as registry
+from lowbit.backend.base import DEFAULT_ORDER, Backend
+from lowbit.backend.whole_model import KEYS, PREFETCHES, DeviceSettings, bytes_of
+from lowbit.cli.progress import changing_bar
+from lowbit.contract.checks import check_choice, check_integer, spoken
+from lowbit.errors import ArgumentError
+from lowbit.formats.checkpoint.config import ARCHITECTURES as MODEL_TYPES
+from lowbit.formats.fetch import DEFAULT_MODEL, TABLE, fetch
+from lowbit.formats.gguf.architectures import ARCHITECTURES
+from lowbit.model.quantization_plan import METHODS, Plan, Quantization
+from lowbit.moe.offload import MEMORIES
+from lowbit.quantization.packing import BITS
+from lowbit.runtime import CONTRACTS, Contract, Options, StoredModel, open_model
+from lowbit.runtime.language_model import not_whole
+
+DEFAULT_GROUP_SIZE = 64
+
+ModelOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help=f"A GGUF file of architecture {spoken(list(ARCHITECTURES))}, or a directory with config.json and "
+        f"safetensors of model type {spoken(list(MODEL_TYPES))}. By default {TABLE[DEFAULT_MODEL].file} is fetched.",
+    ),
+]
+BackendOption = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        help="A backend that `lowbit backends` lists. By default the first of these that can run here: "
+        f"{', '.join(DEFAULT_ORDER)}.",
+    ),
+]
+PromptOption = Annotated[str, typer.Option("--prompt", help="The text to continue.")]
+BitsOption = Annotated[
+    int | None,
+    typer.Option("--bits", help="Quantise the linear layers again to this many bits. By default they stay as stored."),
+]
+GroupOption = Annotated[
+    int | None,
+    typer.Option("--group-size", help=f"With --bits: weights in a group; {DEFAULT_GROUP_SIZE} by default."),
+]
+ExpertsBitsOption = Annotated[
+    int | None,
+    typer.Option("--experts-bits", help="Bits of the experts (or of the dense feed-forward part); default --bits."),
+]
+ExpertsGroupOption = Annotated[
+    int | None, typer.Option("--experts-group-size", help="Weights in a group of the experts; default --group-size.")
+]
+MethodOption = Annotated[
+    str | None,
+    typer.Option("--method", help=f"How to quantise: {spoken(METHODS)}; {METHODS[0]} by default."),
+]
+ContractOption = Annotated[
+    str,
+    typer.Option(
+        "--contract",
+        help="float32, or integer: activations of linear layers are cast to BFP16, which is faster and less exact.",
+    ),
+]
+StepsOption = Annotated[
+    bool,
+    typer.Option(
+        "--steps",
+        help="Also run norms, SwiGLU, RoPE and attention on the backend where it declares them: in float32, and "
+        "faster.",
+    ),
+]
+DeviceMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device-memory",
+        help="For a backend that runs whole models, such as cuda: the most device memory to use, such as 12GiB. "
+        "Experts that do not fit are copied when they are needed. By default all free memory, less what the driver "
+        "needs.",
+    ),
+]
+BuffersOption = Annotated[
+    int | None,
+    typer.Option(
+        "--buffers",
+        help=f"On a device: staging buffers for experts, {DeviceSettings.buffers} by default.",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        help=f"On a device: {spoken(MEMORIES)}. The host keeps a copy of every expert (mirror) or exchanges experts "
+        f"with the device (swap); {DeviceSettings.mode} by default.",
+    ),
+]
+PrefetchOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prefetch",
+        help=f"On a device: {spoken(PREFETCHES)}. Copy experts before they are needed, by a guess; "
+        f"{DeviceSettings.prefetch} by default, which stops where copying ahead does not save time.",
+    ),
+]
+KeysOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keys", help=f"On a device: the number format of keys, {spoken(KEYS)}; {DeviceSettings.keys} by default."
+    ),
+]
+ColdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cold-experts",
+        help="On a device: a backend that runs experts on the host where that is faster than copying them. It rounds "
+        "differently, so the text may depend on which experts were cached.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+
+
+# **Files.**
+
+
+def file_of(path: Path | None, default: str) -> Path:
+    """The file that was given, or the default from `lowbit.formats.fetch.TABLE`, which is fetched if need be.
+
+    Raises:
+        UnavailableError: it cannot be fetched; the message says which file to put where.
+    """
+    if path is not None:
+        return path
+    with changing_bar() as report:
+        return fetch(default, report)
+
+
+def opened(path: Path | None) -> StoredModel:
+    """The model that was given, or the default.
+
+    Raises:
+        LowbitError: it cannot be fetched or read.
+    """
+    found = file_of(path, DEFAULT_MODEL)
+    with changing_bar() as report:
+        return open_model(found, report)
+
+
+# **What they ask for.**
+
+
+def chosen(
+    bits: int | None,
+    group_size: int | None,
+    experts_bits: int | None = None,
+    experts_group_size: int | None = None,
+    method: str | None = None,
+) -> Plan | None:
+    """The plan of the options on bits, groups and method; None is the weights as they are stored.
+
+    >>> str(chosen(4, 64, experts_bits=2))
+    'experts to 2 bits, groups of 64; attention to 4 bits, groups of 64'
+
+    Raises:
+        ArgumentError: a wrong number or method, or one that means nothing because the bits are not given.
+    """
+    needed = {
+        "--group-size": (group_size, bits is None, "--bits"),
+        "--experts-group-size": (experts_group_size, bits is None and experts_bits is None, "--bits or --experts-bits"),
+        "--method": (method, bits is None and experts_bits is None, "--bits or --experts-bits"),
+    }
+    for option, (given, lacks, other) in needed.items():
+        if given is not None and lacks:
+            sentence = f"{option} {given} applies only together with {other}"
+            raise ArgumentError(option, given, f"only together with {other}", sentence)
+    for option, given in (("--bits", bits), ("--experts-bits", experts_bits)):
+        if given is not None:
+            check_choice(option, given, BITS)
+    for option, given in (("--group-size", group_size), ("--experts-group-size", experts_group_size)):
+        if given is not None:
+            check_integer(option, given, least=1)
+    if method is not None:
+        check_choice("--method", method, METHODS)
+
+    def part(bits: int | None, group_size: int | None) -> Quantization | None:
+        by = METHODS[0] if method is None else METHODS[METHODS.index(method)]
+        return None if bits is None else Quantization(bits, group_size or DEFAULT_GROUP_SIZE, by)
+
+    attention = part(bits, group_size)
+    experts = part(experts_bits or bits, experts_group_size or group_size)
+    return None if attention is experts is None else Plan(experts, attention)
+
+
+def contract_of(given: str) -> Contract:
+    """The contract that ``--contract`` asks for.
+
+    Raises:
+        ArgumentError: there is no such contract.
+    """
+    for contract in CONTRACTS:
+        if given == contract:
+            return contract
+    raise ArgumentError("--contract", repr(given), spoken(CONTRACTS))
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """The options of a backend that runs whole models; None for what was not given."""
+
+    memory: str | None = None
+    buffers: int | None = None
+    mode: str | None = None
+    prefetch: str | None = None
+    keys: str | None = None
+    cold_experts: str | None = None
+
+    def settings(self, backend: Backend) -> DeviceSettings | None:
+        """What they ask of a backend; None where the backend does not run whole models.
+
+        Raises:
+            ArgumentError: a wrong option, or one for whole models on another backend.
+        """
+        names = {"memory": "--device-memory", "mode": "--memory"}
+        given = {name: value for name, value in asdict(self).items() if value is not None}
+        options = {name: names.get(name, "--" + name.replace("_", "-")) for name in given}
+        if not backend.runs_models:
+            for name, value in given.items():
+                raise not_whole(options[name], value, backend)
+            return None
+        for name, allowed in (("mode", MEMORIES), ("prefetch", PREFETCHES), ("keys", KEYS)):
+            if name in given:
+                check_choice(options[name], given[name], allowed)
+        if self.buffers is not None:
+            check_integer("--buffers", self.buffers, least=1)
+        if self.memory is not None:
+            given["memory"] = bytes_of(self.memory, "--device-memory")
+        if self.cold_experts is not None:
+            _check_backend("--cold-experts", self.cold_experts)
+        return DeviceSettings(**given)
+
+
+def _check_backend(option: str, name: str) -> None:
+    """Refuse the name of a backend that does not exist or cannot run here, before a model is quantised for it."""
+    try:
+        registry.load(name).close()
+    except ArgumentError as error:
+        raise ArgumentError(option, error.given, error.allowed) from error
+
+
+def options_for(
+    backend: Backend, plan: Plan | None, device: DeviceOptions, contract: Contract = "float32", steps: bool = False
+) -> Options:
+    """How a model is run, as the command line asks.
+
+    Raises:
+        ArgumentError: an option that does not apply to this backend.
+    """
+    options = Options(plan, contract, steps, device.settings(backend))
+    options.check(backend, lambda name: f"--{name}")
+    return options

@@ -1,0 +1,104 @@
+"""Linear layers on a backend, and an account of the matrices that the backend did not take.
+
+A backend that does not declare 8 bits cannot multiply by an 8-bit head. To answer with another kernel in silence would
+make its numbers mean something else. So such a matrix is dequantised exactly and multiplied by numpy in float32, and
+`BackendLinears.float_matrices` says how many matrices that were and why.
+
+**The contract** is the caller's choice: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
+`linear.qgemm_bfp` of activations that are cast to Block Floating Point first (the chapter `integer` says what that
+loses).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from lowbit.arrays import F32
+from lowbit.backend.base import Backend
+from lowbit.contract.checks import check_choice
+from lowbit.errors import NotDeclaredError
+from lowbit.model.block import Linear, plain_linear
+from lowbit.model.weights import Matrix, to_float
+
+Contract = Literal["float32", "integer"]
+CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
+
+
+class BackendLinears:
+    """Makes linear layers that run on one backend; give it to a `lowbit.model.decoder.Decoder` as its `linear`.
+
+    >>> from lowbit.backend.base import load
+    >>> linears = BackendLinears(load("reference"))
+    >>> linears(np.eye(2, dtype=np.float32))(np.array([[1.0, 2.0]], np.float32))
+    array([[1., 2.]], dtype=float32)
+    >>> linears.prepared, dict(linears.float_matrices)
+    (0, {'stored in a format that is not an affine grouping': 1})
+
+    Args:
+        backend: one that can run here.
+        contract: ``float32`` or ``integer``.
+
+    Raises:
+        ArgumentError: another contract.
+        NotDeclaredError: the integer contract of a backend that does not declare `linear.qgemm_bfp`.
+    """
+
+    def __init__(self, backend: Backend, contract: Contract = "float32") -> None:
+        check_choice("contract", contract, CONTRACTS)
+        if contract == "integer" and "linear.qgemm_bfp" not in backend.capabilities().operations:
+            raise NotDeclaredError(backend.name, "linear.qgemm_bfp")
+        self.backend, self.contract = backend, contract
+        self._prepared = self._bytes = 0
+        self._float: Counter[str] = Counter()
+
+    def __call__(self, matrix: Matrix) -> Linear:
+        """The function that multiplies by this matrix.
+
+        In float32 it calls `linear.qgemv` for one token and `linear.qgemm` for more; in integers it calls
+        `linear.qgemm_bfp` for any number of tokens.
+
+        Raises:
+            UnavailableError: the backend's own, where preparing fails.
+        """
+        if isinstance(matrix, np.ndarray):
+            return self._plain(matrix, "stored in a format that is not an affine grouping")
+        try:
+            prepared = self.backend.prepare(matrix)
+        except NotDeclaredError as error:
+            return self._plain(to_float(matrix), str(error))
+        self._prepared += 1
+        self._bytes += prepared.nbytes
+
+        if self.contract == "integer":
+            return prepared.qgemm_cast
+
+        def linear(x: F32) -> F32:
+            return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
+
+        return linear
+
+    @property
+    def prepared(self) -> int:
+        """How many matrices the backend took."""
+        return self._prepared
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of weights that one token reads: what the backend prepared, and the float32 of the others.
+
+        In a sparse model every expert counts, because a long prompt reads all of them.
+        """
+        return self._bytes
+
+    @property
+    def float_matrices(self) -> Mapping[str, int]:
+        """Why matrices were multiplied by numpy in float32 instead, and how many for each reason."""
+        return MappingProxyType(self._float)
+
+    def _plain(self, matrix: F32, reason: str) -> Linear:
+        self._float[reason] += 1
+        self._bytes += matrix.nbytes
+        return plain_linear(matrix)

@@ -1,0 +1,106 @@
+"""Models on disk: a GGUF file or a checkpoint directory, opened, and quantised where a plan asks for it.
+
+A GGUF file is read into memory. Of a checkpoint directory only the description is read at first, because it may be
+larger than memory: its blocks are read one at a time, and if they are to be quantised, they are quantised one at a time
+and kept in the cache folder.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowbit.formats.checkpoint import tokenizer as checkpoint_tokenizer
+from lowbit.formats.checkpoint.cache import quantized
+from lowbit.formats.checkpoint.reader import Checkpoint, open_checkpoint
+from lowbit.formats.gguf import tokenizer as gguf_tokenizer
+from lowbit.formats.gguf.reader import check_architecture, open_gguf, read_llama
+from lowbit.formats.tokenizer import Tokenizer
+from lowbit.model.config import LlamaConfig
+from lowbit.model.quantization_plan import Plan, planned
+from lowbit.model.weights import LayeredWeights, LlamaWeights, Progress, in_memory
+
+Report = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is in all."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A `Report` that says nothing."""
+
+
+def part_of(report: Report, what: str) -> Progress:
+    """The progress of one thing; reports at once that it has begun."""
+    report(what, 0, 1)
+    return lambda done, total: report(what, done, total)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredModel:
+    """A model as it is stored.
+
+    Attributes:
+        name: of the file or directory.
+        layered: the weights, in memory or block by block from disk.
+        tokenizer: text to tokens and back.
+    """
+
+    name: str
+    layered: LayeredWeights
+    tokenizer: Tokenizer
+
+    @property
+    def config(self) -> LlamaConfig:
+        """The shape of the model."""
+        return self.layered.config
+
+    @property
+    def weights(self) -> LlamaWeights:
+        """All weights in memory; those of a directory are read again each time."""
+        return in_memory(self.layered)
+
+
+def open_model(path: Path, report: Report = silent) -> StoredModel:
+    """Read a GGUF file, or open a checkpoint directory.
+
+    Args:
+        path: of the file or directory.
+        report: called while a file is read.
+
+    Raises:
+        ArgumentError: there is no such file or directory.
+        FormatError: its architecture is not supported, or it is damaged.
+    """
+    if path.is_dir():
+        checkpoint = open_checkpoint(path)
+        return StoredModel(checkpoint.file, checkpoint, checkpoint_tokenizer.read_tokenizer(checkpoint))
+    progress = part_of(report, f"reading {path.name}")
+    source = open_gguf(path)
+    check_architecture(source)  # before the tokenizer, whose error would say less about the cause
+    tokenizer = gguf_tokenizer.read_tokenizer(source)
+    return StoredModel(path.name, read_llama(source, progress), tokenizer)
+
+
+def quantised(name: str, weights: LayeredWeights, plan: Plan | None, report: Report = silent) -> LayeredWeights:
+    """The weights as they are stored, or quantised by a plan.
+
+    A directory is quantised with a few of its matrices in memory, and the result is kept in the cache folder. A model
+    that is in memory stays there.
+
+    Args:
+        name: of the model, for `report`.
+        weights: the model.
+        plan: how it is quantised; None for not at all.
+        report: called while it is quantised.
+
+    Raises:
+        LowbitError: weights that cannot be quantised so; no room for them.
+    """
+    if plan is None:
+        return weights
+    if not isinstance(weights, Checkpoint):
+        return planned(in_memory(weights), plan, part_of(report, f"quantising {plan}"))
+    return quantized(
+        weights,
+        plan,
+        progress=lambda done, total: report(f"quantising {plan}", done, total),
+        checking=lambda done, total: report(f"checking {name}", done, total),
+    )
