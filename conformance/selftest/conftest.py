@@ -1,7 +1,12 @@
-"""What holds for every test here: none sees what `lowbit tune` may have found on this machine.
+"""What holds for every test here.
 
-The environment is set when pytest reads this file, so programs that tests start have it too. The same holds of the
-limit of core files: some of these programs crash on purpose.
+No test sees what `lowbit tune` may have found on this machine. The environment is set when pytest reads this file, so
+programs that tests start have it too. The same holds for the limit of core files: some of these programs crash on
+purpose.
+
+Property tests do not depend on the machine: examples have no deadline, they are the same in every run, and nothing is
+kept of earlier runs. ``pytest --hypothesis-profile=search`` draws other examples each time, and a failure prints the
+decorator that repeats it.
 """
 
 import os
@@ -10,12 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from lowbit_cppyy.runtime import hardware
 from lowbit_cppyy.tuning import outcomes
 
 os.environ["LOWBIT_CPPYY_TUNED"] = "off"
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+settings.register_profile("lowbit", deadline=None, derandomize=True, database=None, print_blob=True)
+settings.register_profile("search", deadline=None, print_blob=True)
+settings.load_profile("lowbit")
 
 
 @pytest.fixture
