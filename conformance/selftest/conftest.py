@@ -4,9 +4,9 @@ No test sees what `lowbit tune` may have found on this machine. The environment 
 programs that tests start have it too. The same holds for the limit of core files: some of these programs crash on
 purpose.
 
-Property tests do not depend on the machine: examples have no deadline, they are the same in every run, and nothing is
-kept of earlier runs. ``pytest --hypothesis-profile=search`` draws other examples each time, and a failure prints the
-decorator that repeats it.
+Property tests do not depend on the machine: no time limits an example or the drawing of it, examples are the same in
+every run, and nothing is kept of earlier runs. ``pytest --hypothesis-profile=search`` draws other examples each time. A
+failure prints the decorator that repeats it.
 """
 
 import os
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from lowbit_cppyy.runtime import hardware
 from lowbit_cppyy.tuning import outcomes
@@ -23,8 +23,9 @@ from lowbit_cppyy.tuning import outcomes
 os.environ["LOWBIT_CPPYY_TUNED"] = "off"
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
-settings.register_profile("lowbit", deadline=None, derandomize=True, database=None, print_blob=True)
-settings.register_profile("search", deadline=None, print_blob=True)
+PATIENT = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("lowbit", PATIENT, derandomize=True, database=None)
+settings.register_profile("search", PATIENT)
 settings.load_profile("lowbit")
 
 

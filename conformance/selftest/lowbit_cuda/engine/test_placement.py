@@ -10,7 +10,7 @@ from lowbit.moe.offload import Arrangement, Request, trace
 from lowbit_cuda.engine import hooks, placement
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(runs())
 def test_any_run(run: tuple[Arrangement, list[Request]]) -> None:
     """Whatever is asked for, the events are the specification's."""
