@@ -1,25 +1,29 @@
 """The demo on a tiny model: its steps, and what it says where two backends disagree."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tiny_gguf import published, write
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from lowbit import backend as registry
 from lowbit.backend import Capabilities, Declaration, PreparedLinear
 from lowbit.backend.linears import build
 from lowbit.backend.reference import ReferenceBackend, ReferenceLinear
-from lowbit.cli import app, demo
+from lowbit.cli import app, demo, demo_report
+from lowbit.cli.demo_report import write_report
 from lowbit.cli.loading import load_model
 from lowbit.contract.rounding import Arithmetic
+from lowbit.errors import ArgumentError
 from lowbit.model.decoder import generate
 from lowbit.quantization.affine import QuantizedMatrix
 
-ARGUMENTS = ["demo", "--prompt", "hello", "--tokens", "4", "--text-tokens", "32"]
+ARGUMENTS = ["demo", "--prompt", "hello", "--tokens", "4", "--text-tokens", "32", "--reference"]
 
 
 @pytest.fixture
@@ -39,15 +43,37 @@ def verdict(name: str, outcome: str) -> dict[str, Any]:
     return {"backend": name, "verdict": outcome, "operations": [row]}
 
 
-def test_the_demo_compares_what_is_certified(model: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Certified backends generate equal tokens; one that failed is left out, and the status says so."""
+def asked(monkeypatch: pytest.MonkeyPatch, outcome: str) -> list[tuple[str, ...]]:
+    """Let the suite answer at once, with this outcome for numpy; what it is asked for comes into the list."""
+    calls: list[tuple[str, ...]] = []
+
+    def suite(name: str, *arguments: str) -> dict[str, Any]:
+        calls.append((name, *arguments))
+        granted = outcome == "passed" or name != "numpy"
+        certificate = {"certified": granted, "profile": demo.PROFILE}
+        return verdict(name, "passed" if granted else outcome) | {
+            "certificates": [certificate] if "--profile" in arguments else [],
+            "counts": {"passed": 1},
+        }
+
     monkeypatch.setattr(registry, "names", lambda: ["numpy", "reference"])
+    monkeypatch.setattr(demo, "suite", suite)
+    return calls
+
+
+def run(model: Path, text: Path, out: Path, *more: str) -> Result:
+    arguments = [*ARGUMENTS, "--model", str(model), "--text", str(text), "--out", str(out), *more]
+    return CliRunner().invoke(app, arguments)
+
+
+def test_the_demo_compares_what_is_certified(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certified backends generate equal tokens; one that failed is left out, and the status says so."""
     for outcome, status in (("passed", 0), ("failed", 1)):
-        monkeypatch.setattr(
-            demo, "certify", lambda name, path, o=outcome: verdict(name, o if name == "numpy" else "passed")
-        )
-        result = CliRunner().invoke(app, [*ARGUMENTS, "--model", str(model), "--text", str(text), "--json"])
-        assert result.exit_code == status
+        asked(monkeypatch, outcome)
+        result = run(model, text, tmp_path / outcome, "--json")
+        assert result.exit_code == status, result.output
         answer = json.loads(result.stdout)
         said = {name: [each["backend"] for each in each_said] for name, each_said in answer["generation"].items()}
         expected = ["reference", "numpy"] if outcome == "passed" else ["reference"]
@@ -55,6 +81,70 @@ def test_the_demo_compares_what_is_certified(model: Path, text: Path, monkeypatc
         assert [row["weights"][:12] for row in answer["perplexity"]] == ["as stored", *["re-quantised"] * 3]
         if outcome == "passed":
             assert all("all 4 tokens equal" in each[1]["agreement"] for each in answer["generation"].values())
+
+
+def test_the_steps_are_announced_and_summed_up(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step says what it does and how long it takes; the end names the files, which are there."""
+    calls = asked(monkeypatch, "passed")
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run(model, text, tmp_path / "out")
+    steps = [line for line in result.stdout.splitlines() if re.match(r"\d+\. ", line)]
+    assert [line.partition(".")[0] for line in steps] == [str(number + 1) for number in range(len(steps))]
+    assert all(re.search(r"\(about \d+ s on two processors\)$", line) for line in steps)
+    assert steps[0].startswith(f"1. Certify reference, numpy for {demo.PROFILE}, and generate a text")
+    assert result.stdout.index("numpy: certified for") < result.stdout.index("2. ")
+    _, _, summary = result.stdout.partition("Summary\n")
+    assert "2 of 2 backends certified; 2 cases passed" in summary
+    for name, file in (("report", "report.html"), ("plot", "plot.png")):
+        assert f"{name}: {tmp_path / 'out' / file}" in summary
+    assert (tmp_path / "out/plot.png").read_bytes().startswith(b"\x89PNG")
+    pages = [words[words.index("--html") + 1] for words in calls if "--html" in words]
+    assert sorted(Path(page).name for page in pages) == ["conformance-numpy.html", "conformance-reference.html"]
+
+
+def test_the_reference_takes_part_only_when_it_is_asked_to(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes minutes; without it numpy is what the others are compared with."""
+    calls = asked(monkeypatch, "passed")
+    monkeypatch.setattr(sys.modules[__name__], "ARGUMENTS", [word for word in ARGUMENTS if word != "--reference"])
+    answer = json.loads(run(model, text, tmp_path / "out", "--json").stdout)
+    assert {name for name, *_ in calls} == {"numpy"}
+    assert [each["backend"] for each in answer["generation"]["as stored"]] == ["numpy"]
+
+
+def test_the_report_escapes_what_it_shows(tmp_path: Path) -> None:
+    """Names and texts of models and backends are text in the page, and the plot is where the page looks for it."""
+    bad = "<script>x</script>"
+    said = {"backend": bad, "text": bad, "tokens_per_second": 1.0, "read_bytes": 1, "agreement": bad}
+    widths = [{"weights": name, "bytes": 10**6, "perplexity": 9.0} for name in ("as stored", bad)]
+    answer = {"model": bad, "prompt": bad, "conformance": [verdict(bad, bad)]}
+    files = write_report(answer | {"generation": {bad: [said]}, "perplexity": widths}, tmp_path)
+    page = Path(files["report"]).read_text("utf-8")
+    assert "<script" not in page and page.count("&lt;script&gt;") >= 8
+    assert f'src="{Path(files["plot"]).name}"' in page
+
+
+def test_without_matplotlib_there_is_no_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page is written all the same, and refers to none."""
+    monkeypatch.setattr(demo_report, "can_draw", lambda: False)
+    answer = {"model": "m", "prompt": "p", "conformance": [], "generation": {}, "perplexity": []}
+    assert list(write_report(answer, tmp_path)) == ["report"]
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert "<img" not in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is certified."""
+    calls = asked(monkeypatch, "passed")
+    (tmp_path / "file").touch()
+    result = run(model, text, tmp_path / "file")
+    assert isinstance(result.exception, ArgumentError) and str(result.exception).startswith("--out is ")
+    assert calls == []
 
 
 def test_a_backend_that_does_not_hold_the_model_is_not_shown(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
