@@ -60,7 +60,7 @@ TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench
 @nox.session
 def demo(session: nox.Session) -> None:
     """Fetch a real model, certify the backends on its weights, generate, measure."""
-    install(session, extras=["cppyy", "conformance"])
+    install(session, extras=["cppyy", "conformance", "demo"])
     with session.chdir(session.invoked_from):  # so that `--model FILE` is read as the user typed it
         session.run("lowbit", "demo", *session.posargs)
 
@@ -70,7 +70,8 @@ def tests(session: nox.Session) -> None:
     """Run the specification's own tests and doctests, and among them the suite on every backend.
 
     NVIDIA's packages are among what is installed: kernels are compiled for GPUs, and the device for GPUs runs over a
-    stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``.
+    stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``. The daily
+    loop is ``nox -s tests -- -m "not slow"``.
     """
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
     session.run(

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from hypothesis import HealthCheck, settings
 from paths import ROOT
 
@@ -29,3 +30,21 @@ def test_no_test_has_settings_of_its_own_for_what_the_profile_settles() -> None:
         if TIMED.search(found["arguments"])
     ]
     assert given == []
+
+
+def test_every_test_that_is_listed_as_slow_exists() -> None:
+    """A list of costs that names what has gone would mark nothing."""
+    lines = (TESTS / "slow.txt").read_text("utf-8").splitlines()
+    listed = [line.split()[1].split("::") for line in lines if not line.startswith("#")]
+    sources = {path: (TESTS / path).read_text("utf-8") for path, _ in listed if (TESTS / path).is_file()}
+    gone = [name for path, name in listed if not re.search(rf"def {name}\b", sources.get(path, ""))]
+    assert listed and gone == []
+
+
+def test_slow_tests_are_left_out_on_request(request: pytest.FixtureRequest) -> None:
+    """The list and the marks mean the same: every test of this run that is listed is marked."""
+    listed = (TESTS / "slow.txt").read_text("utf-8")
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.path.is_relative_to(TESTS):
+            named = f" {item.path.relative_to(TESTS).as_posix()}::{item.originalname}\n" in listed
+            assert named == (item.get_closest_marker("slow") is not None), item.nodeid
