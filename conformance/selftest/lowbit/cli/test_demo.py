@@ -11,7 +11,6 @@ import pytest
 from tiny_gguf import published, write
 from typer.testing import CliRunner, Result
 
-from lowbit import backend as registry
 from lowbit.backend import Capabilities, Declaration, PreparedLinear
 from lowbit.backend.linears import build
 from lowbit.backend.reference import ReferenceBackend, ReferenceLinear
@@ -56,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, outcome: str) -> list[tuple[str, ...]
             "counts": {"passed": 1},
         }
 
-    monkeypatch.setattr(registry, "names", lambda: ["numpy", "reference"])
+    monkeypatch.setattr(demo.registry, "names", lambda: ["numpy", "reference"])
     monkeypatch.setattr(demo, "suite", suite)
     return calls
 
