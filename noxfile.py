@@ -3,6 +3,7 @@
 =============  ===========================================================================================
 demo           fetch a real model, certify the backends on its weights, generate, measure
 tests          the specification's own tests and doctests, and the suite on every backend
+pythons        the tests that need no compiler, on every supported version of Python that is found
 conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
 kills          every known defect against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
@@ -44,10 +45,11 @@ nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "types", "tests"]
-nox.options.error_on_missing_interpreters = True
+nox.options.error_on_missing_interpreters = False  # of `pythons`; the other sessions run on nox's own
 
 HERE = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance"]
 SOURCES = ["spec", "backends", "conformance", "conformance/selftest/support"]
 PEERS = {
@@ -63,7 +65,7 @@ TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench
 @nox.session
 def demo(session: nox.Session) -> None:
     """Fetch a real model, certify the backends on its weights, generate, measure."""
-    install(session, extras=["cppyy", "conformance"])
+    install(session, extras=["cppyy", "conformance", "demo"])
     with session.chdir(session.invoked_from):  # so that `--model FILE` is read as the user typed it
         session.run("lowbit", "demo", *session.posargs)
 
@@ -73,7 +75,8 @@ def tests(session: nox.Session) -> None:
     """Run the specification's own tests and doctests, and among them the suite on every backend.
 
     NVIDIA's packages are among what is installed: kernels are compiled for GPUs, and the device for GPUs runs over a
-    stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``.
+    stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``. The daily
+    loop is ``nox -s tests -- -m "not slow"``.
     """
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
     session.run(
@@ -86,6 +89,18 @@ def tests(session: nox.Session) -> None:
         *session.posargs,
         env={"LOWBIT_TESTS_COMPLETE": "1"},  # what was installed may not be missing: its tests are never skipped
     )
+
+
+@nox.session(python=PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """Run the tests that need no compiler on every supported version of Python; one that is not found is left out.
+
+    cppyy is not installed: it does not build on every version. Arguments go to pytest.
+    """
+    install(session, extras=["conformance"], groups=["tests", "docs"])
+    chosen = ["-m", "not slow and not toolchain"]
+    session.run("pytest", "--numprocesses=auto", *chosen, "conformance/selftest/lowbit", *session.posargs)
+    session.run("lowbit", "conformance", "numpy", "--quick")
 
 
 @nox.session

@@ -1,7 +1,15 @@
-"""What holds for every test here: none sees what `lowbit tune` may have found on this machine.
+"""What holds for every test here.
 
-The environment is set when pytest reads this file, so programs that tests start have it too. The same holds of the
-limit of core files: some of these programs crash on purpose.
+No test sees what `lowbit tune` may have found on this machine. The environment is set when pytest reads this file, so
+programs that tests start have it too. The same holds for the limit of core files: some of these programs crash on
+purpose.
+
+Tests are marked here: ``slow`` from ``slow.txt``, which lists what they cost, and ``toolchain`` where they run a
+compiler.
+
+Property tests do not depend on the machine: no time limits an example or the drawing of it, examples are the same in
+every run, and nothing is kept of earlier runs. ``pytest --hypothesis-profile=search`` draws other examples each time. A
+failure prints the decorator that repeats it.
 """
 
 import os
@@ -10,12 +18,47 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from lowbit_cppyy.runtime import hardware
 from lowbit_cppyy.tuning import outcomes
 
+HERE = Path(__file__).parent
+SLOW = {line.split()[1] for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")}
+TOOLCHAIN = (
+    "lowbit_conformance/test_compiled_helpers.py",
+    "lowbit_cppyy/",
+    "lowbit_cuda/test_backend.py",
+    "lowbit_cuda/test_compiled.py",
+    "lowbit_cuda/test_compiler.py",
+    "lowbit_cuda/test_driver.py",
+    "lowbit_cuda/test_kernels_bits.py",
+    "lowbit_cuda/test_stand_in",
+    "lowbit_foreign/test_foreign.py",
+    "lowbit_foreign/test_library.py",
+    "lowbit_gpusim/test_shim",
+)
+"""Where tests compile C, C++, Rust or CUDA: the beginnings of their paths."""
+
 os.environ["LOWBIT_CPPYY_TUNED"] = "off"
 resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+PATIENT = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("lowbit", PATIENT, derandomize=True, database=None)
+settings.register_profile("search", PATIENT)
+settings.load_profile("lowbit")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what its -m does not choose
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is slow and what needs a compiler."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.is_relative_to(HERE):
+            path = item.path.relative_to(HERE).as_posix()
+            if f"{path}::{item.originalname}" in SLOW:
+                item.add_marker(pytest.mark.slow)
+            if path.startswith(TOOLCHAIN):
+                item.add_marker(pytest.mark.toolchain)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """``lowbit new-backend NAME``: a package of one's own, from which a kernel author goes on.
 
 What is written is the folder ``starter`` with three names replaced: a backend of one operation that passes, a test,
-and a step for a CI service. It is complete at once or not there at all: everything is written to a temporary folder
+and a workflow for a CI service; and a wheel of the lowbit that is running, so that the package installs anywhere. It is
+complete at once or not there at all: everything is written to a temporary folder
 beside it, which then gets its name.
 """
 
@@ -23,6 +24,7 @@ import typer
 from lowbit import backend as registry
 from lowbit.errors import ArgumentError
 from lowbit.text import one_line
+from lowbit_conformance.cli.wheel import wheel_of_lowbit
 
 NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 LONGEST = 60
@@ -35,6 +37,8 @@ STARTER = {
     "check.py": "tests/test_conformance.py",
 }
 """Each file of the starter and where it goes."""
+WHEELS = "wheels"
+INSTALL = f'pip install --find-links {WHEELS} -e ".[test]"'
 
 
 def new_backend(
@@ -47,9 +51,10 @@ def new_backend(
     target = Path(os.path.abspath(folder or name))
     check_folder(target)
     check_free(name)
-    contents = dict(package(name))
+    wheel, archive = wheel_of_lowbit()
+    contents = {path: text.encode() for path, text in package(name)} | {f"{WHEELS}/{wheel}": archive}
     write(target, contents)
-    steps = [f"cd {shlex.quote(str(target))}", 'pip install -e ".[test]"', f"lowbit conformance {name}", "pytest"]
+    steps = [f"cd {shlex.quote(str(target))}", INSTALL, f"lowbit conformance {name}", "pytest"]
     if as_json:
         print(json.dumps({"name": name, "folder": str(target), "files": list(contents), "next": steps}))
     else:
@@ -111,7 +116,7 @@ def package(name: str) -> Iterator[tuple[str, str]]:
     yield named("src/my_backend/py.typed"), ""
 
 
-def write(target: Path, contents: dict[str, str]) -> None:
+def write(target: Path, contents: dict[str, bytes]) -> None:
     """Write the files into a new folder beside the target, then give it the target's name.
 
     Raises:
@@ -120,10 +125,10 @@ def write(target: Path, contents: dict[str, str]) -> None:
     try:
         temporary = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}-", dir=target.parent))
         try:
-            for path, text in contents.items():
+            for path, content in contents.items():
                 file = temporary / "package" / path
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text, "utf-8")
+                file.write_bytes(content)
             os.rename(temporary / "package", target)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -1,8 +1,12 @@
 """`lowbit new-backend`: what it writes, what it refuses, and that it writes all or nothing."""
 
 import ast
+import importlib.metadata
+import importlib.util
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from lowbit.errors import ArgumentError
 from lowbit_conformance.cli.new_backend import new_backend, package
+from lowbit_conformance.cli.wheel import PACKAGES, wheel_of_lowbit
 
 app = typer.Typer()
 app.command()(new_backend)
@@ -23,8 +28,9 @@ def call(*arguments: str) -> Result:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder, by its path."""
-    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+    """Every file below a folder but the wheel, by its path."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.suffix != ".whl")
+    return {str(path.relative_to(folder)): path.read_text() for path in files}
 
 
 def test_the_package_bears_the_name_everywhere(tmp_path: Path) -> None:
@@ -34,7 +40,10 @@ def test_the_package_bears_the_name_everywhere(tmp_path: Path) -> None:
     answer = json.loads(result.stdout)
     written = contents(tmp_path / "there")
     assert result.exit_code == 0
-    assert sorted(answer["files"]) == sorted(written)
+    (wheel,) = (path for path in answer["files"] if path.startswith("wheels/"))
+    assert sorted(answer["files"]) == sorted([*written, wheel])
+    assert 'pip install --find-links wheels -e ".[test]"' in answer["next"]
+    assert 'pip install --find-links wheels -e ".[test]"' in written[".github/workflows/conformance.yml"]
     assert answer["folder"] == str(tmp_path / "there")
     project = tomllib.loads(written["pyproject.toml"])
     assert project["project"]["name"] == "my-4-kernels"
@@ -94,16 +103,34 @@ def test_folders_that_hold_something_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is full at the third file leaves nothing behind, and says so in one line."""
-    write, written = Path.write_text, []
+    write, written = Path.write_bytes, []
 
-    def full(path: Path, text: str, encoding: str) -> int:
+    def full(path: Path, content: bytes) -> int:
         written.append(path)
         if len(written) == 3:
             raise OSError(28, "No space left on device")
-        return write(path, text, encoding)
+        return write(path, content)
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(ArgumentError, match=r"folder is .*/kernels; allowed: one that can be written \(No space left"):
         new_backend("kernels", tmp_path / "kernels")
     assert len(written) == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_wheel_installs_the_lowbit_that_runs(tmp_path: Path) -> None:
+    """pip takes it without a network: all modules, with the commands and backends that this lowbit has."""
+    name, archive = wheel_of_lowbit()
+    (tmp_path / name).write_bytes(archive)
+    target = tmp_path / "site"
+    pip = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    if importlib.util.find_spec("pip") is None:
+        pytest.skip("pip is not installed")
+    subprocess.run([*pip, "--target", str(target), str(tmp_path / name)], check=True, timeout=300)
+    (installed,) = importlib.metadata.distributions(name="lowbit", path=[str(target)])
+    mine = importlib.metadata.distribution("lowbit")
+    assert installed.entry_points == mine.entry_points
+    for name_of_package in PACKAGES:
+        assert (target / name_of_package / "__init__.py").is_file()
+    assert (target / "lowbit_conformance/starter/workflow.yml").is_file()
+    assert wheel_of_lowbit() == (name, archive)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 
 from lowbit.arrays import F32
 from lowbit_cuda.port import Event, Kernel, Memory, Numbers, Parameter, Span, Stream
@@ -223,6 +223,4 @@ def steps(draw: st.DrawFn) -> tuple[Step, ...]:
     return tuple(one() for _ in range(draw(st.integers(2, 12))))
 
 
-DRAWN = settings(
-    max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+DRAWN = settings(max_examples=80)

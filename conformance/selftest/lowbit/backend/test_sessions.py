@@ -214,5 +214,5 @@ class Engines(RuleBasedStateMachine):
                 self.session.step(Request(layer, tuple(needed)))
 
 
-Engines.TestCase.settings = settings(max_examples=60, stateful_step_count=20, deadline=None, derandomize=True)
+Engines.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
 TestEngines = Engines.TestCase

@@ -14,7 +14,7 @@ from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.sampled_from(BITS),
     st.integers(1, 3),

@@ -32,7 +32,7 @@ def best_possible(recording: Sequence[tuple[int, ...]], slots: int) -> int:
 
 
 @given(RECORDINGS, st.integers(1, 4))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_belady_is_the_best_possible_and_no_rule_beats_it(recording: list[tuple[int, ...]], slots: int) -> None:
     """Belady's hits are the maximum over all choices; the other rules have at most as many."""
     best = best_possible(recording, slots)

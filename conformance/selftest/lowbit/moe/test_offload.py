@@ -160,7 +160,7 @@ class OffloadMachine(RuleBasedStateMachine):
             assert [astuple(e) for e in self.events] == second_trace(self.arrangement, self.requests)
 
 
-OffloadMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+OffloadMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25)
 TestOffload = OffloadMachine.TestCase
 
 

@@ -29,7 +29,7 @@ def makespan(jobs: list[Job], on_host: tuple[int, ...], queued: float, busy: flo
     return max(finished, host)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(TIMES, TIMES, st.none() | TIMES), max_size=8).map(
         lambda rows: [Job(expert, *row) for expert, row in enumerate(rows)]

@@ -29,7 +29,7 @@ SCHEDULES = st.one_of(
 )
 
 
-@settings(max_examples=90, deadline=None, derandomize=True, database=None)
+@settings(max_examples=90)
 @given(runs(), SCHEDULES, st.sampled_from([0, 1, 3]), st.sampled_from(["a100", slow_machine(1.0)]))
 def test_any_run(run: Run, schedule: tuple[str, int], waits: int, machine: Any) -> None:
     """Whatever is asked for, in any schedule, on a device that is ahead of its host or far behind it, waiting never,

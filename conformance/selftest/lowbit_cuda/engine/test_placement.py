@@ -16,7 +16,7 @@ def decided(arrangement: Arrangement, requests: list[Request]) -> Trace:
     return tuple(event for request in requests for event in placement.step(request))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(runs())
 def test_any_run(run: tuple[Arrangement, list[Request]]) -> None:
     """Whatever is asked for, the events are the specification's."""

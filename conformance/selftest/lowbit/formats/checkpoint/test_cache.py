@@ -419,7 +419,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=3))
 def test_a_damaged_file(edits: list[tuple[int, int]], kept: Path) -> None:
     """A file with some bytes changed is refused by an error of lowbit's own, or holds what was written."""

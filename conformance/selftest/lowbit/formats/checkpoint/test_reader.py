@@ -485,7 +485,7 @@ def survives(path: Path) -> bool:
     return True
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(edits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=4), data=st.data())
 def test_a_damaged_header(edits: list[tuple[int, int]], data: st.DataObject, small: Path) -> None:
     """Whatever some bytes of the header become, the directory speaks or is refused by an error of lowbit's own."""
@@ -513,7 +513,7 @@ TABLES = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(table=TABLES, size=st.sampled_from([0, 16, 64, 128]))
 def test_a_crafted_header(table: dict[str, Any], size: int, small: Path) -> None:
     """Tables of any claims, none of which is a model, are refused by an error of lowbit's own."""
