@@ -178,7 +178,7 @@ RETIRED: Mapping[str, str] = MappingProxyType(
 
 
 def sentence(clause: str) -> str:
-    """What a clause or a habit says.
+    """What a clause or a habit says; for a retired clause, what its successor says.
 
     >>> sentence("packing.pack/H3")
     'It writes every element of its result.'
@@ -186,5 +186,5 @@ def sentence(clause: str) -> str:
     Raises:
         KeyError: there is no such operation, clause or habit; import `lowbit.operations` first.
     """
-    operation, _, number = clause.rpartition("/")
+    operation, _, number = RETIRED.get(clause, clause).rpartition("/")
     return HABITS[number] if number in HABITS else _operations[operation].clauses[clause]
