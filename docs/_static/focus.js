@@ -1,5 +1,5 @@
 /* A box that scrolls sideways can be reached with the keyboard, and only while it does scroll. */
-const boxes = "pre, .table-wrapper, div.math, mjx-container[display=true], .picture"
+const boxes = "pre, .table-wrapper, div.math, mjx-container[display=true], figure"
 
 const watch = new ResizeObserver((entries) => {
   for (const { target } of entries) {

@@ -58,7 +58,7 @@ class Benchmarks(SphinxDirective):
         """A picture of docs/data under its caption."""
         figure = nodes.figure("", nodes.image(uri=f"data/{name}", alt=caption, classes=["turns"]))
         figure += nodes.caption("", caption)
-        return nodes.container("", figure, classes=["picture"])
+        return figure
 
 
 def about(report: dict[str, Any]) -> nodes.Node:

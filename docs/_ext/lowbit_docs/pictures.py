@@ -48,4 +48,4 @@ class Plot(PlotDirective):
             raise self.error(f"{script.name} has no docstring to say what the picture shows")
         self.options.setdefault("alt", " ".join(said.replace("`", "").split()))
         shown: list[nodes.Node] = super().run()  # type: ignore[no-untyped-call]  # matplotlib's directive has no types
-        return [nodes.container("", *shown, classes=["picture"])]
+        return shown
