@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F64
 from lowbit.backend import base as registry
 from lowbit.backend.base import Backend
 from lowbit.backend.linears import build
@@ -130,7 +130,7 @@ def demo(
         generated[variant.name] = [asdict(each) for each in said]
 
     measured = perplexities(loaded, passage, text_tokens, console, steps, fastest(generated))
-    answer = {"model": path.name, "prompt": prompt, "conformance": verdicts}
+    answer: dict[str, Any] = {"model": path.name, "prompt": prompt, "conformance": verdicts}
     answer |= {"generation": generated, "perplexity": measured}
     answer["files"] = write_report(answer, folder)
     show_summary(console, answer, certified)
@@ -357,7 +357,7 @@ def head_check(decoder: Decoder, weights: LlamaWeights, backend: Backend, ids: l
 
 def _specified(
     x: F64, columns: npt.NDArray[np.integer], backend: Backend, weights: LlamaWeights
-) -> tuple[F32, F64] | None:
+) -> tuple[F64, F64] | None:
     """Some columns of the head's product by the reference, and the bound that the backend declares for each."""
     declared = backend.capabilities().operations.get("linear.qgemv")
     if not isinstance(weights.head, QuantizedMatrix) or declared is None or declared.arithmetic is None:
