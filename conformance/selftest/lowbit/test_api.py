@@ -54,7 +54,7 @@ def test_matmul() -> None:
         np.testing.assert_allclose(both[0], exact, rtol=0, atol=1e-4)
     np.testing.assert_allclose(lowbit.dequantize(W).T @ x[0], exact, rtol=0, atol=1e-4)
     with pytest.raises(ArgumentError, match="dtype of x is float64; allowed: float32"):
-        lowbit.matmul(np.ones(64), W, "numpy")  # type: ignore[arg-type]
+        lowbit.matmul(np.ones(64), W, "numpy")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ArgumentError, match="backend is 'abacus'"):
         lowbit.matmul(x, W, "abacus")
 

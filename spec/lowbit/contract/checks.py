@@ -42,7 +42,7 @@ def check_integer(argument: str, given: object, least: int, most: int | None = N
 def check_number(argument: str, given: object, least: float, most: float | None = None) -> None:
     """Refuse anything but a finite number from `least` to `most`."""
     number = isinstance(given, int | float | np.floating) and not isinstance(given, bool)
-    if not (number and np.isfinite(given) and given >= least and (most is None or given <= most)):  # type: ignore[call-overload, operator]  # a number
+    if not (number and np.isfinite(given) and given >= least and (most is None or given <= most)):  # type: ignore[call-overload, operator]  # it is a number here
         limit = f"a finite number of at least {least:g}" if most is None else f"a number from {least:g} to {most:g}"
         raise ArgumentError(argument, repr(given), limit)
 

@@ -329,7 +329,7 @@ class Signature:
                 also(*(given[each] for each in order))
 
         check.__name__ = check.__qualname__ = f"check_{name}"
-        check.__signature__ = self._parameters.replace(return_annotation=None)  # type: ignore[attr-defined]
+        check.__signature__ = self._parameters.replace(return_annotation=None)  # type: ignore[attr-defined]  # functions have it
         return check
 
 
@@ -365,13 +365,13 @@ def _checked(function: Callable[..., Any], also: Callable[..., None] | None) -> 
         check(*arguments, **choices)
         return function(*arguments, **choices)
 
-    at_the_door.signature = signature  # type: ignore[attr-defined]
+    at_the_door.signature = signature  # type: ignore[attr-defined]  # read by signature_of
     return at_the_door
 
 
 def signature_of(function: Callable[..., Any]) -> Signature:
     """The signature that `checked` gave to a function."""
-    found: Signature = function.signature  # type: ignore[attr-defined]
+    found: Signature = function.signature  # type: ignore[attr-defined]  # set by checked
     return found
 
 

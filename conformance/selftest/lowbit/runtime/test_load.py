@@ -148,7 +148,7 @@ def test_options_that_do_not_apply(gguf: Path) -> None:
     with pytest.raises(ArgumentError, match=r"^device applies only where a backend runs whole models; numpy"):
         load(absent, "numpy", Options(device=DeviceSettings()))
     with pytest.raises(ArgumentError, match="contract is 'int8'; allowed: float32 or integer"):
-        load(absent, "numpy", Options(contract="int8"))  # type: ignore[arg-type]
+        load(absent, "numpy", Options(contract="int8"))  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_what_a_backend_does_not_declare_is_said_before_anything_is_quantised(gguf: Path) -> None:
