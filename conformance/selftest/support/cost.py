@@ -6,7 +6,6 @@ cases, the dearest first. Processor seconds differ little between a busy machine
 """
 
 import os
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ class Cost:
     """Adds up what test functions cost."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._seconds = file, Counter[str]()
+        self._file, self._seconds = file, dict[str, float]()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -30,10 +29,13 @@ class Cost:
         try:
             return (yield)
         finally:
-            self._seconds[item.nodeid.partition("[")[0]] += spent() - before
+            name = item.nodeid.partition("[")[0]
+            self._seconds[name] = self._seconds.get(name, 0.0) + spent() - before
 
     def pytest_sessionfinish(self) -> None:
-        lines = [f"{seconds:8.2f} {name}\n" for name, seconds in self._seconds.most_common()]
+        lines = [
+            f"{seconds:8.2f} {name}\n" for name, seconds in sorted(self._seconds.items(), key=lambda each: -each[1])
+        ]
         self._file.write_text("".join(lines), "utf-8")
 
 
