@@ -23,6 +23,7 @@ th, td { padding: .25rem .75rem; text-align: left; border-bottom: 1px solid #888
 td.number { text-align: right; font-variant-numeric: tabular-nums }
 img { max-width: 100%; height: auto; background: white }
 """
+REQUANTISED = "The weights of the file are quantised already; re-quantising rounds them again."
 PLOT_TEXT = "Left: tokens each second of each backend and quantisation. Right: perplexity against megabytes of weights."
 
 
@@ -145,9 +146,9 @@ def conformance_part(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def generation_part(answer: dict[str, Any]) -> Iterator[str]:
-    """What each backend wrote, for each quantisation."""
+    """What each backend generated, for each quantisation."""
     yield "<h2>Generation</h2>"
-    columns = ["backend", "compared with the first one and with the specification", "tokens/s", "MB read a token"]
+    columns = ["backend", "compared with the first backend and with the specification", "tokens/s", "MB read a token"]
     for variant, said in answer["generation"].items():
         yield f"<h3>{escape(variant)}</h3>"
         if said:
@@ -173,7 +174,7 @@ def perplexity_part(answer: dict[str, Any]) -> Iterator[str]:
         for row in answer["perplexity"]
     ]
     yield table(["weights", "MB", "perplexity"], rows, texts=1)
-    yield "<p>The file's weights have been through 4 bits before: re-quantised means twice.</p>"
+    yield f"<p>{REQUANTISED}</p>"
 
 
 def table(columns: Sequence[str], rows: Iterable[list[str]], *, texts: int) -> str:
