@@ -81,7 +81,7 @@ def continuations(
             with progress_bar(f"{name}: generating") as progress:
                 steps, seconds = timed_steps(model, ids, count, progress)
             if baseline is None:
-                baseline, agreement = (name, steps), f"({count} tokens)"
+                baseline, agreement = (name, steps), f"{count} tokens, with which the others are compared"
             else:
                 agreement = compare(baseline, steps, model, backend, variant.weights, ids, loaded)
             agreement += f"; {head_check(model.decoder, variant.weights, backend, ids, steps)}"
@@ -136,7 +136,7 @@ def head_check(decoder: AnyDecoder, weights: LlamaWeights, backend: Backend, ids
     expected, limit = found
     used = float(np.max(np.abs(decoder.logits(x)[0, columns] - expected) / limit))
     return (
-        f"the head's {len(columns)} highest logits use {used:.0%} of the bound on their distance to the specification"
+        f"the head's {len(columns)} highest logits use {used:.1%} of the bound on their distance to the specification"
     )
 
 
@@ -176,7 +176,7 @@ def show_continuations(console: Console, variant: Variant, prompt: str, said: Se
     console.print(f"[bold]Generation, {variant.name}[/]: {stored}", soft_wrap=True)
     table = Table("backend", show_lines=True)
     table.add_column("tokens/s", justify="right")
-    table.add_column("MB read a token", justify="right")
+    table.add_column("MB read per token", justify="right")
     table.add_column("compared with the first backend and with the specification")
     for each in said:
         speed, read = f"{each.tokens_per_second:.1f}", f"{each.read_bytes / 1e6:.1f}"
