@@ -178,7 +178,7 @@ def test_fetching_runs_nothing_of_it(planted: Planted) -> None:
 
 
 CHILDREN = {
-    "demo": "from pathlib import Path; from lowbit.cli.demo import certify; certify('nobody', Path('none'))",
+    "demo": "from lowbit.cli.demo_certification import suite; suite('nobody')",
     "soak": "from kills.soak import portion; print(portion('nobody', 0, 1))",
 }
 

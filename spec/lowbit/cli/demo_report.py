@@ -20,10 +20,12 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto
 .scroll { overflow-x: auto }
 table { border-collapse: collapse }
 th, td { padding: .25rem .75rem; text-align: left; border-bottom: 1px solid #8886 }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
+td:first-child, .number { white-space: nowrap }
+.number { text-align: right; font-variant-numeric: tabular-nums }
 img { max-width: 100%; height: auto; background: white }
 """
-PLOT_TEXT = "Left: tokens each second of each backend and quantisation. Right: perplexity against megabytes of weights."
+REQUANTISED = "The weights of the file are quantised already; re-quantising rounds them again."
+PLOT_TEXT = "Left: tokens per second of each backend and quantisation. Right: perplexity against megabytes of weights."
 
 
 def conformance_page(backend: str) -> str:
@@ -83,15 +85,17 @@ def draw_speeds(axes: Any, generation: dict[str, list[dict[str, Any]]]) -> None:
         bars = axes.bar([at for at, _ in rows], [speed for _, speed in rows], width, label=one_line(name))
         axes.bar_label(bars, fmt="%.1f", padding=2)
     middle = 0.4 - width / 2
-    axes.set_xticks([group + middle for group in range(len(generation))], [wrapped(name) for name in generation])
-    axes.set_ylabel("tokens each second")
-    axes.set_title("Speed of what was certified")
-    axes.margins(y=0.15)
-    axes.legend()
+    axes.set_xticks(
+        [group + middle for group in range(len(generation))], [wrapped(name) for name in generation], fontsize="small"
+    )
+    axes.set_ylabel("tokens per second")
+    axes.set_title("Speed of the certified backends")
+    axes.margins(y=0.3)  # room for the legend above the bars
+    axes.legend(loc="upper center", ncols=3)
 
 
 def wrapped(variant: str) -> str:
-    """The name of a quantisation in two lines.
+    """The name of a quantisation, in two lines.
 
     >>> wrapped("re-quantised: 4 bits, groups of 64")
     're-quantised:\\n4 bits, groups of 64'
@@ -104,17 +108,29 @@ def draw_perplexities(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.plot([row["bytes"] / 1e6 for row in rows[1:]], [row["perplexity"] for row in rows[1:]], "o-")
     axes.plot([rows[0]["bytes"] / 1e6], [rows[0]["perplexity"]], "s")
     for row in rows:
+        as_stored = row is rows[0]  # often close to the point of the most bits, so its label is below
         axes.annotate(
-            f"{row['weights'].partition(',')[0].removeprefix('re-quantised: ')}: {row['perplexity']:.1f}",
+            f"{row['weights'].partition(',')[0].removeprefix('re-quantised: ')}: {rounded(row['perplexity'])}",
             (row["bytes"] / 1e6, row["perplexity"]),
             textcoords="offset points",
-            xytext=(6, 6),
+            xytext=(0, -8) if as_stored else (6, 6),
+            horizontalalignment="center" if as_stored else "left",
+            verticalalignment="top" if as_stored else "bottom",
         )
     axes.set_yscale("log")
-    axes.margins(x=0.25, y=0.15)
+    axes.margins(x=0.25, y=0.2)
     axes.set_xlabel("MB of weights in the layers")
     axes.set_ylabel("perplexity")
     axes.set_title("What fewer bits cost")
+
+
+def rounded(perplexity: float) -> str:
+    """A perplexity for a label: one decimal, or none where it is large.
+
+    >>> rounded(30.63), rounded(590229.52)
+    ('30.6', '590,230')
+    """
+    return f"{perplexity:,.0f}" if perplexity >= 1000 else f"{perplexity:.1f}"
 
 
 # **The page.**
@@ -132,7 +148,7 @@ def page(answer: dict[str, Any], *, plot: bool) -> str:
 
 def conformance_part(answer: dict[str, Any]) -> Iterator[str]:
     """The verdict on each backend, operation by operation."""
-    yield "<h2>Conformance, with this model's own shapes and weights among the cases</h2>"
+    yield "<h2>Conformance</h2>\n<p>This model's own shapes and weights are among the cases.</p>"
     rows = []
     for verdict in answer["conformance"]:
         name = escape(one_line(verdict["backend"]))
@@ -145,9 +161,9 @@ def conformance_part(answer: dict[str, Any]) -> Iterator[str]:
 
 
 def generation_part(answer: dict[str, Any]) -> Iterator[str]:
-    """What each backend wrote, for each quantisation."""
+    """What each backend generated, for each quantisation."""
     yield "<h2>Generation</h2>"
-    columns = ["backend", "compared with the first one and with the specification", "tokens/s", "MB read a token"]
+    columns = ["backend", "compared with the first backend and with the specification", "tokens/s", "MB read per token"]
     for variant, said in answer["generation"].items():
         yield f"<h3>{escape(variant)}</h3>"
         if said:
@@ -173,16 +189,15 @@ def perplexity_part(answer: dict[str, Any]) -> Iterator[str]:
         for row in answer["perplexity"]
     ]
     yield table(["weights", "MB", "perplexity"], rows, texts=1)
-    yield "<p>The file's weights have been through 4 bits before: re-quantised means twice.</p>"
+    yield f"<p>{REQUANTISED}</p>"
 
 
 def table(columns: Sequence[str], rows: Iterable[list[str]], *, texts: int) -> str:
     """A table; the first `texts` columns hold text, the others numbers. Cells are HTML."""
-    head = "".join(f'<th scope="col">{column}</th>' for column in columns)
-    opening = ["<td>" if at < texts else '<td class="number">' for at in range(len(columns))]
-    body = "".join(
-        f"<tr>{''.join(f'{start}{cell}</td>' for start, cell in zip(opening, row, strict=True))}</tr>\n" for row in rows
-    )
+    kind = ["" if at < texts else ' class="number"' for at in range(len(columns))]
+    head = "".join(f'<th scope="col"{of}>{column}</th>' for of, column in zip(kind, columns, strict=True))
+    cells = ("".join(f"<td{of}>{cell}</td>" for of, cell in zip(kind, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{row}</tr>\n" for row in cells)
     return f'<div class="scroll" tabindex="0"><table><tr>{head}</tr>\n{body}</table></div>'
 
 

@@ -8,7 +8,7 @@ Elementwise operations on a backend are float32, with the bounds that the operat
 their last digits from those of the formulas, and where two tokens are nearly as likely, another one may be chosen.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,9 @@ from lowbit.backend.base import Backend
 from lowbit.errors import NotDeclaredError
 from lowbit.model.config import LlamaConfig
 from lowbit.model.elementwise import ElementwiseOps, Float32Cache
+
+OPERATIONS = ("attention.attend", "blocks.rms_norm", "blocks.swiglu", "rope.rotate")
+"""The elementwise operations of a decoder that a backend may compute."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,16 @@ class Steps:
     names: tuple[str, ...]
 
 
-def on_backend(backend: Backend, config: LlamaConfig, otherwise: ElementwiseOps) -> Steps:
+def on_backend(
+    backend: Backend, config: LlamaConfig, otherwise: ElementwiseOps, names: Collection[str] = OPERATIONS
+) -> Steps:
     """The operations that the backend declares for this model, and `otherwise` for the others.
 
     Args:
         backend: one that is usable.
         config: of the model; its heads and windows decide what the backend declares.
-        otherwise: computes what the backend does not declare.
+        otherwise: computes what the backend does not declare, and what is not asked of it.
+        names: the operations of `OPERATIONS` that are asked of the backend.
 
     Raises:
         UnavailableError: raised by the backend, where it cannot prepare an operation, for example by compiling it.
@@ -55,9 +61,9 @@ def on_backend(backend: Backend, config: LlamaConfig, otherwise: ElementwiseOps)
         "attention.attend": [{"head_dim": config.head_dim, "window": window} for window in sorted(windows)],
     }
     calls: dict[str, Callable[..., Any]] = {}
-    for name, choices in asked.items():
+    for name in names:
         try:
-            calls[name] = backend.unchecked(name, *choices)
+            calls[name] = backend.unchecked(name, *asked[name])
         except NotDeclaredError:
             continue
         backend.warm_up(name)

@@ -47,20 +47,32 @@ class Options:
     Attributes:
         plan: quantise its matrices first; None for the weights as they are stored.
         contract: ``float32``, or ``integer`` to multiply by activations cast to 8-bit mantissas.
-        steps: also run norms, SwiGLU, RoPE and attention on the backend where it declares them: in float32, and faster.
+        steps: also run norms, SwiGLU, RoPE and attention on the backend where it declares them: in float32, and faster;
+            or only some of them, by their names in `lowbit.runtime.elementwise.OPERATIONS`.
         device: settings of a backend that runs whole models; None for its defaults.
         by_layer: run one layer at a time, even on a backend that runs whole models.
     """
 
     plan: Plan | None = None
     contract: Contract = "float32"
-    steps: bool = False
+    steps: bool | tuple[str, ...] = False
     device: DeviceSettings | None = None
     by_layer: bool = False
 
     def runs_whole(self, backend: Backend) -> bool:
         """Whether the backend runs the whole model, and not one layer at a time."""
         return backend.runs_models and not self.by_layer
+
+    @property
+    def elementwise(self) -> tuple[str, ...]:
+        """The elementwise operations that are asked of the backend.
+
+        >>> Options(steps=("attention.attend",)).elementwise, Options().elementwise
+        (('attention.attend',), ())
+        """
+        if isinstance(self.steps, bool):
+            return elementwise.OPERATIONS if self.steps else ()
+        return self.steps
 
     def check(self, backend: Backend, spelled: Callable[[str], str] = str) -> None:
         """Refuse options that do not apply to a backend.
@@ -70,14 +82,16 @@ class Options:
             spelled: from the name of an option to how the user knows it.
 
         Raises:
-            ArgumentError: one does not apply, or there is no such contract.
+            ArgumentError: one does not apply, or there is no such contract or elementwise operation.
         """
         check_choice(spelled("contract"), self.contract, CONTRACTS)
+        for operation in self.elementwise:
+            check_choice(spelled("steps"), operation, elementwise.OPERATIONS)
         if not self.runs_whole(backend):
             if self.device is not None:
                 raise not_whole(spelled("device"), self.device, backend)
             return
-        for name, given in (("contract", self.contract != "float32"), ("steps", self.steps)):
+        for name, given in (("contract", self.contract != "float32"), ("steps", bool(self.steps))):
             if given:
                 option = spelled(name)
                 sentence = f"{option} does not apply to a backend that runs whole models, such as {backend.name}"
@@ -300,9 +314,7 @@ def _by_layer(
         check_memory(f"model {name}", sum(4 * prod(place.shape) for place in layered.table.values()))
     weights = in_memory(layered, part_of(report, f"reading {name}"))
     progress = part_of(report, f"preparing {backend.name}")
-    steps = elementwise.Steps(FORMULAS, ())
-    if options.steps:
-        steps = elementwise.on_backend(backend, weights.config, FORMULAS)
+    steps = elementwise.on_backend(backend, weights.config, FORMULAS, options.elementwise)
     total, done = sum(1 for _ in matrices(weights)), 0
 
     def linear(matrix: Matrix) -> Linear:

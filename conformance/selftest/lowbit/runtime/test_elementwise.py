@@ -18,7 +18,7 @@ from lowbit.model.decoder import Decoder, generate
 from lowbit.model.elementwise import Float32Cache
 from lowbit.model.weights import LlamaWeights
 from lowbit.runtime import BackendLinears
-from lowbit.runtime.elementwise import on_backend
+from lowbit.runtime.elementwise import OPERATIONS, Steps, on_backend
 
 PROMPT = [5, 99, 7, 7, 200, 31, 12, 64, 3, 180, 41]
 GEMMA = replace(CONFIG, layers=3, head_dim=32, window=4, full_every=3, local_rope_base=100.0, activation="gelu")
@@ -76,6 +76,17 @@ def test_what_is_not_declared_stays_with_the_formulas() -> None:
     assert (steps.ops.norm(None, 1e-5)(np.ones((3, 4))) == 1).all()
     for part in ("swiglu", "rotate", "attend", "cache"):
         assert getattr(steps.ops, part) is getattr(FORMULAS, part)
+
+
+def test_what_is_not_asked_of_the_backend_stays_with_the_formulas() -> None:
+    """Also where the backend declares it."""
+    with load("numpy") as backend:
+        steps = on_backend(backend, CONFIG, FORMULAS, ("attention.attend",))
+        assert steps.names == ("attention.attend",) and steps.ops.cache is Float32Cache
+        for part in ("norm", "swiglu", "rotate"):
+            assert getattr(steps.ops, part) is getattr(FORMULAS, part)
+        assert on_backend(backend, CONFIG, FORMULAS, ()) == Steps(FORMULAS, ())
+        assert on_backend(backend, CONFIG, FORMULAS).names == OPERATIONS
 
 
 def test_unchecked_operations_are_declared_ones() -> None:

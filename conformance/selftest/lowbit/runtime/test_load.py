@@ -177,6 +177,17 @@ def test_steps_on_the_backend(gguf: Path) -> None:
         np.testing.assert_allclose(model.logits("hello"), plain.logits("hello"), rtol=0, atol=1e-3)
 
 
+def test_some_steps_on_the_backend(gguf: Path) -> None:
+    """The backend computes those that are named and no other; one that is no elementwise operation is refused."""
+    with load(gguf, "numpy", Options(steps=("attention.attend",))) as model, load(gguf, "numpy") as plain:
+        assert model.account().fields["steps_on_backend"] == ["attention.attend"]
+        np.testing.assert_allclose(model.logits("hello"), plain.logits("hello"), rtol=0, atol=1e-3)
+    with pytest.raises(ArgumentError, match=r"^steps is 'linear\.qgemv'; allowed: attention\.attend, "):
+        load(gguf, "numpy", Options(steps=("linear.qgemv",)))
+    with pytest.raises(ArgumentError, match=r"^steps does not apply to a backend that runs whole models"):
+        load(gguf, SIMULATED, Options(steps=("attention.attend",)))
+
+
 def test_progress_is_reported_by_stages(gguf: Path) -> None:
     """Reading, quantising and preparing, each from its beginning to its end."""
     reports: list[tuple[str, int, int]] = []

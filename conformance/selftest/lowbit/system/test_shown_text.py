@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 from tiny_gguf import ALPHABET, MERGED, MERGES, write
 
-from lowbit.cli.demo import Continuation, Variant, show_continuations, show_verdicts
+from lowbit.cli.demo_certification import show_verdicts
+from lowbit.cli.demo_generation import Continuation, Variant, show_continuations
 from lowbit.cli.progress import changing_bar
 from lowbit.errors import ArgumentError, FormatError, LowbitError, NotDeclaredError, UnavailableError, on_one_line
 from lowbit.formats.gguf.reader import open_gguf, read_llama

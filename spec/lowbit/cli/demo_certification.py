@@ -1,0 +1,120 @@
+"""The conformance suite on the backends of ``lowbit demo``: which can take part, and what the suite says of them.
+
+The specification does not import the suite; its command is run like any other program.
+"""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from lowbit.backend import base as registry
+from lowbit.backend.base import Backend
+from lowbit.errors import NotDeclaredError, UnavailableError
+from lowbit.model.weights import LlamaWeights, matrices
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.threads import side_by_side, usable_processors
+from lowbit.text import one_line
+
+PROFILE = "lowbit-1.1/qgemv-4"  # of the first step
+PRODUCTS = ("affine.quantize", "affine.dequantize", "linear.qgemv", "linear.qgemm")
+CERTIFIED = (*PRODUCTS, "attention.attend")  # what the demo runs a model with
+SPECIFICATION = "reference"  # the backend that is the specification itself
+BASELINE = (SPECIFICATION, "numpy")  # the first of them that takes part is the one with which others are compared
+
+
+def usable_backends(console: Console, weights: LlamaWeights) -> list[str]:
+    """The names of the backends that can run here and take the model's matrices; for the others, prints why not."""
+    names = []
+    for name in registry.names():
+        try:
+            with registry.load(name) as backend:
+                if missing := lacking(backend, weights):
+                    raise missing
+            names.append(name)
+        except (UnavailableError, NotDeclaredError) as error:
+            console.print(f"[yellow]not shown:[/] {escape(str(error))}")
+    return sorted(names, key=lambda name: (BASELINE.index(name) if name in BASELINE else len(BASELINE), name))
+
+
+def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
+    """The first matrix of a model by which a backend does not declare a product, as an error; None if there is none."""
+    declared = backend.capabilities().operations.get("linear.qgemv")
+    if declared is None:
+        return NotDeclaredError(backend.name, "linear.qgemv")
+    for _, matrix in matrices(weights):
+        if isinstance(matrix, QuantizedMatrix) and (missing := declared.lacks(matrix.parameters)):
+            return NotDeclaredError(backend.name, "linear.qgemv", missing)
+    return None
+
+
+def certified_for_profile(names: Sequence[str], console: Console) -> list[str]:
+    """The backends that the suite certifies for `PROFILE`; each verdict is shown as soon as it is known."""
+
+    def certified(name: str) -> bool:
+        report = suite(name, "--profile", PROFILE)
+        granted = all(certificate["certified"] for certificate in report["certificates"])
+        said = f"{name}: {'certified' if granted else 'not certified'} for {PROFILE}"
+        console.print(f"{one_line(said)}, {report['counts']['passed']} cases passed", markup=False, highlight=False)
+        return granted
+
+    found = side_by_side(certified, names, usable_processors())
+    return [name for name, granted in zip(names, found, strict=True) if granted]
+
+
+def certify(name: str, model: Path, html: Path | None = None) -> dict[str, Any]:
+    """The report of the suite on the operations that a model needs, with the model's own matrices among the cases.
+
+    Args:
+        name: of the backend.
+        model: a GGUF file.
+        html: where the report is also written as a page; None for no page.
+    """
+    operations = [word for operation in CERTIFIED for word in ("--op", operation)]
+    return suite(name, "--seeds", "1", *operations, "--model", str(model), *(["--html", str(html)] if html else []))
+
+
+def suite(name: str, *arguments: str) -> dict[str, Any]:
+    """The report of ``lowbit conformance NAME`` with these arguments.
+
+    Raises:
+        UnavailableError: the command prints no report.
+    """
+    command = python_command("-m", "lowbit", "conformance", name, "--json", *arguments)
+    done = subprocess.run(command, env=python_environment(), capture_output=True, text=True, check=False)
+    try:
+        report: dict[str, Any] = json.loads(done.stdout)
+    except ValueError as error:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        reason = f"it ended with status {done.returncode} and printed: {said}"
+        remedy = f"run `lowbit conformance {name}` to see why"
+        raise UnavailableError("the conformance suite", reason, remedy) from error
+    return report
+
+
+def show_verdicts(console: Console, verdicts: Sequence[dict[str, Any]]) -> None:
+    """A table of the verdicts, operation by operation; then the backends that are left out."""
+    console.print("[bold]Conformance, with this model's own shapes and weights among the cases[/]")
+    table = Table("backend", "operation")
+    for column in ("passed", "declared", "specified", "bound used"):
+        table.add_column(column, justify="right")
+    for verdict in verdicts:
+        style = "green" if verdict["verdict"] == "passed" else "red"
+        for row in verdict["operations"]:
+            if not row["declared"]:
+                continue
+            counts = (str(row[key]) for key in ("passed", "declared", "specified"))
+            table.add_row(Text(one_line(verdict["backend"]), style), row["operation"], *counts, row["bound_used"])
+        table.add_section()
+    console.print(table)
+    for verdict in verdicts:
+        if verdict["verdict"] != "passed":
+            name = escape(one_line(verdict["backend"]))
+            console.print(f"[red]{name}: {verdict['verdict']}[/], so it is not compared below")
