@@ -130,7 +130,7 @@ class Engine:
         """Refuse weights for which the backend does not declare the operations of a contract.
 
         Args:
-            parameters: parameters of a matrix, as from `lowbit.quantization.affine.matrix_parameters`.
+            parameters: of a matrix, as in `lowbit.quantization.affine.QuantizedMatrix.parameters`.
             contract: a name from `CONTRACTS`.
 
         Raises:

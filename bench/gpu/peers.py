@@ -1,6 +1,6 @@
 """How fast PyTorch's own product with 4-bit weights reads them, against a copy in the same process.
 
-`lowbit_torch.ops.aten._weight_int4pack_mm` takes bfloat16 activations and groups of 32 to 256 with a scale and a zero
+``torch.ops.aten._weight_int4pack_mm`` takes bfloat16 activations and groups of 32 to 256 with a scale and a zero
 of bfloat16 each, so it reads as many bytes as ours at the same group size. It is timed as `gemv` times ours: graphs of
 several matrices, more than a cache holds, in turn with a graph of copies; the median counts.
 """

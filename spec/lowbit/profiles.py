@@ -1,24 +1,24 @@
 r"""Profiles: what a kernel can be certified for, by name.
 
-A report says of every clause whether it was kept. Who chooses a kernel wants one line: *certified for
-lowbit-1.1/qgemv-4*. A *profile* is that line's meaning: a named set of clauses, and the parameters for which they must
-be kept. A backend claims profiles in its `Capabilities`; the conformance suite certifies them or says what is missing.
-Claiming is free, and a claim that the suite cannot certify is a failure, like a declaration that is not kept.
+A report says of every clause whether it was kept. A user who chooses a kernel wants one line: *certified for
+lowbit-1.1/qgemv-4*. A *profile* defines what that line means: a named set of clauses, and the parameters for which they
+must be kept. A backend claims profiles in its `Capabilities`; the conformance suite certifies them or says what is
+missing. A claim that the suite cannot certify is a failure, like a declaration that is not kept.
 
 **All of it, or not certified.** Each case of each clause, for each of the profile's parameters, must have run and
 passed, and so must the eight habits of the operations concerned (`lowbit.contract.operation.HABITS`). A case that
 failed, one that the backend does not declare, and one that was not run all count alike.
 
 **Frozen.** The content of a profile never changes under its name: not the clauses, not a sentence of them, not the
-parameters. A kernel certified last year has kept the same promises as one certified today. What is to be changed gets
-a new name, and the old one is answered with it (`SUCCESSORS`). The suite may learn to test the same promises better;
-that is why a certificate also names the version of the suite. From 1.0 to 1.1 the refusal of wrong arguments became
-habit H8 of every operation, which had been a clause of most.
+parameters. A kernel certified last year has kept the same promises as one certified today. A changed profile gets a new
+name; an error about the old name states the new one (`SUCCESSORS`). A later suite may test the same promises with more
+cases, so a certificate also names the version of the suite. From 1.0 to 1.1 the refusal of wrong arguments, until then
+a clause of most operations, became habit H8 of every operation.
 
 **The parameters** are those that weights and caches in use have; a kernel that handles more loses nothing.
 
 ``packing``
-    All four widths: whoever packs 4 bits only can say so in a declaration, and needs no profile for it.
+    All four widths. A backend that packs 4 bits only can say so in its declaration, and needs no profile for it.
 
 ``qgemv-4``
     The product that a model is run with, token by token. 4 bits in groups of 32, 64 and 128, since these are the sizes
@@ -121,7 +121,7 @@ def profile(id: str) -> Profile:
     return PROFILES[id]
 
 
-# **The profiles of lowbit 1.1.** Clauses are listed one by one: one that a chapter adds later is not part of them.
+# **The profiles lowbit-1.1.** Clauses are listed one by one: one that a chapter adds later is not part of them.
 
 
 def clauses(operation: str, *numbers: int) -> tuple[str, ...]:

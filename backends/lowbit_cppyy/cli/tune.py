@@ -145,7 +145,8 @@ class Run:
         from lowbit_cppyy.tuning.tune import tune
 
         columns = TextColumn("{task.description:40}"), BarColumn(), TimeElapsedColumn()
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        terminal = Console(stderr=True)
+        with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_interactive) as progress:
             bar = progress.add_task("")
 
             def watch(step: str, done: int, total: int) -> None:

@@ -1,6 +1,6 @@
 """Which recipe a matrix gets: what a search on this machine found, or else the default.
 
-The defaults are the outcomes of the search (`lowbit tune`) on the machine that `docs/benchmarks` describes, written as
+The defaults are the outcomes of the search (``lowbit tune``) on the machine of ``docs/benchmarks.rst``, written as
 rules. The outcome of a search on this machine, kept on disk (`lowbit_cppyy.tuning.outcomes`), takes their place.
 
 - **One row of x, float32.** A kernel needs enough independent sums that no multiply-add waits for the one before: eight

@@ -11,7 +11,7 @@ context, and every later call returns the same error. Such errors are recognised
   more, and where nothing is left to continue with (`LOST`);
 - by the call. Waiting for, or querying, a stream or an event fails for earlier work of the device. Failed work leaves
   the context broken whatever the code is, so any error of such a call loses the device, except codes that say that the
-  call itself was wrong (`ERRORS_ERRORS_OF_THE_CALL`).
+  call itself was wrong (`ERRORS_OF_THE_CALL`).
 
 Source: the list of ``CUresult`` in the CUDA driver API reference, version 13.5.
 """

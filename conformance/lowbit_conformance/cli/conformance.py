@@ -248,7 +248,8 @@ def run_suite(name: str, arguments: list[str], deadline: float) -> Tally:
             judge.stdin.close()
             judge.stdin = None
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            terminal = Console(stderr=True)
+            with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_interactive) as progress:
                 task = progress.add_task(name, total=None)
 
                 def take(event: Event) -> None:

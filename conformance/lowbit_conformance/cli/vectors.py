@@ -34,7 +34,8 @@ def export(
         check_choice("op", name, sorted(OPERATIONS))
     operations = op or sorted(OPERATIONS)
     told: dict[str, Any] = {}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_interactive) as progress:
         task = progress.add_task("vectors", total=len(operations))
         for recorded in files.export(folder, operations, seeds):
             told[recorded.operation] = {"vectors": len(recorded.vectors), "left_out": dict(recorded.left_out)}
@@ -60,7 +61,8 @@ def check(
     if not paths:
         raise ArgumentError("folder", str(folder), "a folder with files of vectors")
     found, checked = [], 0
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_interactive) as progress:
         for path in progress.track(paths, description="vectors"):
             document = files.read(path)
             checked += len(document.vectors)

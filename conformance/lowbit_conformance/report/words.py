@@ -33,6 +33,7 @@ VERDICTS: Mapping[str, str] = {
     "errors so large that a bound is meaningless.",
     "FORGED": "The process that judges did not write an event of the run, or files of the suite changed.",
     "UNDECIDED": "Cases have no verdict: the run ended early, or the process that judges was stopped.",
+    "NOT_RUN": "The case was not run, because other cases of the same operation had hung or crashed too often.",
     "NOT_ISOLATED": "The process of the backend could not be separated from the one that judges.",
     "FAILED": "The case failed without a verdict of its own; the message says how.",
 }

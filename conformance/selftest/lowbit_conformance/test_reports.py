@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import jsonschema
 import pytest
+from paths import ROOT
 from rich.console import Console
 
 from lowbit.errors import ArgumentError
@@ -80,6 +81,15 @@ def test_a_verdict_is_named_by_its_message() -> None:
     words = {verdict.message[:12]: verdict.verdict for verdict in VERDICTS_OF_A_RUN if verdict.outcome == "failed"}
     assert list(words.values()) == ["WRONG", "CRASHED(SIGSEGV)", "FAILED", "HUNG"]
     assert all(verdict_meaning(word) for word in [*VERDICTS, *words.values()])
+
+
+def test_every_verdict_is_explained() -> None:
+    """Each word with which the suite begins a message has a meaning, which the page on judging shows too."""
+    begins = re.compile(r"""f?"([A-Z]{3,}(?:_[A-Z]+)*)(?::|\()""")
+    suite = ROOT / "conformance/lowbit_conformance"
+    words = {word for path in suite.rglob("*.py") for word in begins.findall(path.read_text("utf-8"))}
+    assert {"WRONG", "HUNG", "NOT_RUN"} <= words
+    assert not words - set(VERDICTS) - {"ERROR"}  # the last is pytest's
 
 
 def test_a_verdict_survives_the_pipe() -> None:

@@ -160,8 +160,8 @@ HABITS: Mapping[str, str] = MappingProxyType(
 )
 
 
-# **Retired clauses** keep their numbers, which no other clause ever gets. Up to lowbit 1.0 each operation said in a
-# clause of its own what H8 says for all.
+# **Retired clauses** keep their numbers, which no other clause ever gets. Before the profiles of lowbit-1.1 most
+# operations had a clause of their own for what H8 now says for all.
 
 _REFUSALS = """
 packing.pack/C3 packing.unpack/C3 affine.quantize/C5 linear.qgemv/C6 linear.qgemm/C5 linear.qgemm_bfp/C5 bfp.cast/C6
