@@ -54,8 +54,8 @@ WITH_ATTENTION = Options(
     by_layer=True, steps=("attention.attend",)
 )  # also certified; the formulas need most of the time
 FULL_MODEL = 135e6  # weights of the model for which `SECONDS` holds
-SECONDS = {"profile": 8.0, "certify": 25.0, "generate": 8.0, "requantise": 5.0, "measure": 8.0}
-"""What a step takes for one backend, model or width, on two processors that do nothing else."""
+SECONDS = {"profile": 8.0, "certify": 55.0, "generate": 8.0, "requantise": 2.0, "measure": 8.0}
+"""About what a step takes for one backend, model or width, on two processors that do nothing else."""
 
 
 def demo(
