@@ -42,11 +42,11 @@ INSTALL = f'pip install --find-links {WHEELS} -e ".[test]"'
 
 
 def new_backend(
-    name: Annotated[str, typer.Argument(help="What the backend will be called: small letters, digits, single dashes.")],
+    name: Annotated[str, typer.Argument(help="The name of the backend: small letters, digits, single dashes.")],
     folder: Annotated[Path | None, typer.Option(help="Where to write the package; ./NAME if not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Write a package with a backend of one operation, which installs, is found and passes."""
+    """Write a package with a backend of one operation that installs and passes."""
     check_name(name)
     target = Path(os.path.abspath(folder or name))
     check_folder(target)

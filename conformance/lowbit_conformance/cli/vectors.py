@@ -14,7 +14,9 @@ from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit.text import one_line
 
-app = typer.Typer(help="The suite's inputs and the specification's answers, as JSON files.", no_args_is_help=True)
+app = typer.Typer(
+    help="Write or check test vectors: the suite's inputs, the specification's results.", no_args_is_help=True
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 SHOWN = 10

@@ -1,9 +1,9 @@
 r"""Grouped-query attention, with a key-value cache in full precision.
 
-Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and
-the comparison decides how much of each one's *value* it takes. Keys and values of past tokens never change, so
-they are kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention
-makes it smaller: several query heads share one key head and one value head.
+Attention lets a token read from the tokens before it: its *query* is compared with the *key* of each of them, and the
+comparison decides how much of each *value* enters the result. Keys and values of past tokens never change, so they are
+kept in a *cache*, and the cache is what grows with the length of a conversation. Grouped-query attention makes it
+smaller: several query heads share one key head and one value head.
 
 **The mathematics.** There are :math:`H` query heads and :math:`G` key-value heads, each of :math:`d_h` channels, and
 :math:`r = H / G` query heads in a group. Key-value head :math:`j` serves the query heads

@@ -1,9 +1,9 @@
-r"""K-sort: put the channels of a head in order of size, and blocks stop paying for outliers.
+r"""K-sort: sort the channels of a head by size, so that outliers share blocks.
 
-A block of Block Floating Point has one exponent, set by its largest element (chapter `bfp`). Keys have outliers, and
-they sit in the same few channels for every token. Where such a channel shares a block with small ones, the small ones
-round to zero. Sorting each key by magnitude would help and cannot be afforded: it would have to be undone for every
-token. But the order of *channels* is free. It can be chosen once, from the weights, and built into them.
+A block of Block Floating Point has one exponent, set by its largest element (chapter `bfp`). Keys have outliers, in the
+same few channels for every token. Where such a channel shares a block with small ones, the small ones round to zero.
+Sorting each key by magnitude would help but costs too much, because it has to be undone for every token. But the order
+of *channels* is free. It can be chosen once, from the weights, and built into them.
 
 **Why it is free.** A score is a dot product, and a dot product does not care in which order its terms stand, as long
 as both factors agree. With :math:`\pi(x)[c] = x[\pi[c]]` applied to the channels of :math:`W_q` and :math:`W_k`,

@@ -1,8 +1,8 @@
 r"""A key-value cache in Block Floating Point.
 
 The cache is what grows with a conversation: for each token of each layer, :math:`G` keys and :math:`G` values of
-:math:`d_h` channels. In float16 a channel takes 16 bits; in BFP12 with blocks of 32 it takes 4.25. What is stored is
-the cast of what came, once; nothing is ever cast twice.
+:math:`d_h` channels. In float16 a channel takes 16 bits; in BFP12 with blocks of 32 it takes 4.25. Each key and value
+is cast once, when it is appended, and never again.
 
 **Before or after the rotation** (errata B6). The paper stores keys *before* RoPE and rotates what it reads back, in
 float, at the keys' own positions. Most engines store them *after* RoPE, so that a score is an integer dot product.

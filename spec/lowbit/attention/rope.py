@@ -1,9 +1,9 @@
-r"""Rotary position embedding: where a token stands, written into its queries and keys as an angle.
+r"""Rotary position embedding: the position of a token as an angle in its queries and keys.
 
-Attention compares a query with a key by a dot product, and a dot product does not know how far apart the two tokens
-are. The rotary embedding gives it that knowledge without adding a parameter: the channels of a head are taken in
-pairs, each pair is read as a point in the plane, and the point is rotated by an angle proportional to the
-token's position :math:`m`. Rotating two points by :math:`m` and :math:`n` changes their dot product only through
+Attention compares a query with a key by a dot product, which does not depend on how far apart the two tokens are. The
+rotary embedding makes it depend on that without adding a parameter: the channels of a head are taken in pairs, each
+pair is read as a point in the plane, and the point is rotated by an angle proportional to the token's position
+:math:`m`. Rotating two points by :math:`m` and :math:`n` changes their dot product only through
 :math:`m - n`, so the score depends on the distance between the tokens and on nothing else.
 
 **The rotation.** A head has :math:`d_h` channels, an even number, in :math:`d_h/2` pairs. Pair :math:`i` is rotated by

@@ -14,12 +14,12 @@ from lowbit.formats.checkpoint.random import SHAPES, total_bytes, write_random
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.text import one_line
 
-Number = Annotated[int | None, typer.Option(help="In place of the number of --like.")]
+Number = Annotated[int | None, typer.Option(help="Instead of the number of --like.")]
 
 
 def new_weights(
-    directory: Annotated[Path, typer.Argument(help="New, empty, or where this command was interrupted.")],
-    like: Annotated[str, typer.Option(help=f"Take the shape of: {', '.join(SHAPES)}.")] = next(iter(SHAPES)),
+    directory: Annotated[Path, typer.Argument(help="A directory that is new, empty, or of an interrupted run.")],
+    like: Annotated[str, typer.Option(help=f"The shape of this model: {', '.join(SHAPES)}.")] = next(iter(SHAPES)),
     layers: Number = None,
     hidden: Number = None,
     feed_forward: Number = None,

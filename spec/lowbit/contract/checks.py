@@ -1,4 +1,4 @@
-"""Checks at the door: one function for each kind of mistake, so that every chapter words it the same way.
+"""Checks of arguments: one function for each kind of mistake, so that every chapter reports it in the same words.
 
 Each raises `ArgumentError` with the name of the argument, what it was and what is allowed, and returns nothing.
 They run before an operation reads or writes an array.

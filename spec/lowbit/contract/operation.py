@@ -1,9 +1,9 @@
 r"""Contracts: what an operation promises, clause by clause.
 
-A specification that only shows how *it* computes leaves a kernel author guessing which of its habits are law. So
-each chapter ends by declaring its operations: an id that never changes (`linear.qgemv`), the kind of promise, and
-numbered *clauses*, each one sentence that can be broken. The docs show the clauses, the conformance suite tests them
-by number, and a failing report names the clause.
+A specification that only shows how *it* computes leaves kernel authors to guess which of its properties are required.
+So each chapter ends by declaring its operations: an id that never changes (`linear.qgemv`), the kind of promise, and
+numbered *clauses*, each one sentence that can be broken. The docs show the clauses, the conformance suite tests them by
+number, and a failing report names the clause.
 
 There are two kinds of promise.
 

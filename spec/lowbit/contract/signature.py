@@ -1,4 +1,4 @@
-"""Signatures: what an operation takes, said once, in the annotations of its function.
+"""Signatures: what an operation takes, stated once, in the annotations of its function.
 
 A reader of a chapter asks what the arguments of a function are; a backend must refuse all others. Both read the same
 lines::

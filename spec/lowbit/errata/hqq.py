@@ -1,7 +1,7 @@
 """Rulings on HQQ, and on what MoE offloading says of sizes.
 
-The paper names HQQ and its settings and gives no formula; H rules on the method. M6 and M7 are the two rulings on the
-sizes that follow from it.
+The paper names HQQ and its settings and gives no formula, so the rulings with H define the method. M6 and M7 are the
+two rulings on the sizes that follow from it.
 
 Source: MoE offloading §3.3, §4.2 and Table 1, as printed in the copy at hand.
 """

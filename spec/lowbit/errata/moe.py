@@ -1,7 +1,7 @@
 """Rulings on MoE offloading.
 
 Each function is the check of one ruling: it computes the printed form and the ruled one on short runs, or two readings
-where the paper is silent. M6 and M7, on the sizes of quantised weights, stand with the rulings on HQQ.
+where the paper is silent. M6 and M7, on the sizes of quantised weights, are among the rulings on HQQ.
 
 Source: MoE offloading §3, §4.1, §4.3 and Table 2, as printed in the copy at hand.
 """

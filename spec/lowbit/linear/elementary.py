@@ -1,8 +1,8 @@
 r"""The functions that several layers share: a plain product, softmax and silu.
 
 A router scores experts with a product and a softmax, attention turns scores into probabilities with the same softmax,
-and the gated units of experts and of dense layers share one activation. Each function stands here once, in float64, and
-`lowbit.linear.propagation` says how an error of its input goes through it.
+and the gated units of experts and of dense layers share one activation. Each function is defined here once, in float64;
+`lowbit.linear.propagation` says how an error of its input affects its result.
 
 **Product.** :math:`xW`, summed in the order of the rows of :math:`W`.
 

@@ -1,4 +1,4 @@
-r"""How an error of the input goes through a product, a silu and a softmax.
+r"""Propagation: how an error of the input changes the result of a product, a silu and a softmax.
 
 Layers chain these functions: the error of one step enters the next, which may enlarge it and adds its own. `rounding`
 bounds a single sum. Here each step takes exact values with a bound on the error of each, and returns a bound on the

@@ -1,4 +1,4 @@
-r"""One block of a decoder: attention and a feed-forward part, each added to a stream that goes through.
+r"""One block of a decoder: attention and a feed-forward part, each added to the residual stream.
 
 A decoder sends a vector of `hidden` numbers for each token through a stack of blocks. A block has two parts, and each
 *adds* its result to what came in, so the vectors form a *residual stream* that every block reads and none overwrites:

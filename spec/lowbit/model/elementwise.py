@@ -1,6 +1,6 @@
-r"""The elementwise operations of a decoder as a value, which a decoder is given: by the formulas, or on a backend.
+r"""Elementwise operations: the steps of a decoder between its products, by the formulas or on a backend.
 
-The chapter `block` computes all that is not a linear layer in float64, because it is there to be read, and so that
+The chapter `block` computes all that is not a linear layer in float64, because it is written to be read and so that
 backends differ in their products only. A fast backend has norms, activations, rotations and attention too, and a
 decoder that leaves these to numpy spends a good part of its time there. So a decoder takes them as `ElementwiseOps`.
 `lowbit.model.block.FORMULAS` are those of the specification; `lowbit.runtime.elementwise` makes them from a backend.

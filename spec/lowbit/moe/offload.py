@@ -1,11 +1,11 @@
-r"""Offloading: experts that do not fit, brought in when they are needed and a little before.
+r"""Offloading: experts that do not fit in memory are copied when they are needed, or a little before.
 
-The experts of a sparse model are nearly all of its weights, and each token uses a few. So the experts stay in the
-large memory of the host, the device keeps a small number of slots, and experts are copied in as layers ask for them.
-Copying takes longer than computing; everything here exists to copy less, and earlier. Which expert lies where, what is
-copied when, and what gives way to what is decided by one state machine. It computes nothing and moves nothing: it
-writes a *trace*, a list of events, and the trace is a function of the requests alone. An engine that moves real bytes
-keeps to the specification if its events are these.
+The experts of a sparse model are nearly all of its weights, and each token uses a few. So the experts stay in the large
+memory of the host, the device keeps a small number of slots, and experts are copied in as layers ask for them. Copying
+takes longer than computing; all rules here serve to copy less, and earlier. One state machine decides which expert lies
+where, what is copied when, and what is evicted. It computes nothing and moves nothing: it writes a *trace*, a list of
+events, and the trace is a function of the requests alone. An engine that moves real bytes keeps to the specification if
+its events are these.
 
 **Slots: what was used lately** (MoE offloading §3.1). Each layer has :math:`k` slots on the device and keeps the
 :math:`k` experts that ran last; a newcomer replaces the one that ran longest ago. (The copy at hand prints "keep *k*

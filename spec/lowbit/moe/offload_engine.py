@@ -1,8 +1,9 @@
 """The offload engine: the state machine of `offload`, in use.
 
-A trace is asked for when a run is over. While it lasts, a program asks after each layer: which experts are here, which
-must be copied, and where to? So the same machine is an operation that is opened with an arrangement and answers one
-request at a time (`lowbit.backend.session`). Nothing else is new: the events of the steps, put together, are the trace.
+A trace describes a run that is over. During a run, a program asks after each layer which experts are on the device,
+which must be copied, and where to. So the same machine is an operation that is opened with an arrangement and answers
+one request at a time (`lowbit.backend.session`). Nothing else is new: the events of the steps, put together, are the
+trace.
 
 What a program gains is that a wrong request costs it nothing. `offload.trace` refuses a whole run for one request out
 of order; the engine refuses that request, is as it was before, and the run goes on.

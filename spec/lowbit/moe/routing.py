@@ -1,10 +1,10 @@
 r"""Routing: a layer of many experts, of which each token runs a few.
 
-A *sparse* layer holds :math:`E` feed-forward networks, its *experts*, where a dense one holds a single one. A small
-linear layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and
-their answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
-:math:`k`: in Mixtral two of eight. But the weights that a token needs are known only when the token
-arrives, and that is the whole difficulty of the chapter `lowbit.moe.offload`.
+A *sparse* layer holds :math:`E` feed-forward networks, its *experts*; a dense layer holds a single one. A small linear
+layer, the *gate*, scores the experts for each token; the token runs through the :math:`k` that score best, and their
+answers are added, weighted by the scores. The model has the parameters of all experts and costs the time of
+:math:`k`: in Mixtral two of eight. But the weights that a token needs are known only when the token arrives, which is
+the problem of the chapter `lowbit.moe.offload`.
 
 **Gate.** For an input :math:`x` of the layer and the gate's matrix :math:`W_r` (hidden × E),
 

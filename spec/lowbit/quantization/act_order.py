@@ -2,8 +2,9 @@
 
 A quantiser may take the rows of a matrix in an order of its own; GPTQ's *act-order* takes the inputs that matter most
 first. Its groups are then runs of rows in that order, and not in the order of the matrix. Two representations are in
-use. Files keep the rows where they were, with the group of each row beside them (``g_idx``). Here the rows stand in the
-order in which they were taken, with that order beside them: row i of the stored matrix is row ``order[i]`` of W, and
+use. Files keep the rows where they were, with the group of each row beside them (``g_idx``). Here the rows are stored
+in the order in which they were taken, together with that order: row i of the stored matrix is row ``order[i]`` of W,
+and
 
     ``y = x W`` is ``linear.qgemv(x[order], matrix)``.
 

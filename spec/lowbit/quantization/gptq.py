@@ -1,10 +1,10 @@
-r"""GPTQ: rounding one row of weights after another, so that later rows make up for earlier ones.
+r"""GPTQ: rounding one row of weights after another, where later rows compensate for the errors of earlier ones.
 
 Rounding every weight to the nearest code is best for the *weights*. It is not best for the *layer*: the error of a
 layer is a sum over its inputs, and where two inputs rise and fall together, an error in the weight of one can be
-compensated by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the
-*calibration set*, and rounds the rows of :math:`W` one after another; before a row is rounded, it is moved by just
-what the errors of the rows before it ask for.
+compensated by the weight of the other. GPTQ uses this. It looks at inputs that the layer really sees, the *calibration
+set*, and rounds the rows of :math:`W` one after another; before a row is rounded, it is corrected for the errors of the
+rows before it.
 
 **The error of the layer.** :math:`X` (T × K) are the calibration inputs, :math:`\hat W` the values of the codes and
 :math:`\Delta = W - \hat W`. The squared error on the calibration set is

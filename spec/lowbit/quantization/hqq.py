@@ -1,9 +1,8 @@
 r"""HQQ matrices: a real zero for each group, groups along either axis, scales and zeros in 8 bits.
 
-The quantiser that MoE offloading takes its experts from writes a weight as :math:`s\,(q - z)` with a zero that is a
-*real* number, found by `hqq_solver`. Two more things set it apart from `affine`: its groups may run along either axis
-of the matrix, and at 2 bits the groups are so short that scales and zeros would outweigh the codes, so they are
-quantised themselves.
+The quantiser of MoE offloading writes a weight as :math:`s\,(q - z)` with a zero that is a *real* number, found by
+`hqq_solver`. It differs from `affine` in two more ways: its groups may run along either axis of the matrix, and at 2
+bits the groups are so short that scales and zeros would outweigh the codes, so they are quantised themselves.
 
 **Blocks.** HQQ sees the matrix as files store it, N × K, the transpose of :math:`W`. Laid out flat, weight
 :math:`(n, k)` is number :math:`f = nK + k`, and there are :math:`G = NK/g` groups of g:

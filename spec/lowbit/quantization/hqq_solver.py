@@ -2,8 +2,8 @@ r"""The solver of HQQ: which zero serves a group best, found without any data.
 
 Rounding to a grid that spans a group from its least to its largest weight lets two outliers decide where all the others
 are rounded to. HQQ (half-quadratic quantisation) keeps the step of the grid, its scale, and moves its zero until the
-weights lie closer to it, counted in a norm with :math:`p < 1`, which cares about many small errors more than about a
-few large ones. It needs the weights and nothing else, no calibration inputs.
+weights lie closer to it, counted in a norm with :math:`p < 1`, which gives many small errors more weight than a few
+large ones. It needs no calibration inputs, only the weights.
 
 **The problem.** For each group, with fixed scale s,
 

@@ -1,4 +1,4 @@
-r"""Bits per weight: what a model quantised by HQQ weighs, and Table 1 of MoE offloading computed again.
+r"""Bits per weight: the size of a model quantised by HQQ, and Table 1 of MoE offloading recomputed.
 
 A weight of b bits costs more than b bits: its group's scale and zero are 8 bits each, and the scales' own scale and
 zero 16 bits each for every `scale_group` of them. (All zeros of a tensor share one pair; that is 32 bits a tensor and

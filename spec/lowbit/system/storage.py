@@ -1,4 +1,4 @@
-"""Storage: where lowbit keeps files, how they are written, and which of them are trusted.
+"""Storage: where lowbit keeps files, how they are written, and which of them it may load.
 
 **Where.** Everything is kept in one folder, `cache_folder`: the user's cache folder for lowbit, or the one that the
 environment variable ``LOWBIT_CACHE`` names. `make_folder` creates it and its parents so that only this user can enter.
