@@ -64,7 +64,7 @@ BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "linear.qgemm": lambda a, e, x, matrix: _qgemm_bound(x, matrix, a, e),
     "linear.qgemm_bfp": lambda a, e, x, matrix: integer_bound(x, matrix, a, e),
     "linear.qgemv": lambda a, e, x, matrix: linear_bound(x, matrix, a, e),
-    "rope.rotate": lambda a, e, x, rotation: rotate_bound(x, rotation, a, e),
+    "rope.rotate": lambda a, e, x, turn: rotate_bound(x, turn, a, e),
     "routing.expert": lambda a, e, **arguments: expert_bound(**arguments, arithmetic=a),
     "routing.gate": lambda a, e, x, router, scores: gate_bound(x, router, scores, a, e),
     "routing.sparse": lambda a, e, **arguments: sparse_bound(**arguments, arithmetic=a, exact=e),
