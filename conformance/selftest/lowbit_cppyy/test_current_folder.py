@@ -218,6 +218,7 @@ def test_an_interrupt_does_not_leave_the_work_half_done() -> None:
         import signal, time
         from lowbit_cppyy.runtime.empty_folder import run_in_empty_folder
         ended = []
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is started without it
 
         def work():
             os.kill(os.getpid(), signal.SIGINT)
