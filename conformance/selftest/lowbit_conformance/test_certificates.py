@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lowbit.cli import app
+from lowbit.errors import LowbitError
 
 PACKING = "lowbit-1.1/packing"
 
@@ -40,7 +41,8 @@ def write(folder: Path, name: str, limits: str = "", profile: str = PACKING) -> 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any]]:
     done = CliRunner().invoke(app, ["conformance", *arguments, "--json"])
-    return done.exit_code, json.loads(done.stdout) if done.stdout.startswith("{") else {}
+    status = 2 if isinstance(done.exception, LowbitError) else done.exit_code  # as `lowbit.cli.main` ends
+    return status, json.loads(done.stdout) if done.stdout.startswith("{") else {}
 
 
 @pytest.fixture
