@@ -6,8 +6,8 @@ stay in the second-level cache, by one thread. The difference in time by the dif
 per byte. The rest of the time of the narrow one is that of the activations. Both are extrapolated to the whole matrix:
 time per byte × bytes ÷ threads, and the rest by the number of rows.
 
-**From memory.** Every call reads another copy of the whole matrix. There are so many copies that none is left in the
-last-level cache when it is read again, whichever candidate read it before. All threads compute.
+**From memory.** Every call reads another copy of the whole matrix. The copies together are larger
+than the last-level cache, so each is read from memory, whichever candidate read it before. All threads compute.
 """
 
 import time

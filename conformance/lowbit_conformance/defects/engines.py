@@ -171,7 +171,7 @@ class StepsIn16Bits(Offload):
 
 
 def clocked(bits: int, ticks: Callable[[Request], int]) -> type[Offload]:
-    """Writes down when an expert ran, by a clock of so many bits, and evicts the one with the least time."""
+    """Writes down when an expert ran, by a clock with few bits, and evicts the one with the least time."""
 
     class Clocked(Offload):
         def __init__(self, arrangement: Arrangement) -> None:

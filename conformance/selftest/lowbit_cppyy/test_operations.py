@@ -81,7 +81,7 @@ def test_a_pass_has_the_bits_of_its_program(name: str, table: InstructionSet) ->
 @by_table
 @pytest.mark.parametrize("head_dim", (2, 20, 64, 300))
 def test_heads_have_the_bits_of_their_programs(head_dim: int, table: InstructionSet) -> None:
-    """Channels that are not whole sixteens, and so many that their loop is not unrolled."""
+    """Numbers of channels that are not multiples of 16, or too large for the loop to be unrolled."""
     channels = 16 * attention.sixteens(head_dim)
     rows = numbers(2 * table.lanes * head_dim + 16, seed=head_dim)
     query = np.concatenate([numbers(head_dim), np.zeros(channels - head_dim), [0.125]]).astype(np.float32)

@@ -28,7 +28,7 @@ def expert_data(layer: int, expert: int, nbytes: int = NBYTES) -> U8:
 
 
 def show(nbytes: int, seconds: float = 0.0) -> Kernel:
-    """A kernel that copies a expert_data to where a test finds it; on `slow_machine` it takes so many seconds."""
+    """A kernel that copies an expert's data to where a test finds it; on `slow_machine` it takes `seconds`."""
 
     def extent(numbers: object) -> int:
         return nbytes

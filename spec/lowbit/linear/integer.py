@@ -140,7 +140,7 @@ class CodeSums:
 
 
 def check_activations(x: Blocks, rows: int) -> None:
-    """Refuse what cannot be multiplied by a matrix of so many rows.
+    """Refuse blocks that cannot be multiplied by a matrix with this number of rows.
 
     Raises:
         ArgumentError: not `Blocks`, rows of another length, or blocks whose sums could reach 2^53.

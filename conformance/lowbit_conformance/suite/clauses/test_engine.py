@@ -134,8 +134,7 @@ def clocks(clause: str, settings: Settings) -> Iterator[EngineCase]:
 
 @checks("offload.engine/C1", clocks)
 def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: EngineCase) -> None:
-    """One expert for nearly as many steps as so many bits count, then three experts by turns: every event is the
-    trace's."""
+    """One expert until a counter of this width is about to wrap, then three in turn: every event is the trace's."""
     with closing(Pair(backend, case, case.generator())) as pair:
         again, before = Request(0, (0,)), case.steps - 2 * STAY
         backend.walk(pair.session, [(again,)], before)

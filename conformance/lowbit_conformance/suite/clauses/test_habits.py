@@ -148,7 +148,7 @@ def _again(backend: Remote, call: Call) -> Any:
 
 @checks("*/H4", every("many-times"))
 def test_the_same_call_many_times(backend: Remote, case: HabitCase) -> None:
-    """The first call of an operation gives the same bits each of so many times that a counter of 8 bits goes round."""
+    """The first call of an operation gives the same bits each time, often enough for an 8-bit counter to wrap."""
     (call,) = own_calls(backend, case.operation, 1)
     again = replace(call, result=None)
     for number, given in enumerate(backend.elsewhere(again, [Variant(handle=0)] * MANY_TIMES)):

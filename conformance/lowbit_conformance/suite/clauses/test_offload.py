@@ -188,7 +188,7 @@ def clocks(clause: str, settings: Settings) -> Iterator[OffloadCase]:
 
 @checks("offload.trace/C1", clocks)
 def test_what_is_oldest_when_a_clock_goes_round(backend: Remote, case: OffloadCase) -> None:
-    """Requests that need nothing, nearly as many as so many bits count, then three experts by turns in two slots.
+    """Empty requests until a counter of this width is about to wrap, then three experts in turn in two slots.
 
     Steps without an event keep the trace short; `offload.engine`, which answers step by step, has uses in their place.
     """

@@ -116,7 +116,7 @@ def square(scales: Annotated[F32, Shape("k", "k")]) -> None:
 
 @pytest.mark.parametrize("arguments", [(), (np.ones((1, 1), np.float32), 2)], ids=["few", "many"])
 def test_a_wrong_number_of_arguments_is_pythons_own_error(arguments: tuple[Any, ...]) -> None:
-    """As of any function; so is a name that is none."""
+    """As with any function, a missing argument or an unknown name is a TypeError."""
     with pytest.raises(TypeError):
         square(*arguments)
     with pytest.raises(TypeError):

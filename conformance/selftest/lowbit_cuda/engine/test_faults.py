@@ -302,7 +302,7 @@ class Interrupt:
 
 HERE = str(Path("lowbit_cuda") / "engine")
 STEP = 29
-"""Each so many lines are tried: a prime, so that every kind of line has its turn."""
+"""The test interrupts every 29th line. The number is prime, so that over the runs every kind of line is interrupted."""
 
 
 @pytest.mark.parametrize("memory", ["mirror", "swap"])
