@@ -1,0 +1,228 @@
+"""Write the files beside this script with the packers that own the formats, on a CPU.
+
+Usage: ``python write.py SOURCES [NAME ...]``, where SOURCES holds the packages ``auto_gptq``, ``awq``, ``hqq`` and
+``marlin`` of their repositories. It needs torch, numpy, bitsandbytes, onnx and onnxruntime. Whatever else the four
+import is replaced by an object that does nothing, since packing needs none of it.
+
+AutoGPTQ 9f7d3707, AutoAWQ 88e4c76b, hqq e0b1d00e, marlin 2f6d7c10, onnxruntime 1.32.0, bitsandbytes 0.50.2, torch 2.13.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).parent
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Missing:
+    """Finds every module that nobody else finds, and loads an object that does nothing."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        wanted = name.split(".")[0]
+        return None if wanted.startswith(("torch", "numpy", "_")) else ModuleSpec(name, self)  # type: ignore[arg-type]  # it finds and loads
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        found = MagicMock(name=spec.name, __path__=[], __spec__=spec)
+        found.try_import.return_value = (None, "not needed")
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to do."""
+
+
+def module(sources: Path, path: str) -> Any:
+    """One file of a package, without the package's own ``__init__``."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem + "_of_owner", sources / path)
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found
+
+
+def drawn(rows: int, columns: int, group: int, bits: int, first: int) -> tuple[torch.Tensor, ...]:
+    """Codes N × K, zeros from `first` to the largest code N × G, scales N × G that are powers of two, weights N × K."""
+    make = torch.Generator().manual_seed(bits)
+    codes = torch.randint(0, 2**bits, (columns, rows), generator=make)
+    groups = rows // group
+    zeros = torch.randint(first, 2**bits, (columns, groups), generator=make)
+    scales = 2.0 ** -torch.randint(2, 6, (columns, groups), generator=make)
+    wide = [each.repeat_interleave(group, 1) for each in (scales, zeros)]
+    return codes, zeros, scales, wide[0] * (codes - wide[1])
+
+
+def linear(weights: torch.Tensor) -> torch.nn.Linear:
+    found = torch.nn.Linear(weights.shape[1], weights.shape[0], bias=False)
+    found.weight.data = weights.clone().float()
+    return found
+
+
+def awq(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """``from_linear`` of both layouts."""
+    for name, group, rows in (("gemm", 32, 64), ("gemv", 32, 96), ("gemv", 64, 128)):
+        found = module(sources, f"awq/modules/linear/{name}.py")
+        found.get_best_device = lambda: "cpu"
+        _, zeros, scales, weights = drawn(rows, 32, group, 4, 0)
+        given = (scales, zeros) if name == "gemv" else (scales.T.contiguous(), zeros.T.contiguous())
+        kind = getattr(found, f"WQLinear_{name.upper()}")
+        packed = kind.from_linear(linear(weights), 4, group, False, *given)
+        yield f"awq-{name}-{group}", fields(packed, "qweight qzeros scales", weights)
+
+
+def gptq(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """``pack`` with the rows of groups scattered; zeros start at 1, which is what version 1 can store."""
+    for bits in (2, 3, 4, 8):
+        found = module(sources, "auto_gptq/nn_modules/qlinear/qlinear_cuda.py")
+        found.transformers.pytorch_utils.Conv1D = ()
+        _, zeros, scales, weights = drawn(64, 32, 32, bits, 1)
+        order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+        packed = found.QuantLinear(bits, 32, 64, 32, False, weight_dtype=torch.float32)
+        index = packed.g_idx[order].clone()
+        packed.pack(linear(weights[:, order]), scales, zeros.float(), index)
+        packed.scales = packed.scales.half()
+        yield f"gptq-v1-{bits}", fields(packed, "qweight qzeros scales g_idx", weights[:, order])
+
+
+def bitsandbytes(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """``quantize_4bit`` and what ``dequantize_4bit`` makes of it; the package itself, which runs on a CPU."""
+    functional = importlib.import_module("bitsandbytes.functional")
+    make = torch.Generator().manual_seed(1)
+    for name, double, blocksize, rows in (
+        ("nf4", 0, 64, 72),
+        ("fp4", 0, 32, 72),
+        ("nf4", 1, 64, 600),
+        ("fp4", 1, 32, 296),
+    ):
+        weights = torch.randn(29, rows, generator=make)
+        packed, state = functional.quantize_4bit(weights, None, None, blocksize, bool(double), name)
+        given = state.as_dict()
+        found = {"weight": packed, "values": functional.dequantize_4bit(packed, state).T}
+        for field in ("absmax", "nested_absmax", "nested_quant_map"):
+            if field in given:
+                found[field] = given[field]
+        if double:
+            found["nested_offset"] = torch.tensor([given["nested_offset"]])
+            found["values"] = found["values"][:, ::5]
+        yield f"{name}{'-double' * double}", {key: each.numpy() for key, each in found.items()}
+
+
+def hqq(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """``BitPack`` on codes that were reshaped as the quantiser does, along either axis."""
+    packing = module(sources, "hqq/core/bitpack.py").BitPack
+    make = torch.Generator().manual_seed(1)
+    for axis in (0, 1):
+        for bits in (8, 4, 3, 2, 1):
+            shape = (32, 48) if axis == 0 else (48, 32)
+            codes = torch.randint(0, 2**bits, shape, generator=make)
+            edge = (1, 48) if axis == 0 else (48, 1)
+            scale = (2.0 ** -torch.randint(2, 6, edge, generator=make)).half()
+            zero = (torch.randint(-4, 60, edge, generator=make) / 4).half()
+            packed = getattr(packing, f"pack_{bits}bit_{'32' if bits == 3 else 'u8'}")(codes)
+            values = ((codes - zero.float()) * scale.float()).reshape(16, 96).T
+            found = {"W_q": packed, "scale": scale, "zero": zero, "values": values.half()}
+            yield f"hqq-axis{axis}-{bits}", {name: each.numpy() for name, each in found.items()}
+
+
+def marlin(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """``Layer.pack``, on a layer smaller than its constructor allows."""
+    found = module(sources, "marlin/__init__.py")
+    for name, rows, columns, group in (("grouped", 64, 64, 32), ("channel", 32, 128, 32)):
+        layer = torch.nn.Module.__new__(found.Layer)
+        torch.nn.Module.__init__(layer)
+        layer.k, layer.n, layer.groupsize = rows, columns, group
+        layer.B, layer.s = (
+            torch.empty((rows // 16, 2 * columns), dtype=torch.int),
+            torch.empty((rows // group, columns)).half(),
+        )
+        codes, _, scales, _ = drawn(rows, columns, group, 4, 0)
+        scales *= 1 + torch.arange(columns)[:, None] / 128
+        weights = scales.repeat_interleave(group, 1) * (codes - 8)
+        given = linear(weights)
+        given.weight.data = weights.half()
+        layer.pack(given, scales)
+        yield f"marlin-{name}", fields(layer, "B s", weights)
+
+
+def onnx(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """The operator itself, multiplying the identity by bytes of all kinds; K = 72 leaves the last block short."""
+    import onnxruntime
+    from onnx import TensorProto, helper, numpy_helper
+
+    make = np.random.default_rng(1)
+    for bits in (2, 4, 8):
+        for zeros in (True, False):
+            blob = 32 * bits // 8
+            given: Arrays = {
+                "B": make.integers(0, 256, (16, 3, blob), np.uint8),
+                "scales": np.exp2(-make.integers(2, 6, (16, 3))).astype(np.float32),
+            }
+            if zeros:
+                given["zero_points"] = make.integers(0, 256, (16, -(-3 * bits // 8)), np.uint8)
+            options = {"K": 72, "N": 16, "bits": bits, "block_size": 32}
+            node = helper.make_node("MatMulNBits", ["A", *given], ["Y"], domain="com.microsoft", **options)
+            ends = [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, [72, size])
+                for name, size in (("A", 72), ("Y", 16))
+            ]
+            constants = [numpy_helper.from_array(each, name) for name, each in given.items()]
+            graph = helper.make_graph([node], "one", ends[:1], ends[1:], constants)
+            domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+            model = helper.make_model(graph, opset_imports=domains, ir_version=9)
+            session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+            values = session.run(None, {"A": np.eye(72, dtype=np.float32)})[0]
+            yield f"matmulnbits{'' if zeros else '-symmetric'}-{bits}", given | {"values": values.astype(np.float16)}
+
+
+def torchao(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """PyTorch's packer for CPUs, and its product with the identity.
+
+    It packs for the processor at hand; with ``ATEN_CPU_CAPABILITY=avx2`` in the environment for an older one.
+    """
+    make = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (80, 64), generator=make).int()
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+    scales = 2.0 ** -torch.randint(2, 6, (2, 80), generator=make)
+    zeros = scales * torch.randint(-40, 40, (2, 80), generator=make)
+    both = torch.stack([scales, zeros], dim=-1).bfloat16()
+    values = torch.ops.aten._weight_int4pack_mm_for_cpu(torch.eye(64).bfloat16(), packed, 32, both)
+    found = {"qdata": packed, "scale_and_zero": both.view(torch.uint16), "values": values.half()}
+    name = torch.backends.cpu.get_cpu_capability().lower()
+    yield f"int4-opaque-{name}", {key: each.numpy() for key, each in found.items()}
+
+
+def fields(packed: Any, names: str, weights: torch.Tensor) -> Arrays:
+    return {name: getattr(packed, name).numpy() for name in names.split()} | {"values": weights.T.half().numpy()}
+
+
+WRITERS: dict[str, Callable[[Path], Iterator[tuple[str, Arrays]]]] = {
+    "bitsandbytes": bitsandbytes,
+    "onnx": onnx,
+    "awq": awq,
+    "gptq": gptq,
+    "hqq": hqq,
+    "marlin": marlin,
+    "torchao": torchao,
+}
+
+
+def main(sources: Path, names: list[str]) -> None:
+    for name in names or WRITERS:
+        if name not in ("bitsandbytes", "onnx", "torchao"):
+            sys.meta_path.append(Missing())
+        for file, arrays in WRITERS[name](sources):
+            np.savez_compressed(HERE / f"{file}.npz", **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
+            print(file, (HERE / f"{file}.npz").stat().st_size)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,82 @@
+r"""AWQ: codes of 4 bits in 32-bit words, in two layouts.
+
+The layouts of AutoAWQ, which its configuration calls *gemm* and *gemv*. Both store codes :math:`q`, zeros :math:`z`
+and scales of runs of ``group_size`` rows, which must divide K:
+
+.. math:: w_{kn} = s_{gn}\,(q_{kn} - z_{gn}), \qquad g = \lfloor k / \mathrm{group\_size} \rfloor .
+
+**gemm.** The matrix is K × N, and a word holds 8 *columns*. From its lowest nibble up these are columns
+0, 2, 4, 6, 1, 3, 5, 7, so that a kernel that masks the even and the odd bytes of a word finds neighbours side by side.
+Zeros are packed in the same order.
+
+**gemv.** The matrix is N × K, and a word holds 8 *rows* in their order, the first in its lowest nibble. Zeros are
+packed along the groups in the same way. Their arrays are wider than they need be: the groups of a column are padded as
+if K were a multiple of 1024, and scales are padded alike. What lies in the padding means nothing.
+
+Zeros are stored as they are, in both.
+
+Source: AutoAWQ ``awq/modules/linear/gemm.py``, ``gemv.py`` and ``awq/utils/packing_utils.py``.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import Array
+from lowbit.tensor_formats.bits import exact, split
+from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""In a word of gemm, the nibble of each of 8 columns."""
+
+PADDED = "K//1024*1024/group_size"
+"""The groups of gemv's arrays, those of the padding included."""
+
+GEMM_FIELDS = (
+    Field(
+        "qweight", "int32", ("K", "N/8"), "codes", "codes of 8 columns; from the lowest nibble 0, 2, 4, 6, 1, 3, 5, 7"
+    ),
+    Field("qzeros", "int32", ("K/group_size", "N/8"), "zero", "zeros of 8 columns in the same order"),
+    Field("scales", "float16", ("K/group_size", "N"), "scale", "one scale for each group and column"),
+)
+GEMV_FIELDS = (
+    Field("qweight", "int32", ("N", "K/8"), "codes", "codes of 8 rows, the first in the lowest nibble"),
+    Field("qzeros", "int32", ("N", f"{PADDED}/8"), "zero", "zeros of 8 groups, the first in the lowest nibble; padded"),
+    Field("scales", "float16", ("N", PADDED), "scale", "one scale for each column and group; padded"),
+)
+
+
+def _along(words: Array, order: tuple[int, ...] | None = None) -> npt.NDArray[np.int64]:
+    """The codes of each row of words, in a row."""
+    return split(words, 4, order).reshape(len(words), -1)
+
+
+def _gemm(tensors: Tensors, at: Sizes) -> Terms:
+    scales, group = exact(tensors["scales"]), at.group_of_row()
+    zeros = _along(tensors["qzeros"], PLACES)
+    return Terms(scales[group] * _along(tensors["qweight"], PLACES), (-scales * zeros)[group])
+
+
+def _gemv(tensors: Tensors, at: Sizes) -> Terms:
+    scales, group = exact(tensors["scales"]).T, at.group_of_row()
+    zeros = _along(tensors["qzeros"]).T
+    return Terms(scales[group] * _along(tensors["qweight"]).T, (-scales * zeros)[group])
+
+
+AWQ_GEMM = Format(
+    name="awq-gemm",
+    title="AWQ, layout gemm",
+    fields=GEMM_FIELDS,
+    decode=_gemm,
+    options={"group_size": None},
+    source="AutoAWQ, awq/modules/linear/gemm.py",
+    traps=("Columns lie in a word in the order 0, 2, 4, 6, 1, 3, 5, 7, and zeros do too.",),
+)
+AWQ_GEMV = Format(
+    name="awq-gemv",
+    title="AWQ, layout gemv",
+    fields=GEMV_FIELDS,
+    decode=_gemv,
+    options={"group_size": (32, 64, 128)},
+    source="AutoAWQ, awq/modules/linear/gemv.py",
+    traps=("The stride of zeros and scales is padded, and is not the number of groups.",),
+)

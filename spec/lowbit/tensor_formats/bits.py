@@ -1,0 +1,81 @@
+"""Bits: how codes of a few bits are cut out of wider integers, for the formats of this folder."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F64, U8, Array
+
+
+def exact(numbers: Array) -> F64:
+    """Numbers of any dtype of a table, as float64: exact for all of them."""
+    return numbers.astype(np.float64)
+
+
+def split(words: Array, bits: int, order: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
+    """The codes in each integer, from its lowest bits up, along a new last axis.
+
+    >>> split(np.array([0x76543210], np.uint32), 4)
+    array([[0, 1, 2, 3, 4, 5, 6, 7]])
+    >>> split(np.array([0x76543210], np.uint32), 4, order=(0, 4, 1, 5, 2, 6, 3, 7))
+    array([[0, 4, 1, 5, 2, 6, 3, 7]])
+
+    Args:
+        words: integers of any width and sign, any shape.
+        bits: of a code; divides the width of the integers.
+        order: code i lies in place ``order[i]`` counted from the lowest bits; in place i by default.
+    """
+    unsigned = words.view(f"u{words.dtype.itemsize}").astype(np.uint64)
+    places = range(8 * words.dtype.itemsize // bits) if order is None else order
+    codes = [unsigned >> np.uint64(bits * place) & np.uint64(2**bits - 1) for place in places]
+    return np.stack(codes, axis=-1).astype(np.int64)
+
+
+def join(codes: Array, bits: int, dtype: npt.DTypeLike, order: Sequence[int] | None = None) -> Array:
+    """The inverse of `split`: codes along the last axis become one integer each run.
+
+    >>> [hex(word) for word in join(np.arange(8), 4, np.uint32)]
+    ['0x76543210']
+
+    Args:
+        codes: non-negative integers below ``2**bits``; the last axis is a multiple of the codes in one integer.
+        bits: of a code.
+        dtype: of the integers.
+        order: as for `split`.
+    """
+    kind = np.dtype(dtype)
+    count = 8 * kind.itemsize // bits
+    runs = codes.reshape(*codes.shape[:-1], -1, count).astype(np.uint64)
+    places = range(count) if order is None else order
+    words = np.zeros(runs.shape[:-1], np.uint64)
+    for number, place in enumerate(places):
+        words |= runs[..., number] << np.uint64(bits * place)
+    return words.astype(f"u{kind.itemsize}").view(kind)
+
+
+def planes(data: U8, bits: int, run: int) -> npt.NDArray[np.int64]:
+    """The codes in each run of bytes: the lowest bits of all its bytes, then the next bits of all, along the last axis.
+
+    This is ggml's order: neighbours in a byte are `run` elements apart.
+
+    >>> planes(np.array([0x21, 0x43, 0x65, 0x87], np.uint8), 4, run=2)
+    array([1, 3, 2, 4, 5, 7, 6, 8])
+
+    Args:
+        data: bytes; the last axis is a multiple of `run`.
+        bits: of a code; divides 8.
+        run: bytes that are read together.
+    """
+    runs = data.reshape(*data.shape[:-1], -1, 1, run)
+    codes = runs >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8(2**bits - 1)
+    return codes.reshape(*data.shape[:-1], -1).astype(np.int64)
+
+
+def halves(data: U8) -> npt.NDArray[np.int64]:
+    """The low nibbles of a run of bytes, then its high nibbles, along the last axis: ggml's order.
+
+    >>> halves(np.array([0x21, 0x43], np.uint8))
+    array([1, 3, 2, 4])
+    """
+    return planes(data, 4, data.shape[-1])

@@ -1,0 +1,140 @@
+r"""bitsandbytes: NF4 and FP4, tables of 16 numbers scaled by the largest magnitude of each block.
+
+The layout of QLoRA's checkpoints. The matrix is N × K, row by row, and is cut into blocks of ``blocksize`` elements
+whatever row they belong to; the last block may be short. An element of block :math:`i` is :math:`t_q\, a_i`: a number
+of a table, times the block's *absmax*. Byte :math:`j` of ``weight`` holds element :math:`2j` in its **high** half and
+element :math:`2j + 1` in its low half, against the custom of all other formats here.
+
+**Tables.** NF4 has quantiles of the normal distribution, in ascending order. FP4 has a sign, two bits of exponent and
+one of mantissa, in an order of its own: codes 0 to 7 are 0, 1/16, 8, 12, 4, 6, 2 and 3 twelfths, and codes 8 to 15 are
+the same with a minus. It is not ``float4_e2m1fn``, neither in its numbers nor in their order. Both tables are float32.
+
+**Double quantisation** stores each absmax in 8 bits. The mean of them all, ``nested_offset``, is subtracted first, and
+what is left is cut into blocks of 256, each with a scale in ``nested_absmax`` and codes into a map of 256 numbers:
+
+.. math:: a_i = \mathrm{fl}\bigl(\mathrm{fl}(\mathrm{map}[c_i]\; \mathrm{nested\_absmax}_{\lfloor i / 256 \rfloor})
+   + \mathrm{nested\_offset}\bigr),
+
+where fl rounds to float32, because bitsandbytes computes the product, then the sum, in that type. The map is a tensor
+of the checkpoint; `dynamic_map` is what bitsandbytes writes. Checkpoints also hold ``quant_map``, the table of 16,
+which no dequantising kernel reads, and keep ``nested_offset`` and ``blocksize`` in the JSON of ``quant_state``.
+
+Source: bitsandbytes ``functional.py`` (get_4bit_type, create_dynamic_map, quantize_4bit, dequantize_4bit, QuantState)
+and its default backend; QLoRA, arXiv 2305.14314.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from lowbit.arrays import F32, F64, Array
+from lowbit.tensor_formats.bits import exact, split
+from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, Terms
+
+NF4_TABLE = np.array(
+    [
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ],
+    np.float32,
+)
+TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)
+FP4_TABLE = (np.array([*TWELFTHS, *(-each for each in TWELFTHS)], np.float32) / np.float32(12)).astype(np.float32)
+
+NESTED = 256
+"""The numbers of a block of double quantisation."""
+
+
+def dynamic_map() -> F32:
+    """The 256 numbers of bitsandbytes' signed dynamic map, in ascending order.
+
+    Seven decades have 1, 2, 4 … 64 numbers each: the midpoints of equal parts of 0.1 to 1, times a power of ten, with
+    either sign. 0 and 1 complete them. All is computed in float32, with each point of a decade counted from the nearer
+    end and rounded once.
+
+    >>> numbers = dynamic_map()
+    >>> len(numbers), float(numbers[0]), float(numbers[127]), float(numbers[255])
+    (256, -0.992968738079071, 0.0, 1.0)
+    """
+    positive = [midpoints(2**decade) * np.float32(10.0 ** (decade - 6)) for decade in range(7)]
+    numbers = np.concatenate(positive)
+    return np.sort(np.concatenate([-numbers, numbers, np.array([0, 1], np.float32)]))
+
+
+def midpoints(parts: int) -> F32:
+    """The midpoints of equal parts of 0.1 to 1, in float32."""
+    first, last = np.float32(0.1), np.float32(1)
+    step = np.float64((last - first) / np.float32(parts))
+    places = np.arange(parts + 1)
+    exact_points = np.where(places < (parts + 1) // 2, first + step * places, last - step * (parts - places))
+    points: F32 = exact_points.astype(np.float32)
+    return (points[:-1] + points[1:]) / np.float32(2)
+
+
+def _weights(table: F32, scales: F64, tensors: Tensors, at: Sizes) -> Terms:
+    codes = split(tensors["weight"], 4, order=(1, 0)).reshape(-1)
+    blocks = np.arange(at.N * at.K) // at["blocksize"]
+    numbers = table.astype(np.float64)[codes] * scales[blocks]
+    return Terms(numbers.reshape(at.N, at.K).T)
+
+
+def _plain(table: F32, tensors: Tensors, at: Sizes) -> Terms:
+    return _weights(table, exact(tensors["absmax"]), tensors, at)
+
+
+def _double(table: F32, tensors: Tensors, at: Sizes) -> Terms:
+    return _weights(table, exact(nested(tensors)), tensors, at)
+
+
+def nested(tensors: Tensors) -> Array:
+    """float32: the absmax of each block, from its 8 bits."""
+    codes = tensors["absmax"]
+    scales = tensors["nested_absmax"][np.arange(len(codes)) // NESTED]
+    with np.errstate(over="ignore"):
+        scaled = tensors["nested_quant_map"][codes] * scales
+        return np.asarray(scaled + tensors["nested_offset"], np.float32)
+
+
+WEIGHT = Field("weight", "uint8", ("N*K/2", 1), "codes", "two codes a byte, the first in the high half")
+PLAIN = (
+    WEIGHT,
+    Field("absmax", "float32", ("N*K//blocksize",), "scale", "the largest magnitude of each block"),
+)
+DOUBLE = (
+    WEIGHT,
+    Field("absmax", "uint8", ("N*K//blocksize",), "scale", "of each block, a place in the map"),
+    Field("nested_absmax", "float32", (f"N*K//blocksize//{NESTED}",), "scale", f"one for {NESTED} blocks"),
+    Field("nested_quant_map", "float32", (256,), "scale", "the map, ascending", signed=True),
+    Field("nested_offset", "float32", (1,), "scale", "the mean that was subtracted", signed=True),
+)
+OPTIONS = {"blocksize": (64, 32, 128, 256, 512, 1024, 2048, 4096)}
+SOURCE = "bitsandbytes, functional.py and its default backend"
+HIGH_FIRST = "The first of two elements lies in the high half of a byte."
+NOT_E2M1 = "FP4 is not e2m1: code 1 is 1/192, and code 3 is 1."
+ROUNDED = "With double quantisation absmax is a float32 that was rounded twice, before any weight is formed."
+
+
+def _format(name: str, title: str, table: F32, *traps: str, double: bool = False) -> Format:
+    decode: Decode = partial(_double if double else _plain, table)
+    fields = DOUBLE if double else PLAIN
+    return Format(name=name, title=title, fields=fields, decode=decode, options=OPTIONS, source=SOURCE, traps=traps)
+
+
+NF4 = _format("nf4", "bitsandbytes NF4", NF4_TABLE, HIGH_FIRST)
+FP4 = _format("fp4", "bitsandbytes FP4", FP4_TABLE, HIGH_FIRST, NOT_E2M1)
+NF4_DOUBLE = _format("nf4-double", "NF4, absmax in 8 bits", NF4_TABLE, HIGH_FIRST, ROUNDED, double=True)
+FP4_DOUBLE = _format("fp4-double", "FP4, absmax in 8 bits", FP4_TABLE, HIGH_FIRST, NOT_E2M1, ROUNDED, double=True)

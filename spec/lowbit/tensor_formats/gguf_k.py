@@ -1,0 +1,169 @@
+r"""GGUF's K-quants: Q2_K to Q6_K, blocks of 256 with scales that are quantised themselves.
+
+A block of 256 numbers is cut into sub-blocks of 16 or 32, each with a scale of 4, 6 or 8 bits, and a float16 number *d*
+scales these scales. Q2_K, Q4_K and Q5_K also have a minimum for each sub-block and a float16 number for the minima:
+
+.. math:: w = d\, s_j\, q - d_{\min}\, m_j, \qquad\text{or, for Q3_K and Q6_K,}\qquad w = d\, s_j\,(q - 2^{b-1}).
+
+====== ============ ======================= ==================
+type   sub-blocks   scale :math:`s_j`       minimum
+====== ============ ======================= ==================
+Q2_K   16 of 16     4 bits                  4 bits
+Q3_K   16 of 16     6 bits, less 32         none
+Q4_K   8 of 32      6 bits                  6 bits
+Q5_K   8 of 32      6 bits                  6 bits
+Q6_K   16 of 16     8 bits, two's           none
+                    complement
+====== ============ ======================= ==================
+
+**Codes** lie in planes (`lowbit.tensor_formats.bits.planes`): of 32 bytes of ``qs``, the lowest bits of all bytes are
+the first 32 codes, the next bits the next 32. In Q6_K a run of ``ql`` is 64 bytes. The bits above lie in planes over 32
+bytes of ``qh`` (in Q3_K ``hmask``, whose bit *means* a third bit of the code: where it is 0, 4 is subtracted).
+
+**The 12 bytes of scales** are packed in two ways. In Q4_K and Q5_K, bytes 0 to 3 hold scales 0 to 3 and bytes 4 to 7
+minima 0 to 3, in their low 6 bits. Byte :math:`8 + i` holds the low nibbles of scale :math:`4 + i` (low half) and
+minimum :math:`4 + i` (high half), whose two high bits are those that bytes :math:`i` and :math:`4 + i` have left. In
+Q3_K, bytes 0 to 7 are the low nibbles of the 16 scales, and bytes 8 to 11 their high bits, both in planes.
+
+Which scales a writer chooses is a search, and no part of the format; so there is no `encode`.
+
+Source: ggml, ``ggml-common.h`` and ``ggml-quants.c`` (``dequantize_row_q2_K`` to ``dequantize_row_q6_K``).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F64, Array
+from lowbit.tensor_formats.bits import exact, planes
+from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+
+SOURCE = "ggml, ggml-common.h and ggml-quants.c"
+BLOCK = 256
+D = Field("d", "float16", (), "scale", "what the scales of sub-blocks are multiplied by", signed=True)
+DMIN = Field("dmin", "float16", (), "scale", "what the minima of sub-blocks are multiplied by", signed=True)
+SCALES_AND_MINIMA = Field("scales", "uint8", (12,), "scale", "8 scales and 8 minima of 6 bits")
+HIGH = Field("qh", "uint8", (32,), "codes", "the fifth bit of each code, in planes")
+LOW = Field("qs", "uint8", (128,), "codes", "the low four bits of each code, in planes over 32 bytes")
+
+Integers = npt.NDArray[np.int64]
+
+
+def across(block: Array, of_sub_blocks: Integers, codes: Integers | None = None) -> F64:
+    """A number of each block times one of each sub-block, for each element, and times its code.
+
+    Args:
+        block: a float of each block, N × blocks.
+        of_sub_blocks: N × blocks × sub-blocks.
+        codes: N × blocks × elements.
+
+    Returns:
+        float64, N × blocks × `BLOCK`: exact.
+    """
+    scales = exact(block)[..., None] * of_sub_blocks
+    each = np.repeat(scales, BLOCK // of_sub_blocks.shape[-1], axis=-1)
+    return each if codes is None else each * codes
+
+
+def scales_and_minima(packed: Array) -> tuple[Integers, Integers]:
+    """The scales and the minima of Q4_K and Q5_K, N × blocks × 8 each."""
+    low, minima, shared = np.split(packed.astype(np.int64), 3, axis=-1)
+    scales = np.concatenate([low & 63, shared & 15 | low >> 6 << 4], axis=-1)
+    return scales, np.concatenate([minima & 63, shared >> 4 | minima >> 6 << 4], axis=-1)
+
+
+def scales_of_q3(packed: Array) -> Integers:
+    """The scales of Q3_K, N × blocks × 16."""
+    return (planes(packed[..., :8], 4, 8) | planes(packed[..., 8:], 2, 4) << 4) - 32
+
+
+def _q2(tensors: Tensors, at: Sizes) -> Terms:
+    scales = tensors["scales"].astype(np.int64)
+    codes = planes(tensors["qs"], 2, 32)
+    return Terms(across(tensors["d"], scales & 15, codes), -across(tensors["dmin"], scales >> 4))
+
+
+def _q3(tensors: Tensors, at: Sizes) -> Terms:
+    scales = scales_of_q3(tensors["scales"])
+    codes = planes(tensors["qs"], 2, 32) | planes(tensors["hmask"], 1, 32) << 2
+    return Terms(across(tensors["d"], scales, codes), -4 * across(tensors["d"], scales))
+
+
+def _q4_or_q5(tensors: Tensors, at: Sizes) -> Terms:
+    scales, minima = scales_and_minima(tensors["scales"])
+    codes = planes(tensors["qs"], 4, 32)
+    if "qh" in tensors:
+        codes |= planes(tensors["qh"], 1, 32) << 4
+    return Terms(across(tensors["d"], scales, codes), -across(tensors["dmin"], minima))
+
+
+def _q6(tensors: Tensors, at: Sizes) -> Terms:
+    scales = tensors["scales"].astype(np.int64)
+    codes = planes(tensors["ql"], 4, 64) | planes(tensors["qh"], 2, 32) << 4
+    return Terms(across(tensors["d"], scales, codes), -32 * across(tensors["d"], scales))
+
+
+MINIMA = "The minimum is subtracted, and its scale dmin is not the scale d."
+
+Q2_K = Format(
+    name="q2_k",
+    title="GGUF Q2_K",
+    block=BLOCK,
+    fields=(
+        Field("scales", "uint8", (16,), "scale", "the scale of a sub-block in the low half, its minimum in the high"),
+        Field("qs", "uint8", (64,), "codes", "codes of 2 bits, in planes over 32 bytes"),
+        D,
+        DMIN,
+    ),
+    decode=_q2,
+    source=SOURCE,
+    traps=(MINIMA, "d and dmin lie at the end of the block, and in Q4_K and Q5_K at its start."),
+)
+Q3_K = Format(
+    name="q3_k",
+    title="GGUF Q3_K",
+    block=BLOCK,
+    fields=(
+        Field("hmask", "uint8", (32,), "codes", "the third bit of each code, in planes"),
+        Field("qs", "uint8", (64,), "codes", "the low two bits of each code, in planes over 32 bytes"),
+        Field("scales", "uint8", (12,), "scale", "16 scales of 6 bits, each stored plus 32"),
+        D,
+    ),
+    decode=_q3,
+    source=SOURCE,
+    traps=(
+        "A bit of hmask that is 0 subtracts 4; one that is 1 subtracts nothing.",
+        "The two high bits of the 16 scales lie in planes over bytes 8 to 11, not beside their low nibbles.",
+    ),
+)
+Q4_K = Format(
+    name="q4_k",
+    title="GGUF Q4_K",
+    block=BLOCK,
+    fields=(D, DMIN, SCALES_AND_MINIMA, LOW),
+    decode=_q4_or_q5,
+    source=SOURCE,
+    traps=(MINIMA, "Scales and minima 4 to 7 take their high bits from the bytes of scales and minima 0 to 3."),
+)
+Q5_K = Format(
+    name="q5_k",
+    title="GGUF Q5_K",
+    block=BLOCK,
+    fields=(D, DMIN, SCALES_AND_MINIMA, HIGH, LOW),
+    decode=_q4_or_q5,
+    source=SOURCE,
+    traps=(MINIMA, "The fifth bit of element i is bit i / 32 of byte i mod 32, and not bit i mod 8 of byte i / 8."),
+)
+Q6_K = Format(
+    name="q6_k",
+    title="GGUF Q6_K",
+    block=BLOCK,
+    fields=(
+        Field("ql", "uint8", (128,), "codes", "the low four bits of each code, in planes over 64 bytes"),
+        Field("qh", "uint8", (64,), "codes", "the high two bits of each code, in planes over 32 bytes"),
+        Field("scales", "int8", (16,), "scale", "the scales of sub-blocks, two's complement"),
+        D,
+    ),
+    decode=_q6,
+    source=SOURCE,
+    traps=("The low bits lie in planes over 64 bytes, the high bits in planes over 32.", "Scales are signed."),
+)

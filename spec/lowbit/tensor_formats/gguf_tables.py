@@ -1,0 +1,129 @@
+r"""GGUF's types whose codes look up one of 16 numbers: IQ4_NL, IQ4_XS, MXFP4, NVFP4.
+
+A code of four bits is an index into a fixed table, and a weight is the scale times the number that stands there. IQ4_NL
+and IQ4_XS share a table of 16 integers, `NON_LINEAR`, that are closer together near 0. MXFP4 and NVFP4 read a code as a
+float of four bits (``float4_e2m1fn`` of the chapter `floats`).
+
+========= ======= ============= =====================================================================
+type      block   run           scale
+========= ======= ============= =====================================================================
+IQ4_NL    32      32            float16 *d*
+IQ4_XS    256     32            *d* times a 6-bit integer less 32
+MXFP4     32      32            a power of two, ``float8_e8m0fnu``
+NVFP4     64      16            ``float8_e4m3fn``, its sign bit 0; one scale for each run
+========= ======= ============= =====================================================================
+
+In each *run* of elements, byte :math:`i` of the codes holds element :math:`i` in its low half and the element half a
+run later in its high half. The order of OCP MX and of NVIDIA's NVFP4, neighbours in a byte, is another.
+
+**Doubled tables.** ggml keeps the 16 floats as integers, twice their value, and halves the scale. The products are the
+same. It reads the scale byte 255 of MXFP4, a NaN in the standard, as :math:`2^{128}`, ignores the sign bit of a scale
+of NVFP4, and reads its pattern 127, a NaN, as 0. Its writers make none of them, and lowbit refuses them.
+
+Source: ggml, ``ggml-common.h``, ``ggml-quants.c``, and ``ggml-impl.h`` (``ggml_e8m0_to_fp32_half`` and
+``ggml_ue4m3_to_fp32``).
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F64
+from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.bits import exact, planes, split
+from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+
+SOURCE = "ggml, ggml-common.h and ggml-quants.c"
+NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+"""The table of IQ4_NL and IQ4_XS, ``kvalues_iq4nl``."""
+FLOAT4: F64 = FLOATS["float4_e2m1fn"].values
+D = Field("d", "float16", (), "scale", "the scale of the block", signed=True)
+QS = Field("qs", "uint8", (16,), "codes", "element i in the low half of byte i, element i + 16 in its high half")
+
+
+def scaled(scales: F64, numbers: F64) -> Terms:
+    """Each scale times its run of numbers.
+
+    Args:
+        scales: N × blocks × runs.
+        numbers: N × blocks × elements.
+    """
+    return Terms(np.repeat(scales, numbers.shape[-1] // scales.shape[-1], axis=-1) * numbers)
+
+
+def scales_of_iq4_xs(low: npt.NDArray[np.uint8], high: npt.NDArray[np.uint16]) -> npt.NDArray[np.int64]:
+    """The scales of 6 bits, less 32: N × blocks × 8."""
+    nibbles = split(low, 4).reshape(*high.shape, 8)
+    return (nibbles | split(high, 2) << 4) - 32
+
+
+def _iq4_nl(tensors: Tensors, at: Sizes) -> Terms:
+    return scaled(exact(tensors["d"])[..., None], NON_LINEAR[planes(tensors["qs"], 4, 16)])
+
+
+def _iq4_xs(tensors: Tensors, at: Sizes) -> Terms:
+    scales = scales_of_iq4_xs(tensors["scales_l"], tensors["scales_h"])
+    return scaled(exact(tensors["d"])[..., None] * scales, NON_LINEAR[planes(tensors["qs"], 4, 16)])
+
+
+def _mxfp4(tensors: Tensors, at: Sizes) -> Terms:
+    return scaled(exact(tensors["e"])[..., None], FLOAT4[planes(tensors["qs"], 4, 16)])
+
+
+def _nvfp4(tensors: Tensors, at: Sizes) -> Terms:
+    return scaled(exact(tensors["d"]), FLOAT4[planes(tensors["qs"], 4, 8)])
+
+
+def _check_signs(tensors: Tensors, at: Sizes) -> None:
+    if np.signbit(exact(tensors["d"])).any():
+        raise ArgumentError("d", "a scale with its sign bit set", "scales of NVFP4 without a sign")
+
+
+IQ4_NL = Format(
+    name="iq4_nl",
+    title="GGUF IQ4_NL",
+    block=32,
+    fields=(D, QS),
+    decode=_iq4_nl,
+    source=SOURCE,
+    traps=("No code is 0: the smallest numbers of the table are 1 and -10.",),
+)
+IQ4_XS = Format(
+    name="iq4_xs",
+    title="GGUF IQ4_XS",
+    block=256,
+    fields=(
+        D,
+        Field("scales_h", "uint16", (), "scale", "the two high bits of 8 scales, the first in the lowest bits"),
+        Field("scales_l", "uint8", (4,), "scale", "the four low bits of 8 scales, the first in the low half of byte 0"),
+        Field("qs", "uint8", (128,), "codes", "runs of 16 bytes: 16 elements in low halves, then 16 in high halves"),
+    ),
+    decode=_iq4_xs,
+    source=SOURCE,
+    traps=(
+        "Low nibbles of neighbouring scales share a byte; those of Q3_K do not.",
+        "A run of codes is 16 bytes, and in Q4_K it is 32.",
+    ),
+)
+MXFP4 = Format(
+    name="gguf-mxfp4",
+    title="GGUF MXFP4",
+    block=32,
+    fields=(Field("e", "float8_e8m0fnu", (), "scale", "the scale of the block, a power of two"), QS),
+    decode=_mxfp4,
+    source=SOURCE,
+    traps=("The order of nibbles is ggml's own, and not that of OCP MX.", "A block has 17 bytes and is never aligned."),
+)
+NVFP4 = Format(
+    name="gguf-nvfp4",
+    title="GGUF NVFP4",
+    block=64,
+    fields=(
+        Field("d", "float8_e4m3fn", (4,), "scale", "the scale of each run of 16 elements, not negative"),
+        Field("qs", "uint8", (32,), "codes", "runs of 8 bytes: 8 elements in low halves, then 8 in high halves"),
+    ),
+    decode=_nvfp4,
+    check=_check_signs,
+    source=SOURCE,
+    traps=("The 4 scales of a block come first, then all codes.", "A run of codes is 8 bytes."),
+)

@@ -1,0 +1,114 @@
+r"""GPTQ: codes in 32-bit words along K, zeros packed along N.
+
+The layout of AutoGPTQ, of its successor GPTQModel, and of most quantised checkpoints of 2023 and 2024. A weight is
+
+.. math:: w_{kn} = s_{gn}\,(q_{kn} - z_{gn}), \qquad g = \mathrm{g\_idx}[k],
+
+with codes :math:`q` and zeros :math:`z` of *b* bits, and a group index for each row of K. With act-order the rows of a
+group are scattered over the matrix, and ``g_idx`` is the only place that says so.
+
+**Codes.** Word :math:`i` of a column of ``qweight`` holds rows :math:`\tfrac{32}{b} i` and following, the first in its
+lowest bits. With 3 bits a column is one stream of bits, as in the chapter `packing`. ``qzeros`` packs the zeros of a
+group in the same way, along N.
+
+**Two versions.** Version 2 stores the zero itself. Version 1 stores it less one, and what a stored zero of all ones
+means (15 in 4 bits) is not agreed upon: adding one gives 16 in wider arithmetic, and 0 in *b* bits. AutoGPTQ's
+quantiser has no zero of 16. A zero of 0 its packer turns into -1, whose ones also fill the zeros of the following
+columns in the same word; GPTQModel's conversion from version 2 borrows from the next column instead. The kernels:
+
+================================================================ ==================================================
+adds in wider arithmetic: 16                                     adds in *b* bits: 0
+================================================================ ==================================================
+exllama; vLLM's ``q_gemm.cu`` (offset 1 after unpacking);        AutoGPTQ's copies of exllama and exllamav2;
+AutoGPTQ's Triton kernels, its conversion to Marlin, and         AutoGPTQ's ``qlinear_cuda_old.py`` without CUDA; its
+``qlinear_cuda.py`` without CUDA; its CUDA kernels for 2 and     CUDA kernel for 4 bits; GPTQModel's conversion of
+3 bits                                                           3 bits
+================================================================ ==================================================
+
+So there are two formats, and a kernel declares the one that it reads: ``gptq-v1`` with 16, which is what most kernels
+do and what checkpoints with a zero of 16 need, and ``gptq-v1-wrapped`` with 0. They differ in these zeros only. Two
+kernels read neither: AutoGPTQ's CUDA kernel for 8 bits keeps only four bits of the sum, and GPTQModel adds one to whole
+words of 2, 4 or 8 bits, so that a stored 15 carries into the zero of the next column.
+
+Source: AutoGPTQ ``qlinear_cuda.py``, ``qlinear_cuda_old.py``, ``triton_utils/dequant.py``, ``q4_matrix.cu``,
+``autogptq_cuda_kernel_256.cu``; exllama ``q4_matrix.cu``; vLLM ``csrc/quantization/gptq/q_gemm.cu``; GPTQModel
+``utils/model.py`` (formats ``gptq`` and ``gptq_v2``).
+"""
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.quantization.packing import unpack
+from lowbit.tensor_formats.bits import exact
+from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+
+FIELDS = (
+    Field("qweight", "int32", ("K*bits/32", "N"), "codes", "codes along K, the first row in the lowest bits"),
+    Field("qzeros", "int32", ("G", "N*bits/32"), "zero", "zeros along N, the first column in the lowest bits"),
+    Field("scales", "float16", ("G", "N"), "scale", "one scale for each group and column"),
+    Field("g_idx", "int32", ("K",), "index", "the group of each row", below="G"),
+)
+
+
+def codes_of(words: Array, bits: int) -> F64:
+    """The codes of each column of words; the stream of the chapter `packing` at every width."""
+    return unpack(np.ascontiguousarray(words).view(np.uint32), bits).astype(np.float64)
+
+
+def decode_v2(tensors: Tensors, at: Sizes) -> Terms:
+    """s (q − z) with zeros as they are stored."""
+    return decoded(tensors, at, stored_less=0)
+
+
+def decode_v1(tensors: Tensors, at: Sizes) -> Terms:
+    """s (q − z) with zeros that are stored less one, up to 2^b."""
+    return decoded(tensors, at, stored_less=1)
+
+
+def decode_v1_wrapped(tensors: Tensors, at: Sizes) -> Terms:
+    """s (q − z) with zeros that are stored less one, modulo 2^b."""
+    return decoded(tensors, at, stored_less=1, modulus=2 ** at["bits"])
+
+
+def decoded(tensors: Tensors, at: Sizes, stored_less: int, modulus: float = np.inf) -> Terms:
+    """The terms of any version."""
+    codes = codes_of(tensors["qweight"], at["bits"])
+    zeros = codes_of(tensors["qzeros"].T, at["bits"]).T + stored_less
+    zeros = np.where(zeros < modulus, zeros, 0)
+    scales, group = exact(tensors["scales"]), tensors["g_idx"]
+    return Terms(scales[group] * codes, (-scales * zeros)[group])
+
+
+OPTIONS = {"bits": (2, 3, 4, 8), "group_size": None}
+TRAPS = (
+    "With act-order the group of row k is g_idx[k], and not k divided by the group size.",
+    "Version 1 stores zeros less one; a stored 15 is a zero of 16 in 4 bits, or of 0 where one is added in 4 bits.",
+)
+
+GPTQ_V1 = Format(
+    name="gptq-v1",
+    title="GPTQ, zeros stored less one",
+    fields=FIELDS,
+    decode=decode_v1,
+    options=OPTIONS,
+    source="AutoGPTQ; GPTQModel, format gptq",
+    traps=TRAPS,
+)
+GPTQ_V1_WRAPPED = Format(
+    name="gptq-v1-wrapped",
+    title="GPTQ, zeros stored less one modulo 2^b",
+    fields=FIELDS,
+    decode=decode_v1_wrapped,
+    options=OPTIONS,
+    source="AutoGPTQ, its copies of exllama and qlinear_cuda_old.py",
+    traps=TRAPS,
+)
+GPTQ_V2 = Format(
+    name="gptq-v2",
+    title="GPTQ, zeros as they are",
+    fields=FIELDS,
+    decode=decode_v2,
+    options=OPTIONS,
+    source="GPTQModel, format gptq_v2",
+    traps=TRAPS[:1],
+)

@@ -1,0 +1,164 @@
+r"""OCP Microscaling (MX): 32 small numbers with one power of two.
+
+The Open Compute Project's MX formats share a scale :math:`X = 2^{c - 127}`, a pattern *c* of the type
+``float8_e8m0fnu``, among :math:`k = 32` elements :math:`P_i` of a small type:
+
+.. math:: v_i = X \cdot P_i .
+
+============ ======================== ============================ =============================================
+format       element                  largest element              exponent of the largest, :math:`e_{max}`
+============ ======================== ============================ =============================================
+mxfp8-e5m2   ``float8_e5m2``          57344                        15
+mxfp8-e4m3   ``float8_e4m3fn``        448                          8
+mxfp6-e3m2   ``float6_e3m2fn``        28                           4
+mxfp6-e2m3   ``float6_e2m3fn``        7.5                          2
+mxfp4        ``float4_e2m1fn``        6                            2
+mxint8       int8 of 1/64 each        127/64                       0
+============ ======================== ============================ =============================================
+
+**Conversion** follows the standard's §6.3. With :math:`m = \max |V_i|` of the block,
+
+.. math:: X = 2^{\lfloor \log_2 m \rfloor - e_{max}}, \qquad P_i = \mathrm{round}(V_i / X),
+
+where numbers beyond the largest element saturate, and rounding is to nearest, ties to even. The standard leaves two
+choices open. For a block of zeros we take the least scale. The result of a conversion of NaN is left to the
+implementation there; here it is refused. ``mxint8`` uses -127 to 127, so that negation stays exact; a stored -128 is
+valid and means -2.
+
+**Layout.** The standard says nothing of memory. The one here is that of compressed-tensors and of the GPUs' libraries:
+a row of N holds its elements along K and apart from them its scales; two codes of 4 bits share a byte, the first in the
+low half; four codes of 6 bits share three bytes, little-endian.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0, §5.1 to §5.3, §6.1, §6.3; the layout as in compressed-tensors,
+``mxfp4``, ``mxfp6`` and ``mxfp8``.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.numbers.floats import FLOATS, Name, decode, round_to
+from lowbit.tensor_formats.bits import exact, join, split
+from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+
+K = 32
+"""Elements of a block."""
+SOURCE = "OCP Microscaling Formats (MX) 1.0"
+SCALE = Field("scale", "float8_e8m0fnu", ("N", "K/32"), "scale", "a power of two for each 32 elements of a row")
+
+
+def blocks_of(weights: F64, at: Sizes) -> F64:
+    """K × N numbers as N × blocks × 32."""
+    return np.ascontiguousarray(weights.T).reshape(at.N, -1, K)
+
+
+def scaled(elements: F64, scales: Array, at: Sizes) -> Terms:
+    """The terms of N × K elements with a scale for each block."""
+    products = elements.reshape(at.N, -1, K) * exact(scales)[..., np.newaxis]
+    return Terms(products.reshape(at.N, at.K).T)
+
+
+def shared_scale(blocks: F64, largest_exponent: int) -> Array:
+    """The pattern of X for each block, N × blocks: exponents are read from the float, never computed by a logarithm."""
+    largest = np.abs(blocks).max(axis=-1)
+    _, exponents = np.frexp(largest)  # 2^(e−1) ≤ m < 2^e
+    chosen = np.where(largest > 0, exponents - 1 - largest_exponent, -127)
+    return (np.clip(chosen, -127, 127) + 127).astype(np.uint8)
+
+
+# **How elements are packed.**
+
+
+def whole_bytes(codes: Array) -> Array:
+    """Eight bits: a byte each."""
+    return codes
+
+
+def pairs(codes: Array) -> Array:
+    """Four bits: two codes a byte."""
+    return join(codes, 4, np.uint8)
+
+
+def fours(codes: Array) -> Array:
+    """Six bits: four codes in three bytes."""
+    runs = codes.reshape(*codes.shape[:-1], -1, 4).astype(np.uint32)
+    word = runs[..., 0] | runs[..., 1] << 6 | runs[..., 2] << 12 | runs[..., 3] << 18
+    parts = np.stack([word, word >> 8, word >> 16], axis=-1) & 255
+    return parts.astype(np.uint8).reshape(*codes.shape[:-1], -1)
+
+
+def from_fours(data: Array) -> Array:
+    """The codes of three bytes each."""
+    runs = data.reshape(*data.shape[:-1], -1, 3).astype(np.uint32)
+    word = runs[..., 0] | runs[..., 1] << 8 | runs[..., 2] << 16
+    codes = np.stack([word >> shift & 63 for shift in (0, 6, 12, 18)], axis=-1)
+    return codes.astype(np.uint8).reshape(*data.shape[:-1], -1)
+
+
+def from_pairs(data: Array) -> Array:
+    """The codes of two a byte."""
+    return split(data, 4).astype(np.uint8).reshape(*data.shape[:-1], -1)
+
+
+PACKED: dict[int, tuple[str, Callable[[Array], Array], Callable[[Array], Array]]] = {
+    8: ("K", whole_bytes, whole_bytes),
+    6: ("K*3/4", fours, from_fours),
+    4: ("K/2", pairs, from_pairs),
+}
+"""By bits: the bytes of a row, packing, and unpacking."""
+
+
+def of_floats(name: str, element: Name, largest_exponent: int) -> Format:
+    """An MX format of floats."""
+    kind = FLOATS[element]
+    size, pack, unpack = PACKED[kind.bits]
+    stored = kind.dtype if kind.bits == 8 else np.dtype(np.uint8)
+
+    def read(tensors: Tensors, at: Sizes) -> Terms:
+        codes = np.ascontiguousarray(unpack(tensors["elements"].view(np.uint8)))
+        return scaled(decode(codes.reshape(-1), element).reshape(codes.shape), tensors["scale"], at)
+
+    def write(weights: F64, at: Sizes) -> dict[str, Array]:
+        blocks = blocks_of(weights, at)
+        scale = shared_scale(blocks, largest_exponent)
+        shares = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
+        codes = round_to(shares.reshape(-1), element).reshape(at.N, at.K)
+        return {"elements": pack(codes).view(stored), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
+
+    return Format(
+        name=name,
+        title=f"OCP MX with elements of {element}",
+        fields=(Field("elements", stored.name, ("N", size), "codes", f"{element} along K"), SCALE),
+        decode=read,
+        encode={"standard": write},
+        source=SOURCE,
+        traps=("The scale of a block is a power of two rounded down, and not to nearest.",),
+    )
+
+
+def _integers(tensors: Tensors, at: Sizes) -> Terms:
+    return scaled(exact(tensors["elements"]) / 64, tensors["scale"], at)
+
+
+def _to_integers(weights: F64, at: Sizes) -> dict[str, Array]:
+    blocks = blocks_of(weights, at)
+    scale = shared_scale(blocks, 0)
+    shares = np.ldexp(blocks, 127 + 6 - scale.astype(np.int64)[..., np.newaxis])
+    codes = np.clip(np.rint(shares), -127, 127).astype(np.int8)
+    return {"elements": codes.reshape(at.N, at.K), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
+
+
+MXFP8_E5M2 = of_floats("mxfp8-e5m2", "float8_e5m2", 15)
+MXFP8_E4M3 = of_floats("mxfp8-e4m3", "float8_e4m3fn", 8)
+MXFP6_E3M2 = of_floats("mxfp6-e3m2", "float6_e3m2fn", 4)
+MXFP6_E2M3 = of_floats("mxfp6-e2m3", "float6_e2m3fn", 2)
+MXFP4 = of_floats("mxfp4", "float4_e2m1fn", 2)
+MXINT8 = Format(
+    name="mxint8",
+    title="OCP MX with elements of 8-bit integers",
+    fields=(Field("elements", "int8", ("N", "K"), "codes", "64ths along K, two's complement"), SCALE),
+    decode=_integers,
+    encode={"standard": _to_integers},
+    source=SOURCE,
+)
