@@ -4,11 +4,11 @@ Each has a chapter of its own: quantisation (`lowbit.quantization.affine`), prod
 running a model (`lowbit.runtime`), and the conformance suite, which is a package of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -87,48 +87,51 @@ def load_model(
     return load(fetch(DEFAULT_MODEL) if model is None else model, backend, options)
 
 
-class Certification(Protocol):
-    """What the conformance suite found about a backend."""
+@dataclass(frozen=True)
+class Certification:
+    """What the conformance suite found about a backend.
 
-    @property
-    def verdict(self) -> str:
-        """``passed``, ``failed`` or ``nothing executed``."""
+    Attributes:
+        verdict: ``passed``, ``failed`` or ``nothing executed``.
+        passed: how many cases passed.
+        failed: how many failed.
+        not_declared: how many were not run, because the backend does not declare them.
+        report: the whole report, as ``lowbit conformance --json`` prints it.
+    """
 
-    @property
-    def passed(self) -> int:
-        """How many cases passed."""
-
-    @property
-    def failed(self) -> int:
-        """How many cases failed."""
-
-    @property
-    def not_declared(self) -> int:
-        """How many cases were not run, because the backend does not declare them."""
-
-    @property
-    def report(self) -> Mapping[str, Any]:
-        """The whole report, as ``lowbit conformance --json`` prints it."""
+    verdict: str
+    passed: int
+    failed: int
+    not_declared: int
+    report: Mapping[str, Any]
 
 
 def certify(
-    backend: str,
-    operations: Sequence[str] = (),
+    backend: str | Callable[..., Any],
+    operations: str | Sequence[str] = (),
     *,
     profiles: Sequence[str] = (),
     seeds: int = 5,
     quick: bool = False,
     model: str | None = None,
+    **function: Any,
 ) -> Certification:
-    """Test a backend against the specification with the conformance suite.
+    """Test a backend, or a plain function, against the specification with the conformance suite.
+
+    A function is tested in a process of its own, as a backend of one operation (`lowbit.backend.function`)::
+
+        lowbit.certify(my_gemv, "linear.gemv", format="gptq-v2", bits=4, activations="bfloat16", arrays="torch")
 
     Args:
-        backend: a name that `lowbit backends` lists, or ``module:Class``.
-        operations: only these operations or clauses, such as ``linear.qgemv``; all by default.
+        backend: a name that `lowbit backends` lists, or ``module:Class``; or a function.
+        operations: only these operations or clauses, such as ``linear.qgemv``; all by default. For a function the
+            operation that it computes.
         profiles: only the cases of these profiles, which are certified.
         seeds: how many seeds of the random tier.
         quick: only a few cases of each clause.
         model: the path of a GGUF file whose shapes and weights are tested too.
+        function: what a function handles: ``format``, ``activations``, ``result``, the options of the format, a
+            `lowbit.backend.Range` of ``rows``, ``columns`` or ``batch``; its ``arithmetic``; ``arrays`` and ``device``.
 
     Raises:
         UnavailableError: the suite is not installed, or several packages offer one.
@@ -141,5 +144,6 @@ def certify(
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(what, reason, "uninstall all of them but one")
     suite: Any = loaded(found[0], what)
-    answer: Certification = suite(backend, operations, profiles=profiles, seeds=seeds, quick=quick, model=model)
+    choices = {"profiles": profiles, "seeds": seeds, "quick": quick, "model": model}
+    answer: Certification = suite(backend, operations, **choices, **function)
     return answer

@@ -6,15 +6,18 @@ the meaning of the numbers matters more than their dtype: `Codes`, `Words`, `Man
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+BF16 = npt.NDArray[ml_dtypes.bfloat16]
 F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
+U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
 Array = npt.NDArray[Any]
 """An array of any dtype; the docstring says which are meant."""

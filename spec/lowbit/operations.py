@@ -7,31 +7,16 @@
 from lowbit.attention import attention, ksort, kvcache, pooling, rope
 from lowbit.contract.operation import OPERATIONS
 from lowbit.kernels import layouts
-from lowbit.linear import integer, linear
+from lowbit.linear import integer, linear, stored
 from lowbit.model import layers
 from lowbit.moe import offload, offload_engine, routing
+from lowbit.numbers import floats
 from lowbit.quantization import affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, packing
 
-__all__ = [
-    "OPERATIONS",
-    "affine",
-    "attention",
-    "bfp",
-    "bfp_dot",
-    "bfp_storage",
-    "gptq",
-    "hqq",
-    "hqq_solver",
-    "integer",
-    "ksort",
-    "kvcache",
-    "layers",
-    "layouts",
-    "linear",
-    "offload",
-    "offload_engine",
-    "packing",
-    "pooling",
-    "rope",
-    "routing",
-]
+__all__ = ["CHAPTERS", "OPERATIONS"]
+
+CHAPTERS = (
+    *(packing, affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, floats, linear, integer),
+    *(stored, layouts, rope, attention, kvcache, pooling, ksort, routing, offload, offload_engine, layers),
+)
+"""The modules that declare operations."""

@@ -34,7 +34,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from lowbit.arrays import F32, F64
-from lowbit.contract.checks import check_integer, check_reals
+from lowbit.contract.checks import check_integer, check_view
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.signature import FINITE, In, Shape, View, checked
 from lowbit.errors import ArgumentError
@@ -185,8 +185,8 @@ class KeyValueCache:
         return self.keys.nbytes + self.values.nbytes
 
     def _check(self, keys: F64, values: F64) -> None:
-        check_reals("keys", keys, 3)
-        check_reals("values", values, 3)
+        for name, array in (("keys", keys), ("values", values)):
+            check_view(name, array, np.float64, (None, None, None))
         kv_heads, _, head_dim = self._keys.shape
         if keys.shape != values.shape or keys.shape[1:] != (kv_heads, head_dim):
             allowed = f"T x {kv_heads} x {head_dim}, both"

@@ -35,7 +35,7 @@ from typing import Annotated
 import numpy as np
 
 from lowbit.arrays import F32, F64, I64
-from lowbit.contract.checks import check_array, check_integer, check_reals
+from lowbit.contract.checks import check_array, check_integer, check_view
 from lowbit.contract.operation import BOUNDED, operation
 from lowbit.contract.rounding import Arithmetic, Bound, direct_bound
 from lowbit.contract.signature import Shape, Valid, View, checked
@@ -159,7 +159,7 @@ def check_rotation(turn: Rotation) -> None:
         raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.attention.rope.Rotation")
     check_layout(turn.layout)
     for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
-        check_reals(name, array, 2)
+        check_view(name, array, np.float64, (None, None))
         if array.shape != (len(turn.cos), turn.layout.head_dim):
             raise ArgumentError(f"shape of {name}", array.shape, f"positions x {turn.layout.head_dim}, both")
 

@@ -180,7 +180,9 @@ def _is_description(found: Any) -> bool:
     if not isinstance(operations, dict) or not isinstance(found.get("details"), dict):
         return False
     limits = [each for each in operations.values() if isinstance(each, dict)]
-    return len(limits) == len(operations) and all(isinstance(each, list) for one in limits for each in one.values())
+    return len(limits) == len(operations) and all(
+        isinstance(each, list | dict) for one in limits for each in one.values()
+    )
 
 
 # **In the child.**
@@ -214,10 +216,7 @@ def _asked(backend: Backend) -> Description:
     if not state.usable:
         return {"usable": False, "reason": str(state.reason), "remedy": str(state.remedy)}
     capabilities = backend.capabilities()
-    operations = {
-        operation: {name: list(allowed) for name, allowed in declared.limits.items()}
-        for operation, declared in capabilities.operations.items()
-    }
+    operations = {operation: declared.told_limits for operation, declared in capabilities.operations.items()}
     answer = {"usable": True, "operations": operations, "details": dict(capabilities.details or {})}
     json.dumps(answer, allow_nan=False)
     return answer

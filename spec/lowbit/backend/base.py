@@ -56,7 +56,7 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -64,11 +64,10 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pkgutil import iter_modules
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lowbit.arrays import F32
-from lowbit.backend.prepared import PreparedLinear as PreparedLinear
+from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.session import Session
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.contract.operation import Parameters
@@ -89,6 +88,7 @@ DEFAULT_ORDER = ("cppyy", "numpy", "reference")
 """Where no backend is named, the first of these that can run here computes: from the fastest to the slowest."""
 MOST_ALIGNMENT = 4096
 """Bytes: a page of memory."""
+MOST_SIZE = 2**31
 PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 """The operations for which a matrix is prepared."""
 DIRECT = re.compile(r"[\w.]+:[\w.]+")
@@ -107,17 +107,68 @@ class Availability:
 
 
 @dataclass(frozen=True)
+class Range:
+    """The sizes that a kernel handles: multiples of a number, between two others.
+
+    >>> 128 in Range(64), 96 in Range(64), 8192 in Range(64, most=4096)
+    (True, False, False)
+
+    Attributes:
+        multiple: each size is a multiple of it.
+        least: the smallest size.
+        most: the largest size; None for no limit.
+
+    Raises:
+        ArgumentError: a number that is no positive integer, or no multiple of `multiple` between the others.
+    """
+
+    multiple: int = 1
+    least: int = 1
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("multiple", self.multiple, 1, MOST_SIZE)
+        check_integer("least", self.least, 1, MOST_SIZE)
+        if self.most is not None:
+            first = -(-self.least // self.multiple) * self.multiple
+            check_integer("most", self.most, first, MOST_SIZE)
+
+    def __iter__(self) -> Iterator[object]:
+        """Every size of it, in order."""
+        return iter(range(-(-self.least // self.multiple) * self.multiple, (self.most or MOST_SIZE) + 1, self.multiple))
+
+    def __contains__(self, size: object) -> bool:
+        in_range = isinstance(size, int) and size >= self.least and (self.most is None or size <= self.most)
+        return in_range and size % self.multiple == 0  # type: ignore[operator]  # it is an integer here
+
+    @property
+    def told(self) -> dict[str, int | None]:
+        """Its JSON form."""
+        return {"multiple": self.multiple, "least": self.least, "most": self.most}
+
+    def __str__(self) -> str:
+        ends = f"from {self.least}" if self.most is None else f"from {self.least} to {self.most}"
+        return f"multiples of {self.multiple} {ends}" if self.multiple > 1 else ends
+
+
+@dataclass(frozen=True)
 class Declaration:
     """What a backend claims for one operation.
 
     Attributes:
         limits: for each parameter of the operation of which it handles only some values, those values:
-            ``{"bits": (2, 4), "convention": ("minimum",)}``. A parameter that is not named has no limit.
+            ``{"bits": (2, 4), "convention": ("minimum",)}``, or for a size a `Range`: ``{"columns": Range(8)}``. A
+            parameter that is not named has no limit, and a limit of a parameter that a call does not have says nothing.
         arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
     """
 
-    limits: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    limits: Mapping[str, "tuple[object, ...] | Range"] = field(default_factory=dict)
     arithmetic: Arithmetic | None = None
+
+    @property
+    def told_limits(self) -> dict[str, object]:
+        """The limits in types that JSON has: a list of values, or an object for a `Range`."""
+        return {name: each.told if isinstance(each, Range) else list(each) for name, each in self.limits.items()}
 
     def lacks(self, parameters: Parameters) -> str:
         """The part of this choice of parameters that is not declared, in words; empty if all is declared.
@@ -126,9 +177,7 @@ class Declaration:
         'bits 3'
         """
         for name, allowed in self.limits.items():
-            if name not in parameters:
-                raise ArgumentError("limit of a declaration", repr(name), spoken(sorted(parameters)) or "none")
-            if parameters[name] not in allowed:
+            if name in parameters and parameters[name] not in allowed:
                 return f"{name} {parameters[name]}"
         return ""
 
@@ -199,9 +248,7 @@ class Backend(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # The operations: check, then hook.
@@ -393,6 +440,21 @@ def find(name: str) -> Backend:
         reason = f"{found[0].value} is not a lowbit.backend.Backend"
         raise UnavailableError(f"backend {name}", reason, "derive it from that class")
     return backend
+
+
+def import_named(name: str) -> Any:
+    """What ``module:name`` names; the module may lie in the current folder, after all other places.
+
+    Raises:
+        ArgumentError: there is no such module or name.
+        UnavailableError: the module fails while it is imported.
+    """
+    if not DIRECT.fullmatch(name):
+        raise ArgumentError("function", repr(name), "module:function")
+    entry = EntryPoint(name, name, ENTRY_POINTS)
+    _find_in_current_folder(name.partition(":")[0].partition(".")[0])
+    _check_exists(entry)
+    return loaded(entry, f"function {name}")
 
 
 def _find_in_current_folder(module: str) -> None:

@@ -15,13 +15,14 @@ from itertools import islice
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from lowbit.backend.base import Availability, Backend, Capabilities, Declaration
+from lowbit.backend.base import Availability, Backend, Capabilities, Declaration, Range
 from lowbit.contract.checks import spoken
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, words_of
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
+from lowbit.tensor_formats.stored import OPTIONS
 from lowbit.text import one_line
 
 T = TypeVar("T")
@@ -35,6 +36,8 @@ MOST_WORDS = 1000
 """Characters of a text."""
 MOST_NAME = 100
 """Characters of a name."""
+MOST_LISTED = 40
+"""Names in a message."""
 MOST_SHOWN = 60
 """Characters of a value in a message."""
 
@@ -42,6 +45,8 @@ _CODES = ("bits", "group_size", "convention", "scale_dtype")
 _BLOCKS = ("block", "mantissa", "exponent")
 _REAL_ZEROS = ("bits", "group_size", "axis", "scales", "zeros")
 _SLOTS = ("layers", "experts", "slots", "buffers", "memory")
+_STORED = ("format", *OPTIONS, "rows", "columns", "result")
+_PRODUCT = (*_STORED, "activations", "batch")
 _CACHE = tuple(f"{part}_{name}" for part in ("key", "value") for name in _BLOCKS)
 
 LIMITS: Mapping[str, tuple[str, ...]] = {
@@ -62,6 +67,13 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "routing.top_k": ("k",),
     "routing.weights": ("softmax",),
     "rope.rotate": ("head_dim",),
+    "floats.decode": ("type",),
+    "floats.round": ("type", "overflow", "direction"),
+    "formats.dequantize": _STORED,
+    "formats.quantize": ("format", *OPTIONS, "rows", "columns"),
+    "linear.gemv": _PRODUCT,
+    "linear.gemm": _PRODUCT,
+    "linear.gemm_cast": _PRODUCT,
     "gptq.factor": ("dtype",),
     "hqq.codes": ("bits",),
     "hqq.dequantize": _REAL_ZEROS,
@@ -185,7 +197,10 @@ def _declaration(operation: str, declaration: Any) -> Declaration:
     return Declaration(limits, None if arithmetic is None else _arithmetic(operation, arithmetic))
 
 
-def _values(what: str, values: Any) -> tuple[object, ...]:
+def _values(what: str, values: Any) -> tuple[object, ...] | Range:
+    if _is(values, Range):
+        multiple, least, most = (_field(values, name, what) for name in ("multiple", "least", "most"))
+        return Range(_whole(what, multiple), _whole(what, least), None if most is None else _whole(what, most))
     if any(_is(values, kind) for kind in (str, bytes, Mapping)) or not _is(values, Collection):
         example = f"({_shown(values)},)" if _is(values, str) or _is(values, Real) else "(2, 4)"
         raise ArgumentError(what, _shown(values), f"a tuple of values, such as {example}")
@@ -194,6 +209,12 @@ def _values(what: str, values: Any) -> tuple[object, ...]:
         allowed = f"1 to {MOST_VALUES} values; a parameter that is handled in full has no limit"
         raise ArgumentError(f"the number of values of {what}", count, allowed)
     return tuple(_value(f"a value of {what}", value) for value in _first(what, values, MOST_VALUES))
+
+
+def _whole(what: str, number: Any) -> int:
+    if not _is(number, Integral):
+        raise ArgumentError(what, _shown(number), "a Range of integers, such as Range(multiple=8)")
+    return int(_exactly(what, number))
 
 
 def _value(what: str, value: Any) -> object:
@@ -216,7 +237,8 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     what = f"arithmetic of {operation}"
     if not _is(arithmetic, Arithmetic):
         raise ArgumentError(what, _shown(arithmetic), "a lowbit.contract.rounding.Arithmetic")
-    form, accumulator, roundings = (_field(arithmetic, name, what) for name in ("form", "accumulator", "roundings"))
+    names = ("form", "accumulator", "roundings", "weights", "promotion")
+    form, accumulator, roundings, weights, promotion = (_field(arithmetic, name, what) for name in names)
     if not callable(roundings):
         allowed = "a function of rows and group size, such as lowbit.contract.rounding.any_order"
         raise ArgumentError(f"roundings of {operation}", _shown(roundings), allowed)
@@ -224,7 +246,9 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     count = _answer(lambda: roundings(64, 32), asked)
     if not _is(count, Integral) or not 1 <= _exactly(asked, count) < MOST_NUMBER:
         raise ArgumentError(asked, _shown(count), "an integer of at least 1")
-    return Arithmetic(form, accumulator, roundings)
+    if accumulator == "float16" and not operation.startswith("linear.gem"):
+        raise ArgumentError(f"accumulator of {operation}", repr(accumulator), "'float32' or 'float64'")
+    return Arithmetic(form, accumulator, roundings, weights, _whole(f"promotion of {operation}", promotion))
 
 
 # **Reading objects of other code.**
@@ -300,7 +324,9 @@ _NAME: Callable[[type], str] = type.__dict__["__name__"].__get__  # a metaclass 
 
 
 def _close(given: object, allowed: Iterable[str]) -> str:
-    """The name most like the given one; all names if none is like it."""
+    """The name most like the given one; names in general if none is like it."""
     names = sorted(allowed)
     nearest = get_close_matches(given[:MOST_SHOWN] if type(given) is str else "", names, 1, 0.75)
-    return f"{nearest[0]}, which is the nearest name" if nearest and len(names) > 1 else spoken(names)
+    if nearest and len(names) > 1:
+        return f"{nearest[0]}, which is the nearest name"
+    return spoken(names) if len(names) <= MOST_LISTED else f"one of {len(names)}: {', '.join(names[:MOST_LISTED])}, ..."

@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F32
-from lowbit.backend.base import Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.backend.base import Backend, Capabilities, Declaration
+from lowbit.backend.prepared import PreparedLinear
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, one_loop
 from lowbit.linear import integer, linear
 from lowbit.linear.integer_bounds import integer_loop
+from lowbit.numbers.floats import rounded
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import packing
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
+
+STORED_PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 
 
 class ReferenceLinear(PreparedLinear):
@@ -57,14 +61,18 @@ class ReferenceBackend(Backend):
             for name, specified in OPERATIONS.items()
         }
         operations["linear.qgemm_bfp"] = Declaration(arithmetic=Arithmetic("integer", "float64", integer_loop(1)))
+        exact_weights = Declaration(arithmetic=replace(arithmetic, form="dequantised", weights="exact"))
+        operations |= dict.fromkeys(STORED_PRODUCTS, exact_weights)
         return Capabilities(operations, concurrent=True)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         return ReferenceLinear(matrix)
 
     def _hook(self, operation: str) -> Callable[..., Any]:
-        """The reference function itself; the float64 answer of a bounded operation is rounded to float32."""
+        """The reference function itself; the float64 answer of a bounded operation is rounded to its type."""
         specified = OPERATIONS[operation]
+        if operation in STORED_PRODUCTS:
+            return lambda x, weights, result="float32": rounded(specified.compute(x, weights, result), result)
         if specified.promise is Promise.BOUNDED:
             return lambda *arguments, **choices: specified.compute(*arguments, **choices).astype(np.float32)
         return specified.compute

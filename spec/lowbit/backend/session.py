@@ -15,7 +15,6 @@ does the reference of the operation. It gets no wrong arguments, because the ses
 """
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from lowbit.errors import ArgumentError
@@ -53,7 +52,5 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

@@ -19,7 +19,6 @@ stay, keys and values of the context, activations, staging buffers. The rest bec
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, get_args
 
 from lowbit.arrays import F32, F64
@@ -207,6 +206,4 @@ class DeviceDecoder(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...

@@ -16,8 +16,9 @@ numpy array           ``{"array": DTYPE, "shape": [...], ...}`` and what the car
 dataclass of lowbit   ``{"type": "affine.QuantizedMatrix", "fields": {NAME: tree, ...}}``
 ====================  ================================================================================
 
-DTYPE is numpy's short name with the byte order in front, ``<f4`` for a little-endian float32. The carrier of JSON
-files adds ``"data"``, the elements in C order as base64.
+DTYPE is numpy's short name with the byte order in front, ``<f4`` for a little-endian float32; a float of the chapter
+`floats` that numpy lacks has its own name, ``bfloat16``, and its elements are bit patterns. The carrier of JSON files
+adds ``"data"``, the elements in C order as base64.
 
 >>> import numpy as np
 >>> from lowbit.quantization.bfp import Format
@@ -55,6 +56,7 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS
 from lowbit.text import quoted
 
 Tree = Any
@@ -81,6 +83,7 @@ KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "offload.Arrangement": ("lowbit.moe.offload", "Arrangement"),
         "offload.Event": ("lowbit.moe.offload", "Event"),
         "offload.Request": ("lowbit.moe.offload", "Request"),
+        "formats.Stored": ("lowbit.tensor_formats.stored", "Stored"),
         "rope.Layout": ("lowbit.attention.rope", "Layout"),
         "rope.Rotation": ("lowbit.attention.rope", "Rotation"),
     }
@@ -92,6 +95,10 @@ MOST_DIMENSIONS = 8
 MOST_ELEMENTS = 2**32
 """Of an array, a size of 0 counted as 1."""
 DTYPE = re.compile(r"[|<>][biufc]\d{1,2}")
+OWN_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {name: kind.dtype for name, kind in FLOATS.items() if not kind.native}
+)
+"""The dtypes that are not numpy's own, by their names on the wire."""
 
 
 def encode(value: object, put: Put) -> Tree:
@@ -191,12 +198,16 @@ def _shown(tree: Tree) -> str:
 
 
 def _dtype_name(dtype: np.dtype[Any]) -> str:
+    if dtype.name in OWN_DTYPES:
+        return dtype.name
     if dtype.kind not in "biufc":
         raise ArgumentError("dtype", dtype, "booleans, integers, floats or complex numbers")
     return dtype.str
 
 
 def _dtype(name: str, given: str) -> np.dtype[Any]:
+    if given in OWN_DTYPES:
+        return OWN_DTYPES[given]
     try:
         dtype = np.dtype(given) if DTYPE.fullmatch(given) else None
     except TypeError:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from lowbit.backend import base as registry
 from lowbit.backend.asking import MOST_SAID, ask
+from lowbit.backend.base import Range
 from lowbit.contract.checks import spoken
 from lowbit.text import cleaned, one_line
 
@@ -38,10 +39,13 @@ def backends(
     Console().print(table)
 
 
-def said(limits: dict[str, list[object]]) -> str:
+def said(limits: dict[str, Any]) -> str:
     """The limits of one operation in words.
 
     >>> said({"bits": [2, 4]}), said({})
     ('bits 2 or 4', 'all of it')
+    >>> said({"columns": {"multiple": 8, "least": 1, "most": None}})
+    'columns multiples of 8 from 1'
     """
-    return "; ".join(f"{name} {spoken(allowed)}" for name, allowed in limits.items()) or "all of it"
+    words = {name: str(Range(**each)) if isinstance(each, dict) else spoken(each) for name, each in limits.items()}
+    return "; ".join(f"{name} {each}" for name, each in words.items()) or "all of it"

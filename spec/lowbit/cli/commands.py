@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from pathlib import Path
@@ -129,10 +130,16 @@ def summary(entry: EntryPoint) -> str:
     """
     with suppress(Exception), warnings.catch_warnings(action="ignore"):
         for path in _sources(entry.module):
-            with path.open("rb") as stream:
-                tree = ast.parse(stream.read(MOST_SOURCE_BYTES))
-            return next((told.strip().splitlines()[0] for node in tree.body if (told := _told(node, entry.attr))), "")
+            body = _parsed(path).body
+            return next((told.strip().splitlines()[0] for node in body if (told := _told(node, entry.attr))), "")
     return ""
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    """The source of a module, parsed once: several commands may be in it."""
+    with path.open("rb") as stream:
+        return ast.parse(stream.read(MOST_SOURCE_BYTES))
 
 
 def _sources(module: str) -> Iterator[Path]:

@@ -5,7 +5,7 @@ The specification does not import the suite; its command is run like any other p
 
 import json
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from lowbit.text import one_line
 PROFILE = "lowbit-1.1/qgemv-4"  # of the first step
 PRODUCTS = ("affine.quantize", "affine.dequantize", "linear.qgemv", "linear.qgemm")
 CERTIFIED = (*PRODUCTS, "attention.attend")  # what the demo runs a model with
+CASES = "The cases are a few of each clause, and all that this model's own shapes and weights make."
+LOADING = "backend"  # what the suite calls the operation of the case of loading the backend
 SPECIFICATION = "reference"  # the backend that is the specification itself
 BASELINE = (SPECIFICATION, "numpy")  # the first of them that takes part is the one with which others are compared
 
@@ -55,22 +57,27 @@ def lacking(backend: Backend, weights: LlamaWeights) -> NotDeclaredError | None:
     return None
 
 
-def certified_for_profile(names: Sequence[str], console: Console) -> list[str]:
-    """The backends that the suite certifies for `PROFILE`; each verdict is shown as soon as it is known."""
+def certified_for_profile(names: Sequence[str], console: Console) -> dict[str, int]:
+    """The backends that the suite certifies for `PROFILE`, and how many cases each passed.
 
-    def certified(name: str) -> bool:
+    Each verdict is shown as soon as it is known.
+    """
+
+    def certified(name: str) -> int | None:
         report = suite(name, "--profile", PROFILE)
         granted = all(certificate["certified"] for certificate in report["certificates"])
-        said = f"{name}: {'certified' if granted else 'not certified'} for {PROFILE}"
-        console.print(f"{one_line(said)}, {report['counts']['passed']} cases passed", markup=False, highlight=False)
-        return granted
+        passed: int = report["counts"]["passed"]
+        said = f"{name}: {'certified' if granted else 'not certified'} for {PROFILE}, {passed} cases passed"
+        console.print(one_line(said), markup=False, highlight=False)
+        return passed if granted else None
 
     found = side_by_side(certified, names, usable_processors())
-    return [name for name, granted in zip(names, found, strict=True) if granted]
+    return {name: passed for name, passed in zip(names, found, strict=True) if passed is not None}
 
 
 def certify(name: str, model: Path, html: Path | None = None) -> dict[str, Any]:
-    """The report of the suite on the operations that a model needs, with the model's own matrices among the cases.
+    """The report of the suite on the operations that a model needs: a few cases of each clause, and all cases that the
+    model's own matrices make.
 
     Args:
         name: of the backend.
@@ -78,7 +85,8 @@ def certify(name: str, model: Path, html: Path | None = None) -> dict[str, Any]:
         html: where the report is also written as a page; None for no page.
     """
     operations = [word for operation in CERTIFIED for word in ("--op", operation)]
-    return suite(name, "--seeds", "1", *operations, "--model", str(model), *(["--html", str(html)] if html else []))
+    page = ["--html", str(html)] if html else []
+    return suite(name, "--quick", "--seeds", "1", *operations, "--model", str(model), *page)
 
 
 def suite(name: str, *arguments: str) -> dict[str, Any]:
@@ -99,9 +107,18 @@ def suite(name: str, *arguments: str) -> dict[str, Any]:
     return report
 
 
+def spoken_operation(name: str) -> str:
+    """What the tables call an operation; the suite has a case of loading the backend, too.
+
+    >>> spoken_operation("linear.qgemv"), spoken_operation("backend")
+    ('linear.qgemv', 'loading')
+    """
+    return "loading" if name == LOADING else name
+
+
 def show_verdicts(console: Console, verdicts: Sequence[dict[str, Any]]) -> None:
     """A table of the verdicts, operation by operation; then the backends that are left out."""
-    console.print("[bold]Conformance, with this model's own shapes and weights among the cases[/]")
+    console.print(f"[bold]Conformance.[/] {CASES}")
     table = Table("backend", "operation")
     for column in ("passed", "declared", "specified", "bound used"):
         table.add_column(column, justify="right")
@@ -111,10 +128,27 @@ def show_verdicts(console: Console, verdicts: Sequence[dict[str, Any]]) -> None:
             if not row["declared"]:
                 continue
             counts = (str(row[key]) for key in ("passed", "declared", "specified"))
-            table.add_row(Text(one_line(verdict["backend"]), style), row["operation"], *counts, row["bound_used"])
+            backend = Text(one_line(verdict["backend"]), style)
+            table.add_row(backend, spoken_operation(row["operation"]), *counts, row["bound_used"])
         table.add_section()
     console.print(table)
     for verdict in verdicts:
         if verdict["verdict"] != "passed":
             name = escape(one_line(verdict["backend"]))
             console.print(f"[red]{name}: {verdict['verdict']}[/], so it is not compared below")
+
+
+def verdict_lines(answer: Mapping[str, Any]) -> list[str]:
+    """For each backend, whether it is certified, and of how many cases."""
+    lines = []
+    for verdict in answer["conformance"]:
+        name, counts = verdict["backend"], verdict["counts"]
+        if name in answer["certified"]:
+            cases = answer["with_profile"][name] + counts["passed"]
+            lines.append(f"{name}: certified for {answer['profile']}; {cases} cases passed")
+        elif name not in answer["with_profile"]:
+            lines.append(f"{name}: not certified for {answer['profile']}, and so not compared")
+        else:
+            wrong = f"{counts['declared'] - counts['passed']} of {counts['declared']} cases did not pass"
+            lines.append(f"{name}: {verdict['verdict']}, and so not compared; {wrong}")
+    return lines

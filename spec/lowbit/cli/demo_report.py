@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from lowbit.cli.demo_certification import CASES, spoken_operation, verdict_lines
 from lowbit.errors import ArgumentError
 from lowbit.system.storage import write_whole
 from lowbit.text import cleaned, one_line
@@ -118,7 +119,7 @@ def draw_perplexities(axes: Any, rows: list[dict[str, Any]]) -> None:
             verticalalignment="top" if as_stored else "bottom",
         )
     axes.set_yscale("log")
-    axes.margins(x=0.25, y=0.2)
+    axes.margins(x=0.35, y=0.2)  # room for the labels
     axes.set_xlabel("MB of weights in the layers")
     axes.set_ylabel("perplexity")
     axes.set_title("What fewer bits cost")
@@ -148,7 +149,8 @@ def page(answer: dict[str, Any], *, plot: bool) -> str:
 
 def conformance_part(answer: dict[str, Any]) -> Iterator[str]:
     """The verdict on each backend, operation by operation."""
-    yield "<h2>Conformance</h2>\n<p>This model's own shapes and weights are among the cases.</p>"
+    yield f"<h2>Conformance</h2>\n<p>{escape(CASES)}</p>"
+    yield f"<ul>{''.join(f'<li>{escape(one_line(line))}</li>' for line in verdict_lines(answer))}</ul>"
     rows = []
     for verdict in answer["conformance"]:
         name = escape(one_line(verdict["backend"]))
@@ -156,7 +158,8 @@ def conformance_part(answer: dict[str, Any]) -> Iterator[str]:
         for row in verdict["operations"]:
             if row["declared"]:
                 counts = [str(row[key]) for key in ("passed", "declared", "specified")]
-                rows.append([link, escape(row["operation"]), *counts, escape(str(row["bound_used"]))])
+                operation = escape(spoken_operation(row["operation"]))
+                rows.append([link, operation, *counts, escape(str(row["bound_used"]))])
     yield table(["report", "operation", "passed", "declared", "specified", "bound used"], rows, texts=2)
 
 

@@ -58,7 +58,7 @@ from lowbit.text import cleaned, one_line, quoted
 
 def generate(
     prompt: PromptOption,
-    tokens: Annotated[int, typer.Option("--tokens", help="The most tokens to generate.")] = 64,
+    tokens: Annotated[int, typer.Option("--tokens", help="The maximum number of tokens to generate.")] = 64,
     model: ModelOption = None,
     backend: BackendOption = None,
     bits: BitsOption = None,
@@ -173,7 +173,7 @@ def perplexity(
         Path | None,
         typer.Option("--text", help=f"A text file in UTF-8. By default {TABLE[DEFAULT_TEXT].file} is fetched."),
     ] = None,
-    window: Annotated[int, typer.Option("--window", help="Tokens in a window.")] = 512,
+    window: Annotated[int, typer.Option("--window", help="The number of tokens in a window.")] = 512,
     tokens: Annotated[int, typer.Option("--tokens", help="How many tokens of the text are used.")] = 2048,
     model: ModelOption = None,
     backend: BackendOption = None,

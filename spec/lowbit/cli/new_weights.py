@@ -14,12 +14,14 @@ from lowbit.formats.checkpoint.random import SHAPES, total_bytes, write_random
 from lowbit.model.config import LlamaConfig, Routing
 from lowbit.text import one_line
 
-Number = Annotated[int | None, typer.Option(help="Instead of the number of --like.")]
+Number = Annotated[int | None, typer.Option(help="Replaces the number of the model that --like names.")]
 
 
 def new_weights(
-    directory: Annotated[Path, typer.Argument(help="A directory that is new, empty, or of an interrupted run.")],
-    like: Annotated[str, typer.Option(help=f"The shape of this model: {', '.join(SHAPES)}.")] = next(iter(SHAPES)),
+    directory: Annotated[Path, typer.Argument(help="A new or empty directory, or one that an interrupted run left.")],
+    like: Annotated[str, typer.Option(help=f"The model whose shape is used: {', '.join(SHAPES)}.")] = next(
+        iter(SHAPES)
+    ),
     layers: Number = None,
     hidden: Number = None,
     feed_forward: Number = None,

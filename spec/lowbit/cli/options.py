@@ -46,14 +46,19 @@ BitsOption = Annotated[
 ]
 GroupOption = Annotated[
     int | None,
-    typer.Option("--group-size", help=f"With --bits: weights in a group; {DEFAULT_GROUP_SIZE} by default."),
+    typer.Option(
+        "--group-size", help=f"With --bits: the number of weights in a group; {DEFAULT_GROUP_SIZE} by default."
+    ),
 ]
 ExpertsBitsOption = Annotated[
     int | None,
-    typer.Option("--experts-bits", help="Bits of the experts (or of the dense feed-forward part); default --bits."),
+    typer.Option(
+        "--experts-bits", help="Bits of the experts (or of the dense feed-forward part); by default as --bits."
+    ),
 ]
 ExpertsGroupOption = Annotated[
-    int | None, typer.Option("--experts-group-size", help="Weights in a group of the experts; default --group-size.")
+    int | None,
+    typer.Option("--experts-group-size", help="Weights in a group of the experts; by default as --group-size."),
 ]
 MethodOption = Annotated[
     str | None,
@@ -63,7 +68,8 @@ ContractOption = Annotated[
     str,
     typer.Option(
         "--contract",
-        help="float32, or integer: activations of linear layers are cast to BFP16, which is faster and less exact.",
+        help="float32 or integer. With integer, activations of linear layers are cast to BFP16, which is faster and "
+        "less exact.",
     ),
 ]
 StepsOption = Annotated[
@@ -78,7 +84,7 @@ DeviceMemoryOption = Annotated[
     str | None,
     typer.Option(
         "--device-memory",
-        help="For a backend that runs whole models, such as cuda: the most device memory to use, such as 12GiB. "
+        help="For a backend that runs whole models, such as cuda: the maximum of device memory to use, such as 12GiB. "
         "Experts that do not fit are copied when they are needed. By default all free memory, less what the driver "
         "needs.",
     ),
@@ -87,7 +93,7 @@ BuffersOption = Annotated[
     int | None,
     typer.Option(
         "--buffers",
-        help=f"On a device: staging buffers for experts, {DeviceSettings.buffers} by default.",
+        help=f"On a device: the number of staging buffers for experts; {DeviceSettings.buffers} by default.",
     ),
 ]
 MemoryOption = Annotated[
@@ -102,7 +108,7 @@ PrefetchOption = Annotated[
     str | None,
     typer.Option(
         "--prefetch",
-        help=f"On a device: {spoken(PREFETCHES)}. Copy experts before they are needed, by a guess; "
+        help=f"On a device: {spoken(PREFETCHES)}: whether to guess the next experts and copy them ahead; "
         f"{DeviceSettings.prefetch} by default, which stops where copying ahead does not save time.",
     ),
 ]
@@ -116,7 +122,7 @@ ColdOption = Annotated[
     str | None,
     typer.Option(
         "--cold-experts",
-        help="On a device: a backend that runs experts on the host where that is faster than copying them. It rounds "
+        help="On a device: the backend that runs experts on the host where that is faster than copying them. It rounds "
         "differently, so the text may depend on which experts were cached.",
     ),
 ]

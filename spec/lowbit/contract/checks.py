@@ -117,12 +117,3 @@ def check_view(argument: str, array: object, dtype: npt.DTypeLike, shape: Sequen
         raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {_spoken_shape(shape)}")
     if any(size < 1 or wanted not in (None, size) for size, wanted in zip(array.shape, shape, strict=True)):
         raise ArgumentError(f"shape of {argument}", array.shape, f"{_spoken_shape(shape)}, each at least 1")
-
-
-def check_reals(argument: str, array: object, dimensions: int) -> None:
-    """Refuse anything but a float64 array of so many dimensions, each at least 1; views of any stride are welcome."""
-    if not isinstance(array, np.ndarray) or array.dtype != np.float64:
-        given = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
-        raise ArgumentError(argument, given, "a numpy array of float64")
-    if array.ndim != dimensions or 0 in array.shape:
-        raise ArgumentError(f"shape of {argument}", array.shape, f"{dimensions} dimensions, each at least 1")

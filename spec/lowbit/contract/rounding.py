@@ -41,20 +41,23 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from lowbit.arrays import F64
-from lowbit.contract.checks import check_choice
+from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 
 Form = Literal["dequantised", "factored", "offset", "direct", "integer"]
-Accumulator = Literal["float32", "float64"]
+Accumulator = Literal["float16", "float32", "float64"]
+Weights = Literal["exact", "float16", "bfloat16", "float32"]
 FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct", "integer")
 
-UNIT_ROUNDOFF: dict[Accumulator, float] = {"float32": 2.0**-24, "float64": 2.0**-53}
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 HALF_LEAST_SUBNORMAL = 2.0**-150
+ETA = {"bfloat16": 2.0**-134, "float16": 2.0**-25, "float32": HALF_LEAST_SUBNORMAL, "float64": 2.0**-1074}
+"""Half the least subnormal number of each type; of float64 the whole, since its half is no number."""
 LARGEST_GAMMA = 0.1
 
 Roundings = Callable[[int, int], int]
@@ -86,8 +89,13 @@ class Arithmetic:
         form: which terms it sums: ``dequantised``, ``factored`` or ``offset`` for products with quantised weights,
             ``integer`` for those whose activations are blocks of integers, ``direct`` for an operation that has but
             one form.
-        accumulator: the format of its running sums, ``float32`` or ``float64``.
+        accumulator: the type of its running sums, ``float32`` or ``float64``; ``float16`` for products with stored
+            matrices only.
         roundings: the most roundings on the way of any term, as a function of (rows, group_size).
+        weights: for products with stored matrices, the type into which weights are turned before they are multiplied;
+            ``exact`` if codes and scales are applied without forming a weight.
+        promotion: with a float16 accumulator, the number of products after which its sum is added to one in float32;
+            0 for never.
 
     Raises:
         ArgumentError: a form or accumulator that is not in the lists above.
@@ -96,10 +104,14 @@ class Arithmetic:
     form: Form
     accumulator: Accumulator = "float32"
     roundings: Roundings = any_order
+    weights: Weights = "float32"
+    promotion: int = 0
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, FORMS)
-        check_choice("accumulator", self.accumulator, tuple(UNIT_ROUNDOFF))
+        check_choice("accumulator", self.accumulator, get_args(Accumulator))
+        check_choice("weights", self.weights, get_args(Weights))
+        check_integer("promotion", self.promotion, 0)
 
 
 def gamma(roundings: int, unit_roundoff: float) -> float:

@@ -173,8 +173,12 @@ def _is(annotation: Any, form: Any) -> bool:
 
 
 def _dtype(array: Any) -> Any:
-    """The class of the elements of an array type such as `lowbit.arrays.F32`."""
-    return get_args(get_args(array)[1])[0]
+    """The class of the elements of an array type such as `lowbit.arrays.F32`.
+
+    Since numpy 2.5 ``NDArray[T]`` keeps T itself; before, it is ``ndarray`` of a shape and ``dtype[T]``.
+    """
+    element = get_args(array)[-1]
+    return next(iter(get_args(element)), element)
 
 
 # **The checks of one argument**, made once; each is a small function of the arguments and the sizes found so far.
@@ -192,7 +196,9 @@ def _kind_steps(argument: Argument) -> list[Step]:
 
     def check(given: Given, sizes: Sizes) -> None:
         value = given[name]
-        if not isinstance(value, classes) and not (optional and value is None):
+        if optional and value is None:
+            return
+        if not isinstance(value, classes):
             allowed = " or ".join(f"a {each.__module__}.{each.__name__}" for each in classes)
             raise ArgumentError(name, f"a {type(value).__name__}", allowed)
         for each in argument.valid:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from lowbit.arrays import F32, F64
 
 
-def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
+def product(x: npt.NDArray[np.floating], matrix: F32 | F64) -> F64:
     """``x W`` in float64, one row of the matrix at a time, so that the order of the sum is the same on every host.
 
     >>> product(np.array([[1.0, 2.0]], np.float32), np.array([[3, 4], [5, 6]], np.float32))
@@ -28,7 +28,7 @@ def product(x: npt.NDArray[np.floating], matrix: F32) -> F64:
 
     Args:
         x: T × K.
-        matrix: float32, K × N.
+        matrix: float32 or float64, K × N.
 
     Returns:
         float64, T × N.

@@ -312,7 +312,7 @@ def _by_layer(
     layered = quantised(name, layered, options.plan, report)
     if isinstance(layered, Checkpoint):
         check_memory(f"model {name}", sum(4 * prod(place.shape) for place in layered.table.values()))
-    weights = in_memory(layered, part_of(report, f"reading {name}"))
+    weights = layered if isinstance(layered, LlamaWeights) else in_memory(layered, part_of(report, f"reading {name}"))
     progress = part_of(report, f"preparing {backend.name}")
     steps = elementwise.on_backend(backend, weights.config, FORMULAS, options.elementwise)
     total, done = sum(1 for _ in matrices(weights)), 0

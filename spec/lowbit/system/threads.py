@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 def usable_processors() -> int:
-    """The processors that this process may run on."""
+    """The number of processors that the calling thread may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

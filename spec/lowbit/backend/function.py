@@ -1,0 +1,346 @@
+"""Plain functions: a kernel that is one function is a backend of one operation.
+
+Whoever has a kernel has a function, and wants to know whether it is right before writing a class. A function is made a
+backend by saying which operation it computes and for what: a format, types, shapes.
+
+>>> def dequantized(blocks, *, rows, columns):
+...     d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)
+...     return np.ascontiguousarray((d * blocks[:, 2:].view(np.int8)).T)
+>>> claim = Claim("formats.dequantize", {"format": "q8_0", "rows": Range(32), "result": "float32"})
+>>> backend = FunctionBackend.of(dequantized, claim)
+>>> from lowbit.tensor_formats.stored import Stored
+>>> backend.run("formats.dequantize", Stored("q8_0", 32, 2, (np.ones((2, 34), np.uint8),))).shape
+(32, 2)
+
+**Arguments by name.** The function is called with what its parameters name: the arguments of the operation (``x``,
+``result``), and for a stored matrix also the arrays of its format's table (``qweight``, ``scales``), its options
+(``bits``, ``group_size``), ``rows`` (K) and ``columns`` (N). A function with ``**kwargs`` gets all of them.
+
+**Arrays** are numpy's, torch's or JAX's. They cross by DLPack or as bit patterns, without a copy on the CPU; types that
+numpy lacks arrive as the library's own (``torch.bfloat16``). A tensor that comes back must lie on the same device, be
+contiguous and carry no gradient.
+
+**Where the code comes from.** A function of an installed package, and one that is given as ``module:function``, travels
+by its name. Any other, from a notebook, a script, a test or a closure, is serialised with cloudpickle, if that is
+installed, and refused with the reason if it cannot be.
+"""
+
+import base64
+import importlib
+import inspect
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.backend.base import Availability, Backend, Capabilities, Declaration, Range, import_named
+from lowbit.contract.checks import check_choice, spoken
+from lowbit.contract.operation import Promise
+from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.errors import ArgumentError, words_of
+from lowbit.numbers.floats import FLOATS
+from lowbit.operations import OPERATIONS
+from lowbit.tensor_formats.stored import Stored
+
+Library = Literal["numpy", "torch", "jax"]
+NEEDS_CLOUDPICKLE = "install cloudpickle, or put the function into a module and name it module:function"
+MOST_TEXT = 2**24
+"""Characters of a description: a serialised function may carry constants with it."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a function computes.
+
+    Attributes:
+        operation: its id.
+        limits: for each parameter of the operation what the function handles: one value, several, or a `Range`.
+        arithmetic: for a bounded operation; None for the usual one: weights in the type of the activations, a float32
+            accumulator, any order.
+        arrays: the library whose arrays it takes.
+        device: where they lie, in that library's words.
+        concurrent: whether several threads may call it at once.
+    """
+
+    operation: str
+    limits: Mapping[str, object] = field(default_factory=dict)
+    arithmetic: Arithmetic | None = None
+    arrays: Library = "numpy"
+    device: str = "cpu"
+    concurrent: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("operation", self.operation, [name for name, each in OPERATIONS.items() if not each.stateful])
+        check_choice("arrays", self.arrays, get_args(Library))
+
+    @property
+    def declaration(self) -> Declaration:
+        """What the backend of the function declares."""
+        bounded = OPERATIONS[self.operation].promise is Promise.BOUNDED
+        limits = {name: self.limit_of(each) for name, each in self.limits.items()}
+        return Declaration(limits, (self.arithmetic or self._usual()) if bounded else None)
+
+    @staticmethod
+    def limit_of(given: Any) -> tuple[object, ...] | Range:
+        return given if isinstance(given, Range) else tuple(given) if isinstance(given, list | tuple) else (given,)
+
+    def _usual(self) -> Arithmetic:
+        stored = "format" in self.limits or self.operation.startswith("linear.")
+        types = self.limit_of(self.limits.get("activations", "float32"))
+        coarsest = next((each for each in ("bfloat16", "float16") if each in types), "float32")
+        return Arithmetic("dequantised" if stored else "direct", "float32", any_order, coarsest)  # type: ignore[arg-type]  # a type of weights
+
+
+def described(function: Callable[..., Any] | str, claim: Claim) -> str:
+    """A function and its claim as a text, from which another process makes the same backend.
+
+    Raises:
+        ArgumentError: a function that cannot be named or serialised, with the reason.
+    """
+    arithmetic = claim.declaration.arithmetic
+    if arithmetic is not None and arithmetic.roundings is not any_order:
+        raise ArgumentError(
+            "roundings of a plain function", "a function", "any_order; write a backend class for others"
+        )
+    told = None if arithmetic is None else {**vars(arithmetic), "roundings": "any_order"}
+    return json.dumps(
+        {
+            "function": function if isinstance(function, str) else _located(function),
+            "operation": claim.operation,
+            "limits": Declaration({name: claim.limit_of(each) for name, each in claim.limits.items()}).told_limits,
+            "arithmetic": told,
+            "arrays": claim.arrays,
+            "device": claim.device,
+            "concurrent": claim.concurrent,
+        }
+    )
+
+
+def _located(function: Callable[..., Any]) -> str | dict[str, str]:
+    """``module:name`` of a function of an installed package; else the function itself with its module, serialised."""
+    name = str(getattr(function, "__qualname__", function))
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if module is not None and _is_installed(module) and _named(module, name) is function:
+        return f"{module.__name__}:{name}"
+    try:
+        import cloudpickle
+    except ImportError:
+        given = f"{name}, which belongs to no installed package"
+        raise ArgumentError("function", given, NEEDS_CLOUDPICKLE) from None
+    try:
+        with _by_value(module, cloudpickle):
+            return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
+    except Exception as error:
+        given = f"{name}, which cannot be serialised: {words_of(error)}"
+        raise ArgumentError("function", given, "a function of a module, named module:function") from None
+
+
+def _named(module: ModuleType, name: str) -> object:
+    """What a dotted name of a module is; None if there is no such thing."""
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _is_installed(module: ModuleType) -> bool:
+    """Whether any process of this Python can import it: not from the folder of a script or of a test."""
+    origin = getattr(module, "__file__", None)
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return origin is None or any(Path(origin).is_relative_to(folder) for folder in folders)
+
+
+@contextmanager
+def _by_value(module: ModuleType | None, cloudpickle: Any) -> Iterator[None]:
+    """Serialise what belongs to this module with its code, since the other process may not find the module."""
+    if module is None or module.__name__ == "__main__":  # which is serialised so anyway
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+class FunctionBackend(Backend):
+    """The backend of one function."""
+
+    def __init__(self, description: str) -> None:
+        """Args:
+            description: what `described` gave.
+
+        Raises:
+            ArgumentError: a malformed description; the function does not exist.
+            UnavailableError: its module, or the library of its arrays, cannot be imported.
+        """
+        if len(description) > MOST_TEXT:
+            raise ArgumentError("description of a function", f"{len(description)} characters", f"at most {MOST_TEXT}")
+        told = json.loads(description)
+        arithmetic = told["arithmetic"]
+        limits = {
+            name: Range(**each) if isinstance(each, dict) else tuple(each) for name, each in told["limits"].items()
+        }
+        usual = None if arithmetic is None else Arithmetic(**{**arithmetic, "roundings": any_order})
+        self._claim = Claim(told["operation"], limits, usual, told["arrays"], told["device"], bool(told["concurrent"]))
+        self._place = told["function"]
+        place = self._place if isinstance(self._place, str) else "function"
+        self.name = place.rpartition(":")[2]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], claim: Claim) -> "FunctionBackend":
+        """The backend of a function in this process; nothing is serialised."""
+        made = cls(described("this:function", claim))
+        made.function, made.name = function, getattr(function, "__name__", "function")
+        return made
+
+    def availability(self) -> Availability:
+        try:
+            self._library  # noqa: B018 - it is imported
+        except ImportError:
+            library = self._claim.arrays
+            return Availability(False, f"{library} is not installed", f"install {library}")
+        return Availability(True)
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities({self._claim.operation: self._claim.declaration}, self._claim.concurrent)
+
+    @cached_property
+    def function(self) -> Callable[..., Any]:
+        """The function itself."""
+        if isinstance(self._place, dict):
+            import pickle  # the user's own code, which is about to be run anyway
+
+            loaded: Callable[..., Any] = pickle.loads(base64.b64decode(self._place["pickle"]))
+            return loaded
+        found: Callable[..., Any] = import_named(self._place)
+        return found
+
+    @cached_property
+    def _library(self) -> "Arrays":
+        return LIBRARIES[self._claim.arrays](self._claim.device)
+
+    @cached_property
+    def _wanted(self) -> tuple[str, ...] | None:
+        """The names of its parameters; None if it takes any."""
+        parameters = inspect.signature(self.function).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return None
+        if positional := [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)]:
+            raise ArgumentError("parameters of the function", positional, "parameters that can be given by name")
+        return tuple(each.name for each in parameters)
+
+    def _hook(self, operation: str) -> Callable[..., Any]:
+        names = [each.name for each in OPERATIONS[operation].signature.arguments]
+
+        def call(*arguments: Any, **choices: Any) -> Any:
+            given = OPERATIONS[operation].signature.given(arguments, choices)
+            available = _by_name({name: given[name] for name in names})
+            wanted = tuple(available) if self._wanted is None else self._wanted
+            for name in wanted:
+                if name not in available:
+                    raise ArgumentError("parameter of the function", repr(name), spoken(sorted(available)))
+            library = self._library
+            return library.back(self.function(**{name: library.to(available[name]) for name in wanted}))
+
+        return call
+
+
+def _range(told: dict[str, Any]) -> Range:
+    return Range(told["multiple"], told["least"], told["most"])
+
+
+def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call and the parts of its stored matrices; those of x, if it is stored, begin with ``x_``."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Stored):
+            prefix = "" if name == "weights" else f"{name}_"
+            parts = value.by_name | dict(value.options) | {"rows": value.rows, "columns": value.columns}
+            found |= {prefix + part: each for part, each in parts.items()}
+        found[name] = value
+    return found
+
+
+# **Arrays of other libraries.**
+
+
+class Arrays:
+    """numpy itself: what the other libraries are converted to and from."""
+
+    def __init__(self, device: str) -> None:
+        check_choice("device", device, ("cpu",))
+
+    def to(self, value: Any) -> Any:
+        """An argument as the function takes it."""
+        return value
+
+    def back(self, result: Any) -> Any:
+        """A result as the suite takes it."""
+        return result
+
+
+class TorchArrays(Arrays):
+    """Tensors of PyTorch."""
+
+    def __init__(self, device: str) -> None:
+        self._torch: Any = importlib.import_module("torch")
+        self._device = self._torch.device(device)
+
+    def to(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        if value.dtype.name in FLOATS and not FLOATS[value.dtype.name].native:
+            tensor = self._torch.from_numpy(value.view(FLOATS[value.dtype.name].pattern_dtype))
+            tensor = tensor.view(getattr(self._torch, value.dtype.name))
+        else:
+            tensor = self._torch.from_numpy(value)
+        return tensor.to(self._device)
+
+    def back(self, result: Any) -> Any:
+        if not isinstance(result, self._torch.Tensor):
+            return result
+        if result.device.type != self._device.type:
+            raise ArgumentError("result", f"a tensor on {result.device}", f"one on {self._device}")
+        if result.requires_grad:
+            raise ArgumentError("result", "a tensor with a gradient", "one without: torch.no_grad() or .detach()")
+        if not result.is_contiguous():
+            raise ArgumentError("result", "a tensor that is not contiguous", "a contiguous one: .contiguous()")
+        result = result.cpu()
+        name = str(result.dtype).removeprefix("torch.")
+        if name in FLOATS and not FLOATS[name].native:
+            kind = FLOATS[name]
+            patterns = result.view(getattr(self._torch, kind.pattern_dtype.name)).numpy()
+            return patterns.view(kind.dtype)
+        return result.numpy()
+
+
+class JaxArrays(Arrays):
+    """Arrays of JAX, whose types are those of ml_dtypes."""
+
+    def __init__(self, device: str) -> None:
+        self._jax: Any = importlib.import_module("jax")
+        self._device = self._jax.devices(device)[0]
+
+    def to(self, value: Any) -> Any:
+        return self._jax.device_put(value, self._device) if isinstance(value, np.ndarray) else value
+
+    def back(self, result: Any) -> Any:
+        if not isinstance(result, self._jax.Array):
+            return result
+        if self._device not in result.devices():
+            raise ArgumentError("result", f"an array on {result.devices()}", f"one on {self._device}")
+        converted: Array = np.asarray(result)
+        return converted
+
+
+LIBRARIES: Mapping[str, type[Arrays]] = {"numpy": Arrays, "torch": TorchArrays, "jax": JaxArrays}
