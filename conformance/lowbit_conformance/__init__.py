@@ -11,9 +11,8 @@ Each folder imports only those before it in this list:
   specification; `plugin` is the pytest plugin that runs them.
 * `report` is the result of a run in four forms, `vectors` the same cases as JSON files.
 * `cli` is the command line.
+* `testing` certifies a plain function in a kernel author's own tests.
 
 `starter` is the package that ``lowbit new-backend`` copies, and `packing` puts codes in words for all of them. Only the
 host process imports a backend.
 """
-
-SUITE_VERSION = "0.1"

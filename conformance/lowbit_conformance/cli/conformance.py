@@ -15,7 +15,7 @@ import os
 import secrets
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,11 +25,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from lowbit.api import Certification
+from lowbit.backend.function import described
+from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
 from lowbit.system.memory import check_address_space
 from lowbit.text import quoted
+from lowbit_conformance.cli.functions import claim_of, function_target, name_of
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.isolation.descendants import adopting, end_below
@@ -74,6 +78,19 @@ def conformance(
     ] = None,
     library: Annotated[str | None, typer.Option(help="Instead of NAME, a library that implements lowbit.h.")] = None,
     command: Annotated[str | None, typer.Option(help="Instead of NAME, a program that answers line by line.")] = None,
+    function: Annotated[
+        str | None, typer.Option(help="Instead of NAME, a plain function module:function of one --operation.")
+    ] = None,
+    operation: Annotated[str | None, typer.Option(help="What the function computes.")] = None,
+    format: Annotated[str | None, typer.Option(help="The format of the weights that the function takes.")] = None,
+    activations: Annotated[str | None, typer.Option(help="The type of its activations.")] = None,
+    result: Annotated[str | None, typer.Option(help="The type of its result; by default that of activations.")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(help="What else it handles: bits=4,8 or columns=*64 or rows=128..4096; repeatable."),
+    ] = None,
+    arrays: Annotated[str, typer.Option(help="Whose arrays it takes: numpy, torch or jax.")] = "numpy",
+    device: Annotated[str, typer.Option(help="Where they lie.")] = "cpu",
     op: Annotated[
         list[str] | None,
         typer.Option(help="Only this operation or clause; repeatable."),
@@ -86,7 +103,7 @@ def conformance(
     first_seed: Annotated[int, typer.Option(help="The first of these seeds.")] = 0,
     case: Annotated[str | None, typer.Option(help="Only the case of this id.")] = None,
     model: Annotated[str | None, typer.Option(help="A GGUF file whose shapes and weights are tested too.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few cases of each clause, in seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases of each clause, and all of --model.")] = False,
     deadline: Annotated[
         float | None,
         typer.Option(
@@ -108,7 +125,14 @@ def conformance(
             check_writable(argument, path)
     settings = {"seeds": seeds, "first_seed": first_seed, "ops": op or [], "profiles": profile or []}
     settings |= {"case": case, "model": model, "quick": quick}
-    report = run(_target(name, library, command), settings, deadline, exitfirst)
+    types = {"format": format, "activations": activations, "result": result}
+    target = judged = _target(name, library, command, function)
+    if function is not None:
+        target, judged = function_target(function, operation, types, limit or [], arrays, device)
+        settings["ops"] = op or [operation]
+    elif given := [f"--{key}" for key, each in {"operation": operation, "limit": limit, **types}.items() if each]:
+        raise ArgumentError(given[0], "given", "only with --function", f"{given[0]} describes a --function; give one")
+    report = run(target, settings, deadline, exitfirst, judged)
     with deferred():  # an interrupt leaves each file whole or not written
         for _, path, write in files:
             if path:
@@ -120,57 +144,57 @@ def conformance(
     raise typer.Exit(0 if report.tally.verdict == "passed" else 1)
 
 
-@dataclass(frozen=True)
-class Certification:
-    """What the suite found about a backend.
-
-    Attributes:
-        verdict: ``passed``, ``failed`` or ``nothing executed``.
-        passed: how many cases passed.
-        failed: how many failed.
-        not_declared: how many were not run, because the backend does not declare them.
-        report: the whole report, as ``lowbit conformance --json`` prints it.
-    """
-
-    verdict: str
-    passed: int
-    failed: int
-    not_declared: int
-    report: Mapping[str, Any]
-
-
 def certify(
-    backend: str,
-    operations: Sequence[str] = (),
+    backend: str | Callable[..., Any],
+    operations: str | Sequence[str] = (),
     *,
     profiles: Sequence[str] = (),
     seeds: int = 5,
     quick: bool = False,
     model: str | None = None,
     deadline: float | None = None,
+    arithmetic: Arithmetic | None = None,
+    arrays: str = "numpy",
+    device: str = "cpu",
+    **limits: object,
 ) -> Certification:
-    """Test a backend against the specification; `lowbit.certify` is this function.
+    """Test a backend or a plain function against the specification; `lowbit.certify` calls this function.
 
     Args:
-        backend: a name that `lowbit backends` lists, or ``module:Class``.
-        operations: only these operations or clauses; all by default.
-        profiles: only the cases of these profiles, which are certified.
-        seeds: how many seeds of the random tier.
-        quick: only a few cases of each clause.
-        model: the path of a GGUF file whose shapes and weights are tested too.
+        backend, operations, profiles, seeds, quick, model: as in `lowbit.api.certify`.
         deadline: seconds that one call may take, and that loading the backend may take; None for the suite's own.
+        arithmetic: of a function; None for the usual one (`lowbit.backend.function.Claim`).
+        arrays: whose arrays a function takes: numpy, torch or jax.
+        device: where they lie.
+        limits: what a function handles of each parameter: ``format="gptq-v2", bits=4, columns=Range(64)``.
 
     Raises:
-        LowbitError: the suite refuses an argument or the backend.
+        LowbitError: the suite refuses an argument, the backend or the function.
     """
-    settings = {"seeds": seeds, "first_seed": 0, "ops": list(operations), "profiles": list(profiles)}
-    report = run((backend,), settings | {"case": None, "model": model, "quick": quick}, deadline)
+    chosen = [operations] if isinstance(operations, str) else list(operations)
+    settings = {"seeds": seeds, "first_seed": 0, "ops": chosen, "profiles": list(profiles)}
+    target = judged = (backend,) if isinstance(backend, str) else ("--function", name_of(backend))
+    if callable(backend):
+        if len(chosen) != 1:
+            raise ArgumentError("operations", chosen, "the one operation that the function computes")
+        claim = claim_of(chosen[0], arithmetic, arrays, device, limits)
+        judged = ("--function", described(backend, claim))
+    elif limits or arithmetic is not None:
+        given = ", ".join([*limits, *["arithmetic"] * (arithmetic is not None)])
+        raise ArgumentError(given, "given", "only with a function", f"{given}: only a function is described so")
+    report = run(target, settings | {"case": None, "model": model, "quick": quick}, deadline, judged=judged)
     outcomes = Counter(verdict.outcome for verdict in report.tally.verdicts)
     counts = (outcomes["passed"], outcomes["failed"], outcomes["not declared"])
     return Certification(report.tally.verdict, *counts, json.loads(text_of(report)))
 
 
-def run(target: tuple[str, ...], settings: dict[str, Any], deadline: float | None, exitfirst: bool = False) -> Report:
+def run(
+    target: tuple[str, ...],
+    settings: dict[str, Any],
+    deadline: float | None,
+    exitfirst: bool = False,
+    judged: tuple[str, ...] = (),
+) -> Report:
     """Run the suite on a backend.
 
     Args:
@@ -178,11 +202,13 @@ def run(target: tuple[str, ...], settings: dict[str, Any], deadline: float | Non
         settings: seeds, first_seed, ops, profiles, case, model and quick, as the report states them.
         deadline: as of `certify`.
         exitfirst: stop at the first failure.
+        judged: how the process that judges is told of it; by default as the command line is.
 
     Raises:
         LowbitError: the suite refuses an argument or the backend.
     """
-    arguments = list(target if len(target) == 2 else ("--backend", *target))
+    judged = judged or target
+    arguments = list(judged if len(judged) == 2 else ("--backend", *judged))
     arguments += [] if deadline is None else ["--deadline", str(deadline)]
     arguments += ["--seeds", str(settings["seeds"]), "--first-seed", str(settings["first_seed"])]
     arguments += [argument for operation in settings["ops"] for argument in ("--op", operation)]
@@ -190,7 +216,9 @@ def run(target: tuple[str, ...], settings: dict[str, Any], deadline: float | Non
     arguments += [part for name in ("case", "model") if settings[name] for part in (f"--{name}", settings[name])]
     arguments += ["--quick"] * settings["quick"] + ["--exitfirst"] * exitfirst
     started, before = datetime.now(UTC), suite()
-    tally = run_suite(target[-1], arguments, DEADLINE if deadline is None else deadline)
+    tally = run_suite(
+        target[1] if target[0] == "--function" else target[-1], arguments, DEADLINE if deadline is None else deadline
+    )
     report = report_of(tally, target, settings, started)
     if report.suite != before:
         text = "FORGED: files of lowbit or of its conformance suite changed while it ran; run it again"
@@ -198,13 +226,14 @@ def run(target: tuple[str, ...], settings: dict[str, Any], deadline: float | Non
     return report
 
 
-def _target(name: str | None, library: str | None, command: str | None) -> tuple[str, ...]:
+def _target(name: str | None, library: str | None, command: str | None, function: str | None) -> tuple[str, ...]:
     """How the command line names the backend; an option that begins a path needs its absolute form elsewhere."""
     given = [("--library", os.path.abspath(library))] if library is not None else []
     given += [("--command", command)] if command is not None else []
+    given += [("--function", function)] if function is not None else []
     named: list[tuple[str, ...]] = [*given, *([(name,)] if name is not None else [])]
     if len(named) != 1:
-        raise ArgumentError("NAME, --library and --command", f"{len(named)} of them", "one of them")
+        raise ArgumentError("NAME, --library, --command and --function", f"{len(named)} of them", "one of them")
     return named[0]
 
 

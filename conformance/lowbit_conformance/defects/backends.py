@@ -12,6 +12,7 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
+from lowbit.backend.reference import STORED_PRODUCTS, ReferenceBackend
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, Roundings, any_order
 from lowbit.linear.integer_bounds import integer_loop
@@ -92,6 +93,8 @@ class BankBackend(Backend):
             form = "dequantised" if name in steps.PRODUCTS or name == "hqq.qgemv" else "direct"
             bounded = OPERATIONS[name].promise is Promise.BOUNDED
             arithmetic = Arithmetic(form, self.defect.accumulator, self.roundings()) if bounded else None  # type: ignore[arg-type]  # a str that is a form
+            if name in STORED_PRODUCTS:
+                arithmetic = Arithmetic("dequantised", "float64", self.roundings(), "exact")
             if name == integers.OPERATION:
                 arithmetic = Arithmetic("integer", "float64", integer_loop(1))
             operations[name] = Declaration(arithmetic=arithmetic)
@@ -104,6 +107,8 @@ class BankBackend(Backend):
         wrong = self.defect.wrong.get(operation)
         if operation in PRODUCTS and wrong is None:
             return super()._hook(operation)
+        if operation in STORED_PRODUCTS:
+            return wrong or ReferenceBackend()._hook(operation)
         function = wrong or right(operation)
 
         def compute(*arguments: Any, **choices: Any) -> Any:

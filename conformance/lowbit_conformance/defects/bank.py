@@ -22,6 +22,7 @@ from lowbit_conformance.defects import (
     attention,
     block_sums,
     blocks,
+    casts,
     codes,
     common,
     depth,
@@ -34,6 +35,8 @@ from lowbit_conformance.defects import (
     quantisers,
     reals,
     routes,
+    small_floats,
+    stored,
     subnormal,
     sums,
     zeros,
@@ -43,7 +46,9 @@ from lowbit_conformance.defects.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-MODULES = (*PRODUCTS, *CACHES, routes, experts, activations, quantisers, reals, depth, orders, subnormal, common)
+FORMATS = (small_floats, stored, casts)
+LAYERS = (routes, experts, activations, quantisers, reals, depth, orders, subnormal)
+MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, common)
 
 
 def gathered(defects: Iterable[Defect]) -> dict[str, Defect]:

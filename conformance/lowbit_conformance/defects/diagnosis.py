@@ -25,8 +25,10 @@ from lowbit.quantization import gptq_bounds, hqq, hqq_solver
 from lowbit_conformance import packing
 from lowbit_conformance.defects import places, steps
 from lowbit_conformance.defects.bank import BANK
-from lowbit_conformance.defects.defect import Defect
+from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
+from lowbit_conformance.defects.narrow import FORMATS
+from lowbit_conformance.defects.stage_table import of_stages
 
 DECLARED = Arithmetic("direct", "float32", any_order)
 INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
@@ -34,6 +36,7 @@ MOST_NAMED = 2
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 UNIT = 2.0**-24
+CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what is wrong with them
 MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
 LARGER = 2.0**-18  # of a result
 UNDERFLOW = 2.0**-140
@@ -119,11 +122,44 @@ def common_defects(
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found = {defect.name: defect for defect in fitting}
     wide = all(each.size > MOST_SEARCHED for each in failures)
-    for family in (relatives, places.of_results, places.of_arguments):
-        if 0 < len(found) <= most or (family is not relatives and (found or wide)):
+    for family in (relatives, places.of_results, of_stages, places.of_arguments):
+        late = family is not relatives and (found or (wide and family is not places.of_results))
+        if 0 < len(found) <= most or late:
             break
-        found = {defect.name: defect for defect in _fitting(_explaining(family(operation), failures), passes)}
+        others = {defect.name: defect for defect in _fitting(_explaining(family(operation), failures), passes)}
+        found = others or found
+    if not found and (narrow := _computed_in(failures, passes)):
+        return (narrow,)
+    if len(found) > most and len(failures) >= LEAST_SPOILT:  # they cannot be told apart: one mistake by several names
+        return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
+
+
+def _computed_in(failures: list[Seen], passes: list[Seen]) -> Defect | None:
+    """A narrow format in which all results lie, where right ones do not; their sums were rounded more than once."""
+    results = [each.given for each in passes if isinstance(each.given, np.ndarray)]
+    for format, (words, ways) in {"float32": ("rounded to float32", (_as_float32,)), **FORMATS}.items():
+        if format == "normal-range" or any((ways[0](each) != each).any() for each in results):
+            continue
+        if failures and all(_lies_in(each, ways[0], format) for each in failures):
+            cause = f"Every result is {words}, and more is lost than by one rounding: sums are kept so."
+            return arithmetical(f"computed-in-{format}", cause, "", {})
+    return None
+
+
+def _as_float32(numbers: Array) -> Array:
+    return numbers.astype(np.float32).astype(numbers.dtype)
+
+
+def _lies_in(seen: Seen, way: Callable[[Array], Array], format: str) -> bool:
+    given, right = seen.given, seen.right
+    if not (isinstance(given, np.ndarray) and isinstance(right, np.ndarray) and given.dtype.kind == "f"):
+        return False
+    if given.shape != right.shape or (format == "float32" and given.dtype != np.float64):
+        return False
+    other = right.astype(given.dtype)
+    errors, sizes = np.linalg.norm(given.astype(np.float64) - right), np.linalg.norm(right.astype(np.float64))
+    return bool((way(given) == given).all() and (way(other) != other).any() and errors < CLOSE * sizes)
 
 
 def _fitting(defects: list[Defect], passes: list[Seen]) -> list[Defect]:
@@ -134,7 +170,7 @@ def _fitting(defects: list[Defect], passes: list[Seen]) -> list[Defect]:
 def _explaining(defects: Iterable[Defect], failures: list[Seen]) -> list[Defect]:
     """Those that give every one of the wrong results; the small results are looked at first."""
     left = list(defects)
-    for failure in sorted(failures, key=lambda each: sum(np.size(part) for _, part in leaves(each.given))):
+    for failure in sorted(failures, key=lambda each: each.size):
         left = [defect for defect in left if failure.explained(defect)]
     return left
 

@@ -266,6 +266,13 @@ def _exchanged(codes: Array, bits: int) -> Array:
     return exchanged
 
 
+def _bits_turned(codes: Array, bits: int) -> Array:
+    turned = np.zeros_like(codes)
+    for bit in range(bits):
+        turned |= (codes >> bit & 1) << (bits - 1 - bit)
+    return turned
+
+
 def _straddler(row: int, lost: str) -> Callable[[Array, int], Array]:
     """A code of 3 bits that lies in two words, without what lies in one of them."""
 
@@ -386,6 +393,7 @@ def _replaced() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "zeros-negated", "Zeros are added where they are subtracted, and the other way round.", {"value": _negated}
     yield "conventions-exchanged", "Minimum is taken for zero-point, and zero-point for minimum.", {"value": _swapped}
     yield "nibbles-exchanged", "Neighbouring rows exchange their codes.", _unpacked(_exchanged)
+    yield "bits-of-codes-turned", "The bits of each code stand in reverse order.", _unpacked(_bits_turned)
     most = _unpacked(lambda codes, bits: np.minimum(codes, np.uint8(2**bits - 2)))
     yield "largest-code-lost", "The largest code is read as the one below it.", most
     centred = _unpacked(lambda codes, bits: codes.astype(np.float32) - 2 ** (bits - 1))

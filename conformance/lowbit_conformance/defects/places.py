@@ -7,6 +7,7 @@ the last place in which `diagnosis` looks, and what was done to the result goes 
 """
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -22,6 +23,8 @@ from lowbit_conformance.defects.defect import Defect, Function, arithmetical, un
 from lowbit_conformance.defects.narrow import Change
 
 AXES = (0, 1, 2)
+REMEMBERED = 32  # right answers: those of the failures of an operation and of what was right
+WIDTHS = (2, 4, 8, 16, 32)
 Order = Callable[[Array, int], Array]
 """Of the indices along an axis, and their number: the indices that are read instead."""
 
@@ -31,6 +34,19 @@ def _across(at: Array, count: int, width: int) -> Array:
     if count <= width:
         return at
     return np.asarray(np.minimum(at ^ width, count - 1))
+
+
+def _turned(at: Array, count: int, width: int) -> Array:
+    """Indices with each run in reverse order; a short run stays."""
+    other = at // width * width + (width - 1 - at % width)
+    return np.asarray(np.where(at // width < count // width, other, at))
+
+
+def _evens(at: Array, count: int, width: int) -> Array:
+    """Indices with the even ones first in each run; a short run stays."""
+    place = at % width
+    other = at - place + np.where(place < width // 2, 2 * place, 2 * place - width + 1)
+    return np.asarray(np.where(at // width < count // width, other, at))
 
 
 ORDERS: tuple[tuple[str, str, Order], ...] = (
@@ -46,6 +62,31 @@ ORDERS: tuple[tuple[str, str, Order], ...] = (
     ("last-for-all", "from the last place for all", lambda at, n: 0 * at + n - 1),
     ("even-ones-first", "with even places before odd ones", lambda at, n: np.argsort(at % 2, kind="stable")),
     ("halves-interleaved", "with its two halves interleaved", lambda at, n: at // 2 + at % 2 * (-(-n // 2))),
+    *(
+        (f"{by}-later", f"{by} places later, the last ones first", lambda at, n, by=by: (at - by) % n)
+        for by in (2, 4, 8)
+    ),
+    *(
+        (f"{by}-earlier", f"{by} places earlier, the first ones last", lambda at, n, by=by: (at + by) % n)
+        for by in (2, 4, 8)
+    ),
+    *(
+        (f"first-of-{w}-for-all", f"from the first of each {w} for all of them", lambda at, n, w=w: at // w * w)
+        for w in WIDTHS
+    ),
+    *(
+        (f"turned-in-runs-of-{w}", f"with each run of {w} in reverse order", lambda at, n, w=w: _turned(at, n, w))
+        for w in WIDTHS[1:]
+    ),
+    *(
+        (
+            f"even-first-in-runs-of-{w}",
+            f"with even places first in each run of {w}",
+            lambda at, n, w=w: _evens(at, n, w),
+        )
+        for w in WIDTHS[1:]
+    ),
+    *((f"modulo-{w}", f"from place i mod {w} for place i", lambda at, n, w=w: at % w) for w in WIDTHS),
 )
 
 Kept = Callable[[Array, int], Array]
@@ -54,6 +95,8 @@ Kept = Callable[[Array, int], Array]
 DROPPED: tuple[tuple[str, str, Kept], ...] = (
     ("first-dropped", "without its first place", lambda at, n: at > 0),
     ("last-dropped", "without its last place", lambda at, n: at < n - 1),
+    ("all-but-last-dropped", "without all but its last place", lambda at, n: at == n - 1),
+    *((f"last-{w}-dropped", f"without its last {w} places", lambda at, n, w=w: at < n - w) for w in WIDTHS),
     *(
         (f"past-whole-{width}-dropped", f"without what is past the last whole {width}", _whole)
         for width, _whole in ((w, lambda at, n, w=w: at < n // w * w) for w in (2, 4, 8, 16, 32))
@@ -105,6 +148,74 @@ def _only(axis: int, kept: Kept) -> Change:
     return change
 
 
+# **Sums and shapes.**
+
+
+def _shifted(axis: int, by: int) -> Change:
+    """Each number at its neighbour's place, and 0 where none comes."""
+
+    def change(array: Array) -> Array:
+        if array.ndim <= axis:
+            return array
+        rolled, count = np.roll(array, by, axis=axis), array.shape[axis]
+        place = (slice(None),) * axis + (slice(0, by) if by > 0 else slice(count + by, None),)
+        rolled[place] = 0
+        return rolled
+
+    return change
+
+
+def _summed(axis: int, total: bool) -> Change:
+    """The sum of all before a number and itself, or of all."""
+
+    def change(array: Array) -> Array:
+        if array.ndim <= axis or array.dtype.kind not in "iuf":
+            return array
+        with np.errstate(all="ignore"):
+            sums = array.sum(axis=axis, keepdims=True) if total else np.cumsum(array, axis=axis)
+        return np.asarray(np.broadcast_to(sums, array.shape).astype(array.dtype))
+
+    return change
+
+
+def _reread(first: int, second: int) -> Change:
+    """Written with two axes exchanged, and read in the shape that is right."""
+
+    def change(array: Array) -> Array:
+        if array.ndim <= second:
+            return array
+        return np.ascontiguousarray(array.swapaxes(first, second)).reshape(array.shape)
+
+    return change
+
+
+def _rewritten(first: int, second: int) -> Change:
+    """Read as if two axes had been exchanged when it was written."""
+
+    def change(array: Array) -> Array:
+        if array.ndim <= second:
+            return array
+        shape = list(array.shape)
+        shape[first], shape[second] = shape[second], shape[first]
+        return np.ascontiguousarray(array.reshape(shape).swapaxes(first, second))
+
+    return change
+
+
+def _shaped() -> Iterator[tuple[str, str, Change]]:
+    for axis in AXES:
+        end = f"along axis {axis}"
+        yield f"added-up-along-axis-{axis}", f"is added to all that come before, {end}.", _summed(axis, total=False)
+        yield f"total-along-axis-{axis}", f"is taken as the sum of all, {end}.", _summed(axis, total=True)
+        for by, words in ((1, "later"), (-1, "earlier")):
+            cause = f"is taken one place {words}, with 0 where none comes, {end}."
+            yield f"moved-{words}-along-axis-{axis}", cause, _shifted(axis, by)
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        axes = f"axes {first} and {second}"
+        yield f"axes-{first}-{second}-exchanged", f"is written with {axes} exchanged.", _reread(first, second)
+        yield f"axes-{first}-{second}-read-exchanged", f"is read with {axes} exchanged.", _rewritten(first, second)
+
+
 def _numeric(kinds: str, change: Change) -> Change:
     def changed(array: Array) -> Array:
         with np.errstate(all="ignore"):
@@ -121,6 +232,7 @@ def changes() -> Iterator[tuple[str, str, Change]]:
         for name, words, kept in DROPPED:
             cause = f"is taken {words}, along axis {axis}."
             yield f"{name}-along-axis-{axis}", cause, _only(axis, kept)
+    yield from _shaped()
     for name, words, kinds, change in NUMBERS:
         yield name, f"is taken {words}.", _numeric(kinds, change)
 
@@ -141,6 +253,17 @@ def _with(value: Any, names: tuple[str, ...], change: Change) -> Any:
     parts = {each.name: getattr(value, each.name) for each in fields(value)}
     changed = {name: _with(parts[name], ("",), change) for name in names if name in parts}
     return unchecked(type(value), **parts | changed)
+
+
+def _unchanged_by(one: Any, other: Any) -> bool:
+    """Whether a change did nothing, so that there is nothing to compute."""
+    if one is other:
+        return True
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.shape == other.shape and one.tobytes() == other.tobytes()
+    if not is_dataclass(one) or type(one) is not type(other):
+        return False
+    return all(_unchanged_by(getattr(one, each.name), getattr(other, each.name)) for each in fields(one))
 
 
 FIELDS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -167,6 +290,8 @@ def _arguments(operation: str) -> Iterator[tuple[str, Callable[[Change], Functio
         def changed(change: Change) -> Function:
             def run(*given: Any, **choices: Any) -> Any:
                 each = [_with(value, names, change) if at in numbers else value for at, value in enumerate(given)]
+                if all(_unchanged_by(*pair) for pair in zip(given, each, strict=True)):
+                    return right_answer(operation, given, choices)
                 return reference(*each, **choices)
 
             return run
@@ -206,7 +331,7 @@ def _exchanged(operation: str) -> Iterator[Defect]:
 def _unchanged(operation: str) -> Iterator[Defect]:
     def keep(number: int) -> Function:
         def run(*given: Any, **choices: Any) -> Any:
-            right, kept = OPERATIONS[operation].reference(*given, **choices), given[number]
+            right, kept = right_answer(operation, given, choices), given[number]
             arrays = isinstance(right, np.ndarray) and isinstance(kept, np.ndarray)
             return kept.reshape(right.shape) if arrays and kept.size == right.size else kept
 
@@ -216,13 +341,27 @@ def _unchanged(operation: str) -> Iterator[Defect]:
         yield arithmetical(f"{name}-returned", f"The result is {name} as it was given.", "", {operation: keep(number)})
 
 
+Given = tuple[Any, ...]
+_answers: deque[tuple[str, Given, dict[str, Any], Any]] = deque(maxlen=REMEMBERED)
+
+
+def right_answer(operation: str, given: Given, choices: dict[str, Any]) -> Any:
+    """What the reference answers; hundreds of changes are tried on an answer, and it is computed once."""
+    for name, others, chosen, answer in _answers:
+        same = name == operation and len(others) == len(given) and chosen == choices
+        if same and all(one is other for one, other in zip(others, given, strict=True)):
+            return answer
+    answer = OPERATIONS[operation].reference(*given, **choices)
+    if not hasattr(answer, "step"):  # what remembers is another each time
+        _answers.append((operation, given, choices, answer))
+    return answer
+
+
 def _results(operation: str) -> Iterator[Defect]:
-    reference = OPERATIONS[operation].reference
-
     def changed(names: tuple[str, ...], change: Change) -> Function:
-        return lambda *given, **choices: _with(reference(*given, **choices), names, change)
+        return lambda *given, **choices: _with(right_answer(operation, given, choices), names, change)
 
-    kind = str(inspect.signature(reference).return_annotation)
+    kind = str(inspect.signature(OPERATIONS[operation].reference).return_annotation)
     found = next((FIELDS[name] for name in FIELDS if f".{name}'" in kind or kind.endswith(name)), (("",),))
     for names in found:
         what = "-and-".join(names) + "-of-the-result" if names != ("",) else "result"

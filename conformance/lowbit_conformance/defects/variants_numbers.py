@@ -194,6 +194,33 @@ def _left_over_set(given: Blocks) -> StoredBlocks:
     )
 
 
+SIGNS: tuple[tuple[str, str, Callable[[Array, int], Array]], ...] = (
+    ("sign-bits-dropped", "The sign bit of a mantissa is cut off.", lambda m, bits: m & (2 ** (bits - 1) - 1)),
+    ("signs-lost", "Mantissas lose their signs.", lambda m, bits: np.abs(m)),
+    ("read-in-ones-complement", "Mantissas are read in ones' complement.", lambda m, bits: np.where(m < 0, m + 1, m)),
+    (
+        "read-as-sign-and-magnitude",
+        "Mantissas are read as a sign and a magnitude.",
+        lambda m, bits: np.where(m < 0, -(m + 2 ** (bits - 1)), m),
+    ),
+    (
+        "read-with-an-offset",
+        "Mantissas are read as if half of their range had been added.",
+        lambda m, bits: (m & (2**bits - 1)) - 2 ** (bits - 1),
+    ),
+)
+
+
+def _turned_signs(turn: Callable[[Array, int], Array]) -> Function:
+    def run(stored: StoredBlocks) -> Blocks:
+        format = stored.format
+        read = unpack_signed(stored.mantissas, stored.columns, format).astype(np.int64)
+        mantissas = np.clip(turn(read, format.mantissa), -format.top, format.top)
+        return blocks.blocks_of(mantissas, stored.exponents.astype(np.int64) - EXPONENT_BIAS, format)
+
+    return run
+
+
 def load_variants() -> Variants:
     def loaded(mantissas: Change, exponents: Callable[[Array, Format], Array]) -> Function:
         def run(stored: StoredBlocks) -> Blocks:
@@ -217,6 +244,8 @@ def load_variants() -> Variants:
     for bias in (126, 128):
         for way in (biased(bias), clamped(bias)):
             yield f"exponents-with-bias-{bias}", f"The bias of exponents is {bias} and not 127.", loaded(same, way)
+    for name, cause, turn in SIGNS:
+        yield name, cause, _turned_signs(turn)
     signed = loaded(same, lambda e, format: e.astype(np.int8).astype(np.int64))
     yield "exponents-without-bias", "Exponents have no bias: their byte is in two's complement.", signed
 

@@ -4,7 +4,7 @@ import inspect
 import json
 import weakref
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,10 +73,16 @@ class Call:
         """What the arguments are called."""
         if self.what in ("qgemv", "qgemm", "qgemm_bfp"):
             return ["x", "out"]
-        parameters = list(inspect.signature(OPERATIONS[self.operation].reference).parameters)
         if self.what in ("prepare", "step"):
             parameters = ["matrix"] if self.what == "prepare" else []
+        else:
+            parameters = _parameters(self.operation)
         return parameters + [f"argument {number}" for number in range(len(parameters), len(self.arguments))]
+
+
+@cache
+def _parameters(operation: str) -> list[str]:
+    return list(inspect.signature(OPERATIONS[operation].reference).parameters)
 
 
 @dataclass(frozen=True)

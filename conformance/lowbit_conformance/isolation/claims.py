@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from lowbit.backend import Capabilities, Declaration
+from lowbit.backend import Capabilities, Declaration, Range
 from lowbit.backend.declarations import check_capabilities
 from lowbit.contract.rounding import Arithmetic, Roundings, any_order, one_loop
 from lowbit_conformance.isolation.process import Message
@@ -21,11 +21,13 @@ def claimed(told: Message, own: Callable[[str], Roundings]) -> Capabilities:
     """
     operations = {}
     for name, declaration in told.pop("operations").items():
-        limits = {key: tuple(map(_plain, values)) for key, values in declaration["limits"].items()}
+        limits = {key: _limit(values) for key, values in declaration["limits"].items()}
         arithmetic = None
         if claim := declaration["arithmetic"]:
             roundings = {"any_order": any_order, "one_loop": one_loop}.get(claim["roundings"]) or own(name)
-            arithmetic = Arithmetic(claim["form"], claim["accumulator"], roundings)
+            arithmetic = Arithmetic(
+                claim["form"], claim["accumulator"], roundings, claim["weights"], claim["promotion"]
+            )
         operations[name] = Declaration(limits, arithmetic)
     known = {item.name for item in dataclasses.fields(Capabilities)}
     rest = {key: _plain(value) for key, value in told.items() if key in known}
@@ -33,6 +35,13 @@ def claimed(told: Message, own: Callable[[str], Roundings]) -> Capabilities:
     capabilities = check_capabilities(Capabilities(operations, **rest))
     details = islice((capabilities.details or {}).items(), MOST_DETAILS)
     return dataclasses.replace(capabilities, details={str(key): str(value)[:MOST_DETAIL] for key, value in details})
+
+
+def _limit(values: Any) -> tuple[object, ...] | Range:
+    """A limit as `Declaration.told_limits` tells it."""
+    if isinstance(values, dict):
+        return Range(values["multiple"], values["least"], values["most"])
+    return tuple(map(_plain, values))
 
 
 def _plain(value: Any) -> Any:

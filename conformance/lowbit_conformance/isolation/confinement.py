@@ -13,8 +13,11 @@ does not reach process 1.
 ``landlock``: a Landlock domain (Linux 6.12 or later). Within it a process can neither trace a process outside, which
 includes its ``/proc/PID/fd`` and ``/proc/PID/mem``, nor send it a signal, nor connect to its abstract sockets. Threads,
 child processes and programs that the backend starts share the domain and can reach one another. A domain says nothing
-of resource limits and priorities, so that a filter of system calls refuses to change those of processes outside. The
-process waits in a domain around that of the host, from which it can kill all of them at once.
+of resource limits and priorities, so that a filter of system calls refuses to change those of processes outside. Nor
+does it cover the files of ``/proc`` that root may write to, such as ``oom_score_adj``; the domain of a host of root
+therefore opens no file of ``/proc`` for writing but the host's own, and none of ``/sys``, where groups of processes are
+frozen. The process waits in a domain around that of the
+host, from which it can kill all of them at once.
 
 ``none``: neither can be had.
 
@@ -33,8 +36,17 @@ from contextlib import suppress
 from typing import Any
 
 LIBC: Any = ctypes.CDLL(None, use_errno=True)
-CREATE_RULESET, RESTRICT_SELF = 444, 446  # system calls, of the same numbers on all architectures that CPython runs on
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = (
+    444,
+    445,
+    446,
+)  # system calls, of the same numbers on all architectures that CPython runs on
 SCOPES = 1 << 0 | 1 << 1  # abstract sockets, signals
+WRITE, REFER = (
+    1 << 1,
+    1 << 13,
+)  # to files, and from one folder to another, which a domain of files denies unless allowed
+PATH_BENEATH = 1
 LEAST_ABI = 6
 NEW_USER, NEW_PROCESSES, NEW_MOUNTS, NEW_IPC = 0x10000000, 0x20000000, 0x00020000, 0x08000000
 PRIVATE = 1 << 14 | 1 << 18  # MS_REC | MS_PRIVATE
@@ -72,7 +84,7 @@ def landlock() -> bool:
     if not has_domains():
         return False
     drop_capabilities()
-    if not enter_domain():
+    if not enter_domain(files_of_root() & REFER):
         return False
     signal.pthread_sigmask(signal.SIG_BLOCK, KEEPERS)
     host = os.fork()
@@ -80,7 +92,7 @@ def landlock() -> bool:
         keep(host)
     LIBC.prctl(PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, KEEPERS)
-    if not enter_domain():
+    if not enter_domain(files_of_root()):
         os._exit(DEATH_OF_SETUP)
     filter_calls(threads_above())
     return True
@@ -90,15 +102,41 @@ def has_domains() -> bool:
     return sys.platform == "linux" and bool(LIBC.syscall(CREATE_RULESET, None, 0, 1) >= LEAST_ABI)
 
 
-def enter_domain() -> bool:
-    """Enter a Landlock domain within the present one; all later threads and processes inherit it."""
-    rules = Ruleset(0, 0, SCOPES)
+class Beneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("access", ctypes.c_uint64), ("folder", ctypes.c_int32))
+
+
+def enter_domain(files: int = 0) -> bool:
+    """Enter a Landlock domain within the present one; all later threads and processes inherit it.
+
+    Where `files` has WRITE, it opens for writing no file of ``/sys``, and of ``/proc`` those of this process only.
+    REFER is denied by every domain around one that has rights to files, unless it is allowed there too.
+    """
+    rules = Ruleset(files, 0, SCOPES)
     ruleset = LIBC.syscall(CREATE_RULESET, ctypes.byref(rules), ctypes.sizeof(rules), 0)
     if ruleset < 0:
         return False
+    for name in os.listdir("/") if files else ():
+        if name != "sys" or not files & WRITE:
+            allow(ruleset, "/proc/self" if name == "proc" else f"/{name}", files)
     restricted = LIBC.syscall(RESTRICT_SELF, ruleset, 0) == 0
     os.close(ruleset)
     return bool(restricted)
+
+
+def files_of_root() -> int:
+    """What a domain says of files: all that concern other processes are closed to an ordinary user anyway."""
+    return WRITE | REFER if os.geteuid() == 0 else 0
+
+
+def allow(ruleset: int, path: str, files: int) -> None:
+    """Allow what is beneath a path; one that cannot be opened is closed to this process anyway."""
+    with suppress(OSError):
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        access = files if os.path.isdir(path) else files & WRITE
+        LIBC.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(Beneath(access, place)), 0)
+        os.close(place)
 
 
 def keep(host: int) -> None:
@@ -203,7 +241,7 @@ def namespaces() -> bool:
     os.close(writer)
     LIBC.prctl(DUMPABLE, 1, 0, 0, 0)  # a new user namespace has hidden this process from the judge
     if has_domains():
-        enter_domain()
+        enter_domain(files_of_root())
     return True
 
 

@@ -466,12 +466,14 @@ class Host:
         for name, declaration in given.operations.items():
             arithmetic = declaration.arithmetic
             operations[name] = {
-                "limits": {key: list(values) for key, values in declaration.limits.items()},
+                "limits": declaration.told_limits,
                 "arithmetic": arithmetic
                 and {
                     "form": arithmetic.form,
                     "accumulator": arithmetic.accumulator,
                     "roundings": {any_order: "any_order", one_loop: "one_loop"}.get(arithmetic.roundings, "own"),
+                    "weights": arithmetic.weights,
+                    "promotion": arithmetic.promotion,
                 },
             }
         rest = {
@@ -673,7 +675,11 @@ class Host:
 
 
 PROCESS = os.getpid()
-FOREIGN = {"library": "lowbit_foreign:LibraryBackend", "command": "lowbit_foreign:CommandBackend"}
+FOREIGN = {
+    "function": "lowbit.backend.function:FunctionBackend",
+    "library": "lowbit_foreign:LibraryBackend",
+    "command": "lowbit_foreign:CommandBackend",
+}
 
 
 def made(kind: str, name: str) -> Backend:

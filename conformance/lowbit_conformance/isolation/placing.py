@@ -108,7 +108,7 @@ def placed(
     call: Call, variant: Variant, arena: Arena, claimed: Capabilities, series: SameArrays | None = None
 ) -> Attempt:
     """One attempt at a call, its arrays placed in the arena as the variant and the declared capabilities say."""
-    key = call.kind, variant
+    key = (call.kind, variant) if series is not None else ("", variant)  # the kind takes time to find out
     how = Placement(
         "left" if variant.side else "right",
         PADDINGS[variant.padding],

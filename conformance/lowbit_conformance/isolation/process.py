@@ -86,7 +86,10 @@ class HostProcess:
         methods = isolation.methods() if methods is None else methods
         confining = f"ISOLATION = confine({list(methods)})".encode()
         texts = (CONFINEMENT, confining, HOST)
-        self._channel.sendall(b"%d" % len(texts) + b"".join(b"%010d" % len(text) + text for text in texts))
+        try:
+            self._channel.sendall(b"%d" % len(texts) + b"".join(b"%010d" % len(text) + text for text in texts))
+        except ConnectionError as error:  # it has ended before it read them
+            raise HostEndedError(self._death(error)) from None
         arena.control()[:16] = 0
         reply = self.ask({"file": arena.file, "control": CONTROL, "arguments": ARGUMENTS}, 60.0)
         self.base, self.isolation = int(reply["base"]), str(reply["isolation"])

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def report_of(tally: Tally, target: Sequence[str], settings: Mapping[str, Any], 
 def suite() -> Suite:
     """The version of lowbit and a sum over the files that decide what a verdict means."""
     folders = [Path(file).parent for module in (lowbit, lowbit_conformance) if (file := module.__file__)]
-    return Suite(_version("lowbit"), _sum_of(folders))
+    return Suite(lowbit.__version__, _sum_of(folders))
 
 
 def machine() -> Machine:
@@ -102,13 +101,6 @@ def _files_of_module(name: str) -> list[Path]:
         return []
     folders = [Path(folder) for folder in found.submodule_search_locations or ()]
     return folders or ([Path(found.origin)] if found.origin else [])
-
-
-def _version(distribution: str) -> str:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _sum_of(places: Iterable[Path]) -> str:

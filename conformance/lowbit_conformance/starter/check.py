@@ -1,11 +1,11 @@
-"""my-backend keeps what it declares."""
+"""Tests that my-backend is right in everything that it declares."""
 
 import subprocess
 import sys
 
 
 def test_conformance() -> None:
-    """The conformance suite of lowbit passes; if it does not, its report is shown."""
+    """lowbit's conformance suite passes; if it fails, the report is shown."""
     command = [sys.executable, "-P", "-m", "lowbit", "conformance", "my-backend"]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert run.returncode == 0, run.stdout

@@ -45,7 +45,6 @@ def checks(clause: str, generator: Generator) -> Callable[[Test], Test]:
     """
 
     def mark(test: Test) -> Test:
-        test.lowbit_checks = (clause, generator)  # type: ignore[attr-defined]  # read by the plugin
         MARKS.append(Mark(clause, generator, test))
         return test
 

@@ -39,7 +39,7 @@ DEFAULT_SEEDS = 5
 DEADLINE_HELP = f"seconds for one call, and for loading (default {DEADLINE:g}, and {LOADING_DEADLINE:g} for loading)"
 BANK, MADE_BY = "bank:", "lowbit_conformance.defects.bank:backend"
 QUICK_CASES = 4  # of each test
-SLOW_TIERS = (HABIT, "exhaustive", "model")
+SLOW_TIERS = (HABIT, "exhaustive")
 COMMON = ("clause", "tier", "variant", "seed")
 
 
@@ -48,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", help="the backend under test: a name that `lowbit backends` lists, or module:Class")
     group.addoption("--library", help="instead, a shared library that implements lowbit.h")
     group.addoption("--command", help="instead, a program that speaks the line protocol")
-    group.addoption("--quick", action="store_true", help="a few cases of each clause")
+    group.addoption("--function", help="instead, the description of a plain function (lowbit.backend.function)")
+    group.addoption("--quick", action="store_true", help="a few cases of each clause, and all of --model")
     group.addoption("--deadline", type=float, help=DEADLINE_HELP)
     group.addoption(
         "--op",
@@ -66,7 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    named = (config.option.backend, config.option.library, config.option.command)
+    option = config.option
+    named = (option.backend, option.library, option.command, option.function)
     if any(part is not None for part in named) and not config.option.collectonly:
         config.pluginmanager.register(Run(config), "lowbit-run")
 
@@ -106,12 +108,16 @@ class Run:
             self.model = model_matrices_of(option.model) if option.model else {}
             self.settings = Settings(_seeds(option), tuple(model_cases(self.model)))
             self.plan = self._planned()
-            if self.events:  # before any code of the backend has run
+            if self.events:
                 self.events.start_beating()
-                self.events.send("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
+            if not self.quick:  # before any code of the backend has run
+                self._announce()
             self.backend = under_test(option)
             self._load()
             self.capabilities = self.backend.capabilities()
+            if self.quick:  # which certifies nothing: its few cases are among those that are declared
+                self.plan = {test: self._quick(planned) for test, planned in self.plan.items()}
+                self._announce()
         except LowbitError as error:
             raise pytest.UsageError(str(error)) from None
         whole = not (option.case or option.op or option.profile or option.quick) and option.seeds >= LEAST_SEEDS
@@ -132,7 +138,18 @@ class Run:
     def _planned_of(self, mark: Mark) -> "Planned":
         every = {case.id: case for case in mark.generator(mark.clause, self.settings)}
         wanted = [case for case in every.values() if self._wanted(case)]
-        return Planned(list(every.values()), few(wanted) if self.quick else wanted)
+        return Planned(list(every.values()), wanted)
+
+    def _quick(self, planned: "Planned") -> "Planned":
+        """A few of the cases that the backend declares; where it declares none, a few that say so."""
+        claims = self.capabilities.operations
+        declared = [case for case in planned.wanted if not not_declared(claims.get(case.operation), case)]
+        return Planned(planned.every, few(declared or planned.wanted, tuple(self.model)))
+
+    def _announce(self) -> None:
+        """Tell the command which cases need a verdict."""
+        if self.events:
+            self.events.send("expected", ids=[case.id for planned in self.plan.values() for case in planned.wanted])
 
     def _load(self) -> None:
         """Load the backend; if that fails, the case of loading says so, and no other is run."""
@@ -270,9 +287,10 @@ def under_test(option: Any) -> Remote:
     Its loading may take longer than a call, unless the user says how long a call may take.
     """
     named = {"name": option.backend, "library": option.library, "command": option.command}
+    named["function"] = option.function
     given = [(kind, name) for kind, name in named.items() if name is not None]
     if len(given) != 1:
-        raise pytest.UsageError("--backend, --library, --command: allowed is one of them")
+        raise pytest.UsageError("--backend, --library, --command, --function: allowed is one of them")
     kind, name = given[0]
     deadline = DEADLINE if option.deadline is None else option.deadline
     loading = LOADING_DEADLINE if option.deadline is None else option.deadline
@@ -281,11 +299,17 @@ def under_test(option: Any) -> Remote:
     return Remote(kind, name, deadline, loading=loading)
 
 
-def few(cases: list[Case]) -> list[Case]:
-    """Some of a test's cases, spread evenly over them, and none of the slow ones."""
-    slow = {case.id for case in cases if case.tier in SLOW_TIERS or case.large}
-    quick = [case for case in cases if case.id not in slow or case.operation == LOADING]
-    return quick[:: max(1, -(-len(quick) // QUICK_CASES))]
+def few(cases: list[Case], asked_for: tuple[str, ...] = ()) -> list[Case]:
+    """Some of a test's cases, spread evenly over them, and none of the slow ones; and all of a model that was given.
+
+    Args:
+        cases: of one test.
+        asked_for: how the variants of the model's cases begin.
+    """
+    own = [case for case in cases if case.variant.startswith(asked_for)]
+    left_out = {case.id for case in cases if case.tier in SLOW_TIERS or case.large} | {case.id for case in own}
+    quick = [case for case in cases if case.id not in left_out or case.operation == LOADING]
+    return quick[:: max(1, -(-len(quick) // QUICK_CASES))] + own
 
 
 def _check_known(argument: str, given: Iterable[str], known: list[str]) -> None:

@@ -105,8 +105,8 @@ class Verdict:
     def broken(self) -> str:
         """What a failure breaks: the clause of its case, or the habit that its verdict is about.
 
-        >>> Verdict("packing.pack/C1/lattice/b4-s0", "failed", "SILENT_FALLBACK: it called
-        lowbit.quantization.packing.pack").broken 'packing.pack/H7'
+        >>> Verdict("packing.pack/C1/lattice/b4-s0", "failed", "SILENT_FALLBACK: it called packing.pack").broken
+        'packing.pack/H7'
         """
         habit = HABIT_OF.get(self.verdict.partition("(")[0])
         if self.operation == LOADING and not habit:
@@ -241,6 +241,6 @@ def claims_of(capabilities: Capabilities) -> dict[str, Any]:
     for operation, declaration in sorted(capabilities.operations.items()):
         arithmetic = declaration.arithmetic
         said = {"form": arithmetic.form, "accumulator": arithmetic.accumulator} if arithmetic else None
-        operations[operation] = {"limits": plain(declaration.limits), "arithmetic": said}
+        operations[operation] = {"limits": plain(declaration.told_limits), "arithmetic": said}
     others = {name: plain(getattr(capabilities, name)) for name in ("concurrent", "alignment", "overread", "profiles")}
     return {"operations": operations, **others}

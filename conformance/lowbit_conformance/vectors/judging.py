@@ -7,6 +7,7 @@ The suite itself judges a backend that declares a finer arithmetic more strictly
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,25 @@ import numpy as np
 from lowbit.arrays import F64
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.attention.rope import rotate_bound
+from lowbit.backend.reference import STORED_PRODUCTS
 from lowbit.backend.wire import as_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
 from lowbit.linear.bounds import linear_bound
 from lowbit.linear.integer_bounds import integer_bound, integer_loop
+from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
+from lowbit.numbers.floats import rounded
 from lowbit.operations import OPERATIONS as _ALL
 from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
 from lowbit.quantization.hqq import qgemv_bound
 from lowbit.quantization.hqq_solver import step_bound
+from lowbit.tensor_formats.stored import Result, Stored
 
 DIRECT = Arithmetic("direct", "float32", any_order)
 DEQUANTISED = Arithmetic("dequantised", "float32", any_order)
-MATRICES = ("linear.qgemv", "linear.qgemm", "hqq.qgemv")
+MATRICES = ("linear.qgemv", "linear.qgemm", "hqq.qgemv", *STORED_PRODUCTS)
 
 INTEGER = Arithmetic("integer", "float32", integer_loop(1))
 
@@ -52,6 +57,16 @@ def _norm_bound(x: Any, gain: Any, epsilon: float, arithmetic: Arithmetic, exact
     return Bound(np.where(overflows, np.inf, bound.limit), bound.gauge, bound.derivation)
 
 
+def _stored_bound(x: Any, weights: Stored, result: Result, arithmetic: Arithmetic, exact: F64) -> Bound:
+    """That of a product with a stored matrix, whose weights are turned into the type of the activations."""
+    cast = isinstance(x, Stored)
+    numbers = x.values.T if cast else np.atleast_2d(x).astype(np.float64)
+    own = replace(arithmetic, weights="float32" if cast else x.dtype.name)
+    rows = np.atleast_2d(exact)
+    bound = stored_bound(numbers, weights, result, own, rows, of_sums(x, weights) if cast else 0.0)
+    return Bound(bound.limit.reshape(exact.shape), bound.gauge.reshape(exact.shape), bound.derivation)
+
+
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "attention.attend": lambda a, e, queries, keys, values, window: attend_bound(queries, keys, values, a, e, window),
     "attention.softmax": lambda a, e, scores: softmax_bound(scores, a, e),
@@ -61,6 +76,9 @@ BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "gptq.targets": lambda a, e, weights, factor, values: targets_bound(weights, factor, values, a, e),
     "hqq.qgemv": lambda a, e, x, matrix: qgemv_bound(x, matrix, a, e),
     "hqq.step": lambda a, e, **arguments: step_bound(**arguments, arithmetic=a, exact=e),
+    "linear.gemm": lambda a, e, x, weights, result: _stored_bound(x, weights, result, a, e),
+    "linear.gemm_cast": lambda a, e, x, weights, result: _stored_bound(x, weights, result, a, e),
+    "linear.gemv": lambda a, e, x, weights, result: _stored_bound(x, weights, result, a, e),
     "linear.qgemm": lambda a, e, x, matrix: _qgemm_bound(x, matrix, a, e),
     "linear.qgemm_bfp": lambda a, e, x, matrix: integer_bound(x, matrix, a, e),
     "linear.qgemv": lambda a, e, x, matrix: linear_bound(x, matrix, a, e),
@@ -75,7 +93,7 @@ its transpose, and follows from the answer itself."""
 
 
 def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> dict[str, Any]:
-    """What a vector says of the result, its flags, and whether float32 holds the exact result.
+    """What a vector says of the result, its flags, and whether its type holds the exact result.
 
     Args:
         operation: its id.
@@ -85,7 +103,7 @@ def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> di
     if OPERATIONS[operation].promise is not Promise.BOUNDED:
         return {"result": as_json(exact), "flags": set()}
     with np.errstate(all="ignore"):
-        representable = np.array_equal(exact.astype(np.float32), exact)
+        representable = np.array_equal(rounded(exact, arguments.get("result", "float32")).astype(np.float64), exact)
     answer: dict[str, Any] = {"exact": as_json(exact), "flags": set(), "representable": bool(representable)}
     if operation not in BOUNDS:
         answer["flags"].add("residual")

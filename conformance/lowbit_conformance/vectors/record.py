@@ -17,6 +17,7 @@ from lowbit.backend.session import Session
 from lowbit.backend.wire import Tree, as_json, encode, from_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import rounded
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.isolation.calls import Call, Variant
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
@@ -175,7 +176,9 @@ class Recorder:
             except ArgumentError:
                 self._refused(operation, arguments, choices)
                 raise
-            result = exact.astype(np.float32) if specified.promise is Promise.BOUNDED else exact
+            result = exact
+            if specified.promise is Promise.BOUNDED:
+                result = rounded(exact, specified.signature.given(arguments, choices).get("result", "float32"))
         check_size(exact)
         if operation == self._operation:
             given = named(operation, arguments, choices)

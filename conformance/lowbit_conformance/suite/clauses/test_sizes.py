@@ -46,6 +46,7 @@ from lowbit_conformance.suite.clauses.test_rope import RopeCase
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.integer_cases import IntegerCase, lattice, of
 from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.pairs import LONG
 from lowbit_conformance.suite.routing_cases import RoutingCase, assert_bounded, routes, run, run_bounded
 
 FEW = (*range(1, 35), 40, 48, 63, 64, 65)
@@ -159,7 +160,13 @@ def layers(clause: str, settings: Settings) -> Iterator[RoutingCase]:
             yield replace(small, hidden=size)
         if experts:
             yield replace(small, inner=size)
-    yield from (replace(small, tokens=size, hidden=7) for size in FEW)
+    for size in LONG[:-2] if clause.startswith(("routing.gate/", "routing.top_k/", "routing.weights/")) else ():
+        yield from (replace(small, experts=size), replace(small, tokens=size, hidden=7))
+        if clause.startswith("routing.gate/"):
+            yield replace(small, hidden=size)
+    if experts:
+        yield from (replace(small, inner=size) for size in LONG[::3])
+    yield from (replace(small, tokens=size, hidden=7) for size in (*FEW, 96, 128, 256))
 
 
 @checks("routing.gate/C1", layers)
@@ -217,6 +224,8 @@ def test_layers_of_every_size(backend: Remote, case: RoutingCase) -> None:
 def heads(clause: str, settings: Settings) -> Iterator[AttendCase]:
     """Every context, head size, number of heads and of heads of a group; windows as long as the context and longer."""
     small = AttendCase(clause, "exhaustive", EVERY, 2, 9, 4, 2, 8)
+    for size in (511, 512, 513, 1023, 1024, 2048, 4096):
+        yield replace(small, length=size, tokens=1)
     for size in MANY:
         yield replace(small, length=size + 1)
         if size > 1:
@@ -246,9 +255,9 @@ def test_heads_of_every_size(backend: Remote, case: AttendCase, record_property:
 
 
 def rows(clause: str, settings: Settings) -> Iterator[test_attention.RowsCase]:
-    for size in MANY:
+    for size in (*MANY, *LONG):
         yield test_attention.RowsCase(clause, "exhaustive", EVERY, 2, size)
-    for size in FEW:
+    for size in (*FEW, 96, 128, 256, 512, 1024):
         yield test_attention.RowsCase(clause, "exhaustive", EVERY, size, 5)
 
 
@@ -268,10 +277,12 @@ def test_softmax_of_every_size(backend: Remote, case: test_attention.RowsCase, r
 
 def turns(clause: str, settings: Settings) -> Iterator[RopeCase]:
     """Every even head size, number of heads and of tokens."""
+    for size in (512, 1024):
+        yield RopeCase(clause, "exhaustive", "half-split", size, 2, 6)
     for turn, size in enumerate(MANY):
         pairing = test_rope.PAIRINGS[(turn + turn // 4) % 4]
         yield RopeCase(clause, "exhaustive", pairing, 2, 2, 2 * size)
-        if size < 66:
+        if size < 66 or size % 64 == 0:
             yield RopeCase(clause, "exhaustive", pairing, size, 2, 6)
             yield RopeCase(clause, "exhaustive", pairing, 2, size, 10)
 
@@ -283,9 +294,9 @@ def test_turns_of_every_size(backend: Remote, case: RopeCase) -> None:
 
 
 def tokens(clause: str, settings: Settings) -> Iterator[RowsCase]:
-    for size in (*MANY, 512, 1024, 2048):
+    for size in (*MANY, *LONG):
         yield RowsCase(clause, "exhaustive", EVERY, 2, size)
-    for size in FEW:
+    for size in (*FEW, 96, 128, 256, 512, 1024):
         yield RowsCase(clause, "exhaustive", EVERY, size, 5)
 
 
@@ -308,6 +319,9 @@ def pooled(clause: str, settings: Settings) -> Iterator[HeadsCase]:
     for size in FEW:
         for count, members, groups, head_dim in ((2, size, 1, 3), (2, size, size, 2), (2, 4, 2, size), (size, 4, 2, 3)):
             yield HeadsCase(clause, "exhaustive", f"{EVERY}-wide", count, members, groups, head_dim, "mean")
+    for size in MANY[-13:]:
+        for count, members, groups, head_dim in ((2, 8, 2, size), (size, 4, 2, 3)):
+            yield HeadsCase(clause, "exhaustive", f"{EVERY}-wide", count, members, groups, head_dim, "mean")
 
 
 @checks("pooling.pool/C1", pooled)
@@ -324,6 +338,10 @@ def gptq_layers(clause: str, settings: Settings) -> Iterator[LayerCase]:
         yield LayerCase(clause, "exhaustive", EVERY, size, 5)
         if not clause.startswith("gptq.factor/"):
             yield LayerCase(clause, "exhaustive", EVERY, 6, size)
+    for size in (256, 512, 1024, 2048) if not clause.startswith("gptq.factor/") else ():
+        yield LayerCase(clause, "exhaustive", EVERY, 6, size)
+    if clause.startswith("gptq.hessian/"):
+        yield LayerCase(clause, "exhaustive", EVERY, 256, 3)
 
 
 @checks("gptq.hessian/C1", gptq_layers)
@@ -355,7 +373,7 @@ def test_targets_of_every_size(backend: Remote, case: LayerCase) -> None:
 
 
 def channels(clause: str, settings: Settings) -> Iterator[HeadCase]:
-    for size in MANY[:-3]:
+    for size in (*MANY[:-3], 192, 256, 512):
         yield HeadCase(clause, "exhaustive", "half-split" if "relabel" in clause else EVERY, 2 * size)
 
 

@@ -1,0 +1,101 @@
+"""Plain functions under the suite: from the command line, from Python, and as a test of pytest.
+
+A function is named with the operation that it computes and with what it handles (`lowbit.backend.function`).
+
+>>> limits_of(["bits=4,8", "columns=*64", "rows=*32:128..4096", "format=q4_0"])  # doctest: +NORMALIZE_WHITESPACE
+{'bits': (4, 8), 'columns': Range(multiple=64, least=1, most=None),
+ 'rows': Range(multiple=32, least=128, most=4096), 'format': ('q4_0',)}
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from lowbit.backend import Range
+from lowbit.backend.function import Claim, described
+from lowbit.contract.checks import check_choice
+from lowbit.contract.operation import Promise
+from lowbit.contract.rounding import Arithmetic
+from lowbit.errors import ArgumentError
+from lowbit.operations import OPERATIONS
+
+LIMIT = re.compile(r"(\w+)=(.+)")
+SIZES = re.compile(r"(?:\*(\d{1,9}))?(?::?(\d{1,9})\.\.(\d{1,9})?)?")
+ALLOWED = "NAME=VALUE, NAME=VALUE,VALUE, NAME=*MULTIPLE, NAME=LEAST..MOST or NAME=*MULTIPLE:LEAST..MOST"
+
+
+def limits_of(texts: Iterable[str]) -> dict[str, object]:
+    """The limits that options ``--limit`` say.
+
+    Raises:
+        ArgumentError: a text of another form.
+    """
+    found: dict[str, object] = {}
+    for text in texts:
+        named = LIMIT.fullmatch(text)
+        if named is None:
+            raise ArgumentError("--limit", repr(text), ALLOWED)
+        name, values = named.groups()
+        sizes = SIZES.fullmatch(values)
+        if sizes is not None:
+            multiple, least, most = sizes.groups()
+            found[name] = Range(int(multiple or 1), int(least or 1), None if most is None else int(most))
+        else:
+            found[name] = tuple(int(each) if each.isdigit() else each for each in values.split(","))
+    return found
+
+
+def function_target(
+    function: str,
+    operation: str | None,
+    types: Mapping[str, str | None],
+    limits: Iterable[str],
+    arrays: str,
+    device: str,
+) -> tuple[tuple[str, ...], tuple[str, str]]:
+    """How the command line names a function, and how the judge is told of it.
+
+    Raises:
+        ArgumentError: no operation, or one that does not exist; a limit of another form.
+    """
+    check_choice("--operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
+    assert operation is not None
+    given = {name: each for name, each in types.items() if each is not None}
+    words = ["--function", function, "--operation", operation]
+    words += [word for name, each in given.items() for word in (f"--{name}", each)]
+    words += [word for each in limits for word in ("--limit", shlex.quote(each))]
+    words += ["--arrays", arrays] * (arrays != "numpy") + ["--device", device] * (device != "cpu")
+    claim = Claim(operation, {**limits_of(limits), **with_result(given)}, None, arrays, device)  # type: ignore[arg-type]  # checked there
+    return tuple(words), ("--function", described(function, claim))
+
+
+def with_result(types: Mapping[str, object]) -> dict[str, object]:
+    """A function that is asked for no other type returns that of its activations."""
+    found = dict(types)
+    if "activations" in found and "result" not in found:
+        found["result"] = found["activations"]
+    return found
+
+
+def claim_of(
+    operation: str,
+    arithmetic: Arithmetic | None,
+    arrays: str,
+    device: str,
+    limits: Mapping[str, object],
+) -> Claim:
+    """What a function is said to compute.
+
+    Raises:
+        ArgumentError: an unknown operation; an arithmetic for an exact one.
+    """
+    check_choice("operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
+    if arithmetic is not None and OPERATIONS[operation].promise is Promise.EXACT:
+        raise ArgumentError("arithmetic", "given", f"None, since {operation} is exact")
+    return Claim(operation, with_result(limits), arithmetic, arrays, device)  # type: ignore[arg-type]  # checked there
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    """What a report calls a function."""
+    return function if isinstance(function, str) else str(getattr(function, "__qualname__", "function"))

@@ -1,0 +1,172 @@
+"""Defects of casts to formats: wrong rounding, wrong scales, and fields in the wrong place.
+
+Casts to signed codes of 8 bits are computed anew with the mistake. What casts of all formats share, the order of
+nibbles and the scale of a block, is changed in a right result.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F32, Array
+from lowbit.tensor_formats.gguf_encode import extreme, inverse, packed, rounded_down
+from lowbit.tensor_formats.stored import Stored, quantized
+from lowbit_conformance.defects.defect import Defect, of, unchecked
+from lowbit_conformance.defects.stored import Change, first, neighbour, nibbles
+
+Options = tuple[tuple[str, int], ...]
+
+
+def stored_as(right: Stored, fields: dict[str, Array]) -> Stored:
+    """A matrix of the same kind with other fields, past the checks of its construction."""
+    tensors = right.table.tensors_of(fields, right.sizes)
+    return unchecked(
+        Stored, format=right.format, rows=right.rows, columns=right.columns, tensors=tensors, options=right.options
+    )
+
+
+def with_fields(change: Change, role: str, x: F32, format: str, options: Options = ()) -> Stored:
+    """Fields of one role are changed after a right cast."""
+    right = quantized(x, format, options)
+    fields = right.table.fields_of(right.by_name, right.sizes)
+    for row in right.table.fields:
+        if row.role == role:
+            fields[row.name] = change(row, np.ascontiguousarray(fields[row.name]), right.sizes)
+    return stored_as(right, fields)
+
+
+# **Casts to 8 bits**: the scale, its inverse and the rounding are parameters.
+
+
+def largest(x: F32) -> F32:
+    found: F32 = np.abs(x).max(axis=-1, keepdims=True)
+    return found
+
+
+def of_row(x: F32) -> F32:
+    """One scale for all blocks of a row."""
+    largest: F32 = np.abs(x).max(axis=(1, 2), keepdims=True)
+    return np.broadcast_to(largest, (*x.shape[:2], 1))
+
+
+def not_absolute(x: F32) -> F32:
+    """The largest number, whatever the magnitude of negative ones."""
+    found: F32 = np.maximum(x.max(axis=-1, keepdims=True), np.float32(1e-9))
+    return found
+
+
+def in_float32(d: F32) -> F32:
+    return d
+
+
+def in_float16(d: F32) -> F32:
+    with np.errstate(over="ignore"):
+        return d.astype(np.float16).astype(np.float32)
+
+
+def half_down(numbers: Array) -> Array:
+    """Ties towards minus infinity."""
+    return np.ceil(numbers - 0.5)
+
+
+def in_eight(
+    absmax: Callable[[F32], F32],
+    levels: int,
+    seen: Callable[[F32], F32],
+    integer: Callable[[Array], Array],
+    x: F32,
+    format: str,
+    options: Options = (),
+) -> Stored:
+    """A cast to signed codes of 8 bits; casts to other formats are right."""
+    right = quantized(x, format, options)
+    fields = right.table.fields_of(right.by_name, right.sizes)
+    block = right.table.block
+    if block is None or "qs" not in fields or fields["qs"].dtype != np.int8:
+        return right
+    numbers = x.reshape(len(x), -1, block)
+    d = absmax(numbers) / np.float32(levels)
+    with np.errstate(all="ignore"):
+        codes = integer(np.nan_to_num(numbers / seen(d), posinf=levels, neginf=-levels)).clip(-128, 127).astype(np.int8)
+        scales = d[..., 0].astype(fields["d"].dtype)
+    if right.format == "q8_k":  # its reference gives the number of largest magnitude the code -127
+        sign = np.sign(fields["d"])
+        codes, scales = (codes * sign[..., None]).astype(np.int8), scales * sign
+    changed = {**fields, "d": scales.astype(fields["d"].dtype), "qs": codes}
+    if "s" in changed:
+        changed["s"] = in_float16(d[..., 0] * codes.sum(axis=-1, dtype=np.int64).astype(np.float32)).astype(np.float16)
+    elif right.table.complete is not None:
+        changed = right.table.complete(changed, right.sizes)
+    return stored_as(right, changed)
+
+
+def eight(
+    absmax: Callable[[F32], F32] = largest,
+    levels: int = 127,
+    seen: Callable[[F32], F32] = in_float32,
+    integer: Callable[[Array], Array] = np.rint,
+) -> Callable[..., Stored]:
+    return partial(in_eight, absmax, levels, seen, integer)
+
+
+def sum_of_codes(x: F32, format: str, options: Options = ()) -> Stored:
+    """The sum of a block is that of its codes, without the scale."""
+    right = quantized(x, format, options)
+    fields = right.table.fields_of(right.by_name, right.sizes)
+    if "s" in fields:
+        fields["s"] = fields["qs"].sum(axis=-1, dtype=np.int64).astype(np.float16)
+    return stored_as(right, fields)
+
+
+def plus_one(row: Any, array: Array, at: Any) -> Array:
+    """Every code one higher."""
+    return array + np.ones((), array.dtype)
+
+
+def in_four(signed: bool, added: float, x: F32, format: str, options: Options = ()) -> Stored:
+    """A cast to Q4_0 or Q5_0 whose scale takes no sign, or whose codes are rounded by another number than a half."""
+    right = quantized(x, format, options)
+    if format not in ("q4_0", "q5_0"):
+        return right
+    bits = int(format[1])
+    center, numbers = 2 ** (bits - 1), x.reshape(len(x), -1, 32)
+    d = (extreme(numbers) / np.float32(-center)) if signed else largest(numbers) / np.float32(center)
+    codes = rounded_down(numbers, inverse(d), center + added, 2**bits - 1, fused=False)
+    return stored_as(right, {"d": d[..., 0].astype(np.float16), **packed(codes, bits)})
+
+
+def of_all_rows(x: F32, format: str, options: Options = ()) -> Stored:
+    """The scale of a block is that of the largest numbers at its place in any row."""
+    others = quantized(np.copysign(np.abs(x).max(axis=0), x), format, options)
+    mine = quantized(x, format, options)
+    fields = mine.table.fields_of(mine.by_name, mine.sizes)
+    theirs = others.table.fields_of(others.by_name, others.sizes)
+    scales = {row.name: theirs[row.name] for row in mine.table.fields if row.role == "scale"}
+    return stored_as(mine, {**fields, **scales})
+
+
+MISTAKES: tuple[tuple[str, str, str, Callable[..., Stored]], ...] = (
+    ("cast-truncates", "Codes are rounded towards zero.", "C1", eight(integer=np.trunc)),
+    ("cast-rounds-down", "Codes are rounded down.", "C1", eight(integer=np.floor)),
+    ("cast-ties-down", "Ties are rounded down.", "C1", eight(integer=half_down)),
+    ("cast-inverse-of-rounded-scale", "Codes are divided by the float16 scale.", "C1", eight(seen=in_float16)),
+    ("cast-maximum-of-signed", "The scale comes from the largest number.", "C1", eight(absmax=not_absolute)),
+    ("cast-scale-of-row", "All blocks of a row have one scale.", "C1", eight(absmax=of_row)),
+    ("cast-128-levels", "The scale is the largest magnitude over 128.", "C1", eight(levels=128)),
+    ("cast-nibbles-swapped", "The two codes of a byte are swapped.", "C1", partial(with_fields, nibbles, "codes")),
+    ("cast-codes-one-higher", "Every code is one higher.", "C1", partial(with_fields, plus_one, "codes")),
+    (
+        "cast-scale-of-neighbour",
+        "A block has the scale of the one before.",
+        "C1",
+        partial(with_fields, neighbour, "scale"),
+    ),
+    ("cast-scale-of-first", "All blocks have the scale of the first.", "C1", partial(with_fields, first, "scale")),
+    ("cast-sum-without-scale", "The sum of a block is that of its codes.", "C1", sum_of_codes),
+    ("cast-scale-of-all-rows", "The scale of a block takes in the same block of all rows.", "C1 C2", of_all_rows),
+    ("cast-extreme-without-sign", "The scale of Q4_0 and Q5_0 is never negative.", "C1", partial(in_four, False, 0.5)),
+    ("cast-half-not-added", "Codes of Q4_0 and Q5_0 are not rounded.", "C1", partial(in_four, True, 0.0)),
+)
+DEFECTS: tuple[Defect, ...] = tuple(of("formats.quantize", *each) for each in MISTAKES)

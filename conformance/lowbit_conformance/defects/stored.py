@@ -1,0 +1,206 @@
+"""Defects of stored matrices: each follows from what the table of a format says of its fields.
+
+A mistake is a change of the fields before they are decoded, or of the two parts of the decoded numbers. So every format
+has its defects as soon as it has a table.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.linear.elementary import product
+from lowbit.numbers.floats import rounded
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Field, Sizes, Terms
+from lowbit_conformance.defects.defect import Defect, arithmetical
+
+Change = Callable[[Field, Array, Sizes], Array]
+
+
+# **Changes of a field**; each returns an array of the same shape.
+
+
+def nibbles(row: Field, array: Array, at: Sizes) -> Array:
+    """The two halves of every byte of codes are swapped."""
+    octets = array.view(np.uint8)
+    return (octets >> 4 | octets << 4).view(array.dtype)
+
+
+def backwards(row: Field, array: Array, at: Sizes) -> Array:
+    """The bytes of each integer of codes in the other order."""
+    return array.byteswap()
+
+
+def axis_of_groups(row: Field, array: Array) -> int:
+    """The axis of a field along which its groups or blocks lie; 0 of a field with one axis."""
+    several = array.ndim > 1 and array.shape[1] > 1
+    return int(several and row.shape[:1] not in (("G",), ("K/group_size",)))
+
+
+def neighbour(row: Field, array: Array, at: Sizes) -> Array:
+    """Each group or block has the number of the one before it."""
+    axis = axis_of_groups(row, array)
+    return np.roll(array, 1, axis=axis)
+
+
+def first(row: Field, array: Array, at: Sizes) -> Array:
+    """All groups or blocks of a column have the number of the first."""
+    axis = axis_of_groups(row, array)
+    return np.broadcast_to(np.take(array, [0], axis=axis), array.shape).copy()
+
+
+def in_order(row: Field, array: Array, at: Sizes) -> Array:
+    """The group of row k is k divided by the group size."""
+    return at.group_of_row().astype(array.dtype)
+
+
+def rolled_bytes(row: Field, array: Array, at: Sizes) -> Array:
+    """The bits of codes come from the byte before."""
+    octets = array.view(np.uint8) if array.dtype.itemsize > 1 else array
+    return np.roll(octets.view(np.uint8), 1, axis=-1 if octets.shape[-1] > 1 else 0).view(array.dtype)
+
+
+def negative(row: Field, array: Array, at: Sizes) -> Array:
+    """The sign bit of a float is lost."""
+    kind = f"u{array.dtype.itemsize}"
+    cleared: Array = (array.view(kind) & np.asarray(2 ** (8 * array.dtype.itemsize - 1) - 1, kind)).view(array.dtype)
+    return cleared
+
+
+def with_fields(change: Change, role: str, weights: Stored) -> Terms:
+    """The terms of a matrix whose fields of one role are changed."""
+    table, at = weights.table, weights.sizes
+    fields = table.fields_of(weights.by_name, at)
+    rows = {row.name: row for row in table.fields if row.role == role}
+    wrong = {
+        name: change(rows[name], np.ascontiguousarray(each), at) if name in rows else each
+        for name, each in fields.items()
+    }
+    found = table.decode(wrong, at)
+    return found if table.block is None else found.across(at)
+
+
+# **Changes of the two parts.**
+
+
+def offset_added(weights: Stored) -> Terms:
+    return Terms(weights.terms.products, -np.asarray(weights.terms.offsets))
+
+
+def offset_dropped(weights: Stored) -> Terms:
+    return Terms(weights.terms.products, 0.0)
+
+
+def zero_off_by_one(change: int, weights: Stored) -> Terms:
+    """The offset is that of a zero one higher or lower: it differs by what one code is worth."""
+    terms = weights.terms
+    step = one_code(weights)
+    return Terms(terms.products, np.asarray(terms.offsets) + change * step)
+
+
+def one_code(weights: Stored) -> Array:
+    """What the product of each element grows by with its code, for formats whose products are scale times code."""
+    products = np.abs(weights.terms.products)
+    smallest = np.where(products > 0, products, np.inf)
+    run = min(weights.rows, 16)
+    found = np.min(smallest[: weights.rows // run * run].reshape(-1, run, weights.columns), axis=1)
+    step = np.repeat(found, run, axis=0)
+    return np.where(np.isfinite(step), step, 0) if len(step) == weights.rows else np.zeros(products.shape)
+
+
+def transposed(weights: Stored) -> Terms:
+    terms = weights.terms
+    square = terms.values.T.reshape(terms.values.shape)
+    return Terms(square)
+
+
+DECODES: dict[str, tuple[str, Callable[[Stored], Terms]]] = {
+    "stored-nibbles-swapped": ("The two codes of a byte are swapped.", partial(with_fields, nibbles, "codes")),
+    "stored-bytes-of-words-swapped": (
+        "Integers of codes are read big-endian.",
+        partial(with_fields, backwards, "codes"),
+    ),
+    "stored-codes-from-the-byte-before": (
+        "The bits of codes come from the neighbouring byte.",
+        partial(with_fields, rolled_bytes, "codes"),
+    ),
+    "stored-scale-of-the-neighbour": (
+        "Each group or block has the scale of the one before.",
+        partial(with_fields, neighbour, "scale"),
+    ),
+    "stored-scale-of-the-first": ("All groups have the scale of the first.", partial(with_fields, first, "scale")),
+    "stored-sign-of-a-scale-lost": (
+        "A negative scale or minimum is read as positive.",
+        partial(with_fields, negative, "scale"),
+    ),
+    "stored-zero-of-the-neighbour": (
+        "Each group has the zero of the one before.",
+        partial(with_fields, neighbour, "zero"),
+    ),
+    "stored-zero-nibbles-swapped": ("The two zeros of a byte are swapped.", partial(with_fields, nibbles, "zero")),
+    "stored-group-index-ignored": (
+        "The group of row k is k divided by the group size, whatever g_idx says.",
+        partial(with_fields, in_order, "index"),
+    ),
+    "stored-offset-subtracted": ("The offset of a zero or minimum has the wrong sign.", offset_added),
+    "stored-offset-forgotten": ("The zero or minimum is not applied.", offset_dropped),
+    "stored-zero-one-too-high": ("The zero is one code too high.", partial(zero_off_by_one, -1)),
+    "stored-zero-one-too-low": ("The zero is one code too low.", partial(zero_off_by_one, 1)),
+    "stored-matrix-transposed": ("The matrix is read with K and N exchanged.", transposed),
+}
+
+
+def dequantized(terms_of: Callable[[Stored], Terms], weights: Stored, result: Any = "float32") -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return rounded(np.ascontiguousarray(terms_of(weights).values), result)
+
+
+def multiplied(terms_of: Callable[[Stored], Terms], x: Any, weights: Stored, result: Any = "float32") -> Array:
+    numbers = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = rounded(product(numbers, terms_of(weights).values), result)
+    return total[0] if not isinstance(x, Stored) and x.ndim == 1 else total
+
+
+def _defect(name: str, cause: str, terms_of: Callable[[Stored], Terms]) -> Defect:
+    multiply = partial(multiplied, terms_of)
+    wrong = {
+        "formats.dequantize": partial(dequantized, terms_of),
+        "linear.gemv": multiply,
+        "linear.gemm": multiply,
+        "linear.gemm_cast": multiply,
+    }
+    clauses = "formats.dequantize/C1 " + " ".join(
+        f"linear.{each}/{c}" for each in ("gemv", "gemm", "gemm_cast") for c in ("C1", "C2")
+    )
+    return arithmetical(name, cause, clauses, wrong)
+
+
+# **What does not depend on the format.**
+
+
+def hidden(x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """NaN and infinity in x count as 0."""
+    return multiplied(lambda given: given.terms, np.where(np.isfinite(x), x, np.zeros((), x.dtype)), weights, result)
+
+
+PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
+
+
+def of_products(numbers: str, *operations: str) -> str:
+    return " ".join(f"{name}/{number}" for name in operations or PRODUCTS for number in numbers.split())
+
+
+OTHERS = (
+    arithmetical(
+        "stored-non-finite-hidden",
+        "NaN and infinity in x count as 0.",
+        of_products("C4", *PRODUCTS[:2]),
+        dict.fromkeys(PRODUCTS[:2], hidden),
+    ),
+)
+TABLES = tuple(_defect(name, cause, terms_of) for name, (cause, terms_of) in DECODES.items())
+DEFECTS = (*TABLES, *OTHERS)

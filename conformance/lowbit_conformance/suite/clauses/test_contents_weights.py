@@ -1,0 +1,411 @@
+"""Checks of special contents of weights, their scales and zeros, and of blocks (`lowbit_conformance.suite.contents`).
+
+Beside these, weights whose scale overflows the dtype in which it is stored or vanishes in it, whose range ends at zero
+or holds it in its middle; zeros far outside the codes; matrices of one code, one scale, one zero.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import numpy as np
+
+from lowbit.arrays import F32, F64
+from lowbit.errors import ArgumentError
+from lowbit.linear import linear
+from lowbit.linear.bounds import linear_bound
+from lowbit.quantization import affine, bfp, bfp_dot, gptq, hqq, hqq_solver
+from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
+from lowbit.quantization.hqq import HqqMatrix
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite import inputs
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.cases import MatrixCase
+from lowbit_conformance.suite.clauses import test_affine, test_bfp, test_gptq, test_hqq
+from lowbit_conformance.suite.clauses.test_bfp import BfpCase
+from lowbit_conformance.suite.clauses.test_gptq import LayerCase
+from lowbit_conformance.suite.clauses.test_hqq import BlocksCase, RealZeroCase
+from lowbit_conformance.suite.compare import assert_exact, assert_within, refuses
+from lowbit_conformance.suite.contents import CONTENTS, filled
+from lowbit_conformance.suite.marking import Settings, checks
+
+TIER = "exhaustive"
+
+# **Quantising.**
+
+RANGES = {
+    "scale-at-the-end": 65504.0,
+    "scale-just-past-the-end": 65520.0,
+    "scale-past-the-end": 1e6,
+    "scale-vanishes-in-half": 2.0**-26,
+    "scale-subnormal-in-half": 2.0**-20,
+    "scale-least-of-half": 2.0**-25 * 1.01,
+    "scale-vanishes": 2.0**-150,
+    "scale-subnormal": 2.0**-140,
+    "scale-huge": 2.0**119,
+    "range-huge": 2.0**126,
+}
+"""The scale that the ranges of all groups have; of the last, the range itself."""
+
+ENDS = {
+    "ends-at-zero": (-1.0, 0.0),
+    "begins-at-zero": (0.0, 1.0),
+    "about-zero": (-0.5, 0.5),
+    "constant-groups": (0.7, 0.7),
+    "minimum-past-half": (-7e4, -6.9e4),
+    "minimum-at-the-end-of-half": (-65504.0, -65000.0),
+    "far-from-zero": (1e4, 1e4 + 1),
+}
+
+
+def ranged(case: MatrixCase) -> F32:
+    """K × N weights whose groups have the range of the variant, and in every second column half of it."""
+    rng, kind = case.generator(), case.variant
+    low, high = ENDS.get(kind, (-0.25, 0.75))
+    size = RANGES.get(kind, 1.0) * (2**case.bits - 1 if kind.startswith("scale") else 1)
+    weights = rng.uniform(low, high, (case.rows, case.columns))
+    weights[:: case.group_size], weights[1 :: case.group_size] = low, high
+    weights = np.clip(weights * size, low * size, high * size)
+    if kind in RANGES and not kind.startswith(("scale-past", "scale-just")):
+        weights[:, 1::2] /= 2
+    return np.ascontiguousarray(weights, np.float32)
+
+
+def weights_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """Every range and contents with every width, convention and dtype of scales."""
+    for variant, bits, convention in product((*RANGES, *ENDS, *CONTENTS), BITS, CONVENTIONS):
+        rows = 2 * CODES_PER_UNIT[bits]
+        for dtype in ("float32", "float16"):
+            if variant in CONTENTS and (bits + len(variant)) % 2 == (dtype == "float16"):
+                continue
+            yield MatrixCase(clause, TIER, variant, bits, rows, 5, rows // 2, convention, dtype)
+
+
+def weights_of(case: MatrixCase) -> F32:
+    if case.variant in CONTENTS:
+        return filled(case.variant, case.generator().normal(size=(case.rows, case.columns)).astype(np.float32))
+    return ranged(case)
+
+
+@checks("affine.quantize/C2", weights_cases)
+def test_quantised(backend: Remote, case: MatrixCase) -> None:
+    """The reference's scales, zeros and codes, or the refusal of a range that the stored dtype cannot hold."""
+    weights = weights_of(case)
+    try:
+        given = test_affine.quantize(backend, weights, case)
+    except ArgumentError:
+        with refuses():
+            test_affine.expected(weights, case)
+        return
+    try:
+        wanted = test_affine.expected(weights, case)
+    except ArgumentError as refusal:
+        raise AssertionError(f"WRONG: weights were quantised that must be refused: {refusal}") from None
+    test_affine.assert_same_matrix(given, wanted, weights)
+
+
+# **Matrices.**
+
+Change = Callable[[MatrixCase, QuantizedMatrix], QuantizedMatrix]
+
+
+def all_zeros(number: int) -> Change:
+    """Zero-points or minima that are all the same: a code, or as many scales."""
+
+    def change(case: MatrixCase, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        code = min(number, 2**case.bits - 1)
+        offset = code if case.convention == "zero_point" else -code * matrix.scales[0, 0]
+        return replace(matrix, zeros=np.full_like(matrix.zeros, offset))
+
+    return change
+
+
+def codes(number: int) -> Change:
+    def change(case: MatrixCase, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        every = np.full((case.rows, case.columns), min(number, 2**case.bits - 1), np.uint8)
+        return replace(matrix, words=pack(every, case.bits))
+
+    return change
+
+
+def scaled(power: int) -> Change:
+    def change(case: MatrixCase, matrix: QuantizedMatrix) -> QuantizedMatrix:
+        factor = np.float32(2.0**power)
+        minima = matrix.zeros * factor if case.convention == "minimum" else matrix.zeros
+        return replace(matrix, scales=matrix.scales * factor, zeros=minima)
+
+    return change
+
+
+def positive_minima(case: MatrixCase, matrix: QuantizedMatrix) -> QuantizedMatrix:
+    return replace(matrix, zeros=np.abs(matrix.zeros))
+
+
+MATRICES: dict[str, Change] = {
+    "no-codes": codes(0),
+    "codes-of-1": codes(1),
+    "top-codes": codes(255),
+    "zeros-0": all_zeros(0),
+    "zeros-1": all_zeros(1),
+    "zeros-top": all_zeros(255),
+    "zeros-middle": lambda case, matrix: all_zeros(2 ** (case.bits - 1))(case, matrix),
+    "equal-scales": lambda case, matrix: replace(matrix, scales=np.full_like(matrix.scales, 0.125)),
+    "scales-of-1": lambda case, matrix: replace(matrix, scales=np.ones_like(matrix.scales)),
+    "huge-scales": scaled(110),
+    "large-scales": scaled(60),
+    "small-scales": scaled(-60),
+    "far-apart-scales": lambda case, matrix: replace(
+        matrix, scales=matrix.scales * np.resize(np.array([1, 2.0**30, 2.0**-30], np.float32), matrix.scales.shape)
+    ),
+    "positive-zeros": positive_minima,
+}
+
+
+def matrix_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """Every kind with every width and convention; where there are activations, each contents of them too."""
+    own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
+    for variant, bits, convention in product(MATRICES, BITS, own.get(clause, CONVENTIONS)):
+        for rows, groups, columns in ((2, 1, 9), (8, 3, 16)):
+            sizes = (rows * CODES_PER_UNIT[bits], columns, -(-rows * CODES_PER_UNIT[bits] // groups))
+            vectors = 3 if clause.startswith("linear.qgemm/") else 0
+            yield MatrixCase(clause, TIER, variant, bits, *sizes, convention, vectors=vectors)  # type: ignore[arg-type]  # a convention
+    if clause.startswith("linear."):
+        for turn, variant in enumerate(CONTENTS):
+            bits = BITS[turn % 4]
+            sizes = (4 * CODES_PER_UNIT[bits], 17, 2 * CODES_PER_UNIT[bits])
+            for convention in CONVENTIONS:
+                vectors = 4 if clause.startswith("linear.qgemm/") else 0
+                yield MatrixCase(clause, TIER, f"x-{variant}", bits, *sizes, convention, vectors=vectors)
+
+
+def drawn(case: MatrixCase) -> tuple[F32, QuantizedMatrix]:
+    x, matrix = inputs.random(case)
+    if case.variant in MATRICES:
+        return x, MATRICES[case.variant](case, matrix)
+    return filled(case.variant.removeprefix("x-"), x), matrix
+
+
+def _dequantised(backend: Remote, case: MatrixCase) -> None:
+    matrix = drawn(case)[1]
+    assert_exact("weights", backend.run("affine.dequantize", matrix), affine.dequantize(matrix))
+
+
+@checks("affine.dequantize/C1", matrix_cases)
+def test_dequantised_with_minima(backend: Remote, case: MatrixCase) -> None:
+    """Matrices of one code, one scale or one minimum, huge and tiny scales give the reference's weights."""
+    _dequantised(backend, case)
+
+
+@checks("affine.dequantize/C2", matrix_cases)
+def test_dequantised_with_zero_points(backend: Remote, case: MatrixCase) -> None:
+    """The same for zero-points."""
+    _dequantised(backend, case)
+
+
+def _multiplied(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    x, matrix = drawn(case)
+    declared, shares = arithmetic(backend, case), []
+    given = np.atleast_2d(backend.prepare(matrix).guarded(x, case.vectors))
+    for row, result, exact in zip(x, given, linear.qgemm(x, matrix), strict=True):
+        bound = limit_of(partial(linear_bound, row, matrix, declared, exact))
+        shares.append(assert_within(result, exact, bound))
+    record_property("share", max(shares))
+
+
+@checks("linear.qgemv/C2", matrix_cases)
+def test_vectors(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Special matrices and activations stay within the bound."""
+    _multiplied(backend, case, record_property)
+
+
+@checks("linear.qgemm/C2", matrix_cases)
+def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """The same for several rows."""
+    _multiplied(backend, case, record_property)
+
+
+# **Real zeros.**
+
+ZEROS: dict[str, Callable[[F64, int], F64]] = {
+    "below": lambda z, top: -2 - np.abs(z),
+    "above": lambda z, top: top + 2 + np.abs(z),
+    "far-below": lambda z, top: -3000 - z,
+    "far-above": lambda z, top: 3000 + z,
+    "all-equal": lambda z, top: np.full_like(z, 0.5),
+    "all-0": lambda z, top: np.zeros_like(z),
+    "negative-0": lambda z, top: np.full_like(z, -0.0),
+    "codes": lambda z, top: 1 + np.rint(np.abs(z)) % top,
+}
+SCALES: dict[str, Callable[[F64], F64]] = {
+    "scales-equal": lambda s: np.full_like(s, 0.25),
+    "scales-far-apart": lambda s: s * np.resize((1.0, 2.0**12, 2.0**-12), s.shape),
+    "scales-large": lambda s: s * 2.0**10,
+}
+
+
+def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    for variant, bits, axis in product((*ZEROS, *SCALES), BITS, hqq.AXES):
+        for stored in ("float32", "float16"):
+            yield RealZeroCase(clause, TIER, variant, bits, 64, 12, 32, axis, stored)
+
+
+def real_zero_matrix(case: RealZeroCase) -> tuple[F32, HqqMatrix]:
+    rng, top = case.generator(), 2**case.bits - 1
+    groups = case.rows * case.columns // case.group_size
+    zeros, scales = rng.normal(size=groups), np.exp(rng.normal(-3, 0.5, groups))
+    if case.variant in ZEROS:
+        zeros = ZEROS[case.variant](zeros, top)
+    else:
+        scales = SCALES[case.variant](scales)
+    words = pack(rng.integers(0, top + 1, (case.rows, case.columns)).astype(np.uint8), case.bits)
+    stored = scales.astype(case.scales), zeros.astype(case.scales)
+    x = rng.normal(size=case.rows).astype(np.float32)
+    return x, HqqMatrix(words, *stored, case.bits, case.rows, case.group_size, case.axis)
+
+
+@checks("hqq.dequantize/C1", real_zeros)
+def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase) -> None:
+    """Zeros outside the codes, equal ones and whole ones give the reference's weights."""
+    matrix = real_zero_matrix(case)[1]
+    assert_exact("weights", backend.run("hqq.dequantize", matrix), hqq.dequantize(matrix))
+
+
+@checks("hqq.qgemv/C2", real_zeros)
+def test_real_zeros_multiplied(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
+    """The same within the bound of the product."""
+    x, matrix = real_zero_matrix(case)
+    given = backend.run("hqq.qgemv", x, matrix)
+    exact = hqq.qgemv(x, matrix)
+    bound = limit_of(lambda: hqq.qgemv_bound(x, matrix, arithmetic(backend, case), exact))
+    record_property("share", assert_within(given, exact, bound))
+
+
+def solver_cases(clause: str, settings: Settings) -> Iterator[BlocksCase]:
+    """Every kind of zeros and scales, and every contents of weights."""
+    for turn, variant in enumerate((*ZEROS, *SCALES, *CONTENTS)):
+        for rows, columns in ((16, 5), (64, 32)):
+            yield BlocksCase(clause, TIER, variant, BITS[turn % 4], rows, columns)
+
+
+def solved(case: BlocksCase) -> tuple[F32, F32, F32]:
+    weights, scales, zeros = test_hqq.weights_and_grid(replace(case, variant="small"))
+    if case.variant in ZEROS:
+        zeros = ZEROS[case.variant](zeros.astype(np.float64), 2**case.bits - 1).astype(np.float32)
+    elif case.variant in SCALES:
+        scales = SCALES[case.variant](scales.astype(np.float64)).astype(np.float32)
+    else:
+        weights = filled(case.variant, weights)
+    return weights, scales, zeros
+
+
+@checks("hqq.codes/C1", solver_cases)
+def test_codes(backend: Remote, case: BlocksCase) -> None:
+    """Special weights, scales and zeros give the reference's codes."""
+    arrays = solved(case)
+    assert_exact("codes", backend.run("hqq.codes", *arrays, case.bits), hqq_solver.codes(*arrays, case.bits))
+
+
+@checks("hqq.step/C2", solver_cases)
+def test_steps(backend: Remote, case: BlocksCase, record_property: Record) -> None:
+    """The same for a step of the solver, within its bound; weights that are on the grid leave no error."""
+    weights, scales, zeros = solved(case)
+    q = hqq_solver.codes(weights, scales, zeros, case.bits)
+    on_grid = (scales * (q - zeros)).astype(np.float32)
+    for own, p, beta in ((weights, 0.7, 10.0), (on_grid, 0.7, 10.0), (weights, 1.0, 80.0)):
+        given = backend.run("hqq.step", own, q, scales, zeros, p, beta)
+        exact = hqq_solver.step(own, q, scales, zeros, p, beta)
+        declared = arithmetic(backend, case)
+        bound = limit_of(partial(hqq_solver.step_bound, own, q, scales, zeros, p, beta, declared, exact))
+        record_property("share", assert_within(given, exact, bound))
+
+
+# **Factors.**
+
+FACTORS: dict[str, Callable[[F64], F64]] = {
+    "normal": lambda h: h,
+    "identity": lambda h: np.eye(len(h)),
+    "diagonal": lambda h: np.diag(np.diagonal(h)),
+    "equal-beside": lambda h: np.diag(np.full(len(h), 2.0)) + 0.5,
+    "dead-input": lambda h: np.where(np.eye(len(h)) > 0, h, h * np.outer(*[np.arange(len(h)) != len(h) // 2] * 2)),
+    "far-apart": lambda h: h * np.outer(*[np.resize((2.0**20, 1.0, 2.0**-15), len(h))] * 2),
+    "huge": lambda h: h * 2.0**80,
+    "tiny": lambda h: h * 2.0**-80,
+    "one-block": lambda h: h * np.kron(np.eye(2), np.ones([len(h) // 2] * 2)),
+}
+
+
+def factor_cases(clause: str, settings: Settings) -> Iterator[LayerCase]:
+    for variant, rows, dtype in product(FACTORS, (6, 34), ("float32", "float64")):
+        yield LayerCase(clause, TIER, variant, rows, 2 * rows, dtype)
+    for rows in (192, 256):
+        yield LayerCase(clause, TIER, "normal", rows, 300)
+
+
+@checks("gptq.factor/C2", factor_cases)
+def test_factors(backend: Remote, case: LayerCase, record_property: Record) -> None:
+    """Diagonal Hessians, dead inputs, pivots far apart, huge and tiny ones stay within the bound."""
+    x = case.generator().normal(size=(case.columns, case.rows)).astype(np.float32)
+    wide = FACTORS[case.variant](gptq.damped(gptq.hessian(x), 0.01))
+    hessian = np.ascontiguousarray(np.triu(wide) + np.triu(wide, 1).T, case.dtype)
+    test_gptq.assert_factor(backend, case, hessian, record_property)
+
+
+# **Blocks.**
+
+
+def block_cases(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for turn, variant in enumerate(CONTENTS):
+        for block, mantissa in ((32, 4), (16, 8), (4, 12)):
+            yield BfpCase(clause, TIER, variant, 2 + turn % 3, block * (1 + turn % 2), block, mantissa)
+
+
+def one_kind(clause: str, settings: Settings) -> Iterator[BfpCase]:
+    for variant in ("zero-mantissas", "top-mantissas", "equal-exponents", "falling-exponents", "negative"):
+        for block, mantissa in ((32, 4), (16, 8), (4, 12)):
+            yield BfpCase(clause, TIER, variant, 3, 6 * block, block, mantissa)
+
+
+def special_blocks(case: BfpCase) -> bfp.Blocks:
+    some = test_bfp.blocks(case)
+    mantissas, exponents = some.mantissas.copy(), some.exponents.copy()
+    if case.variant == "zero-mantissas":
+        mantissas[...] = 0
+    elif case.variant == "top-mantissas":
+        mantissas[...] = case.format.top
+    elif case.variant == "negative":
+        mantissas = -np.abs(mantissas)
+    else:
+        exponents[...] = 0 if case.variant == "equal-exponents" else -np.arange(exponents.shape[1])
+    return bfp.Blocks(mantissas, exponents, case.format)
+
+
+@checks("bfp.cast/C1", block_cases)
+def test_casts(backend: Remote, case: BfpCase) -> None:
+    """Rows of special contents give the reference's blocks."""
+    x = filled(case.variant, case.generator().normal(size=(case.rows, case.columns)).astype(np.float32))
+    test_bfp.assert_casts(backend, x, case.format)
+
+
+@checks("bfp.decode/C1", one_kind)
+def test_decodes(backend: Remote, case: BfpCase) -> None:
+    """Mantissas that are all zero or the largest, exponents that are equal or fall give the reference's values."""
+    some = special_blocks(case)
+    assert_exact("values", backend.run("bfp.decode", some), bfp.decode(some))
+
+
+@checks("bfp.dot/C1", one_kind)
+def test_dots(backend: Remote, case: BfpCase) -> None:
+    """The same against themselves: the reference's sums."""
+    some = special_blocks(case)
+    given, wanted = test_bfp.dotted(backend, some, some), bfp_dot.dot(some, some)
+    assert_exact("sums", given.sums, wanted.sums)
+
+
+@checks("bfp.total/C1", one_kind)
+def test_totals(backend: Remote, case: BfpCase) -> None:
+    """The same added up."""
+    some = special_blocks(case)
+    sums = bfp_dot.dot(some, some)
+    assert_exact("totals", backend.run("bfp.total", sums), bfp_dot.total(sums))

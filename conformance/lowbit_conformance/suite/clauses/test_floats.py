@@ -1,0 +1,133 @@
+"""Checks of `floats.decode` and `floats.round`, both exact: every pattern and every place to round at, of each type."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F64
+from lowbit.numbers import floats
+from lowbit.numbers.floats import FLOATS, Name
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_exact
+from lowbit_conformance.suite.marking import Settings, checks
+
+DIRECTIONS = ("nearest", "down", "up")
+
+
+@dataclass(frozen=True)
+class FloatCase(Case):
+    """A case of one type.
+
+    Attributes:
+        type: its name.
+        overflow, direction: of the rounding.
+    """
+
+    type: str
+    overflow: str = "saturate"
+    direction: str = "nearest"
+
+    @property
+    def label(self) -> str:
+        return "-".join((self.type, self.overflow, self.direction) if "round" in self.clause else (self.type,))
+
+    @property
+    def name(self) -> Name:
+        name: Name = self.type  # type: ignore[assignment]  # one of FLOATS
+        return name
+
+
+def types(clause: str, settings: Settings) -> Iterator[FloatCase]:
+    """Each type, those of few patterns first."""
+    for name in sorted(FLOATS, key=lambda each: FLOATS[each].bits):
+        yield FloatCase(clause, tier(name), "", name)
+
+
+def tier(name: str) -> str:
+    """Types of few patterns are quick."""
+    return "lattice" if FLOATS[name].bits <= 8 else "exhaustive"
+
+
+def patterns_of(case: FloatCase) -> Any:
+    """Every pattern of a type of at most 16 bits; of float32 those about every exponent."""
+    kind = FLOATS[case.type]
+    if kind.bits <= 16:
+        return np.arange(2**kind.bits).astype(kind.pattern_dtype)
+    near = np.arange(512, dtype=np.int64)[:, None] * 2**23 + np.arange(-40, 40)
+    return np.unique(near % 2**32).astype(np.uint32)
+
+
+@checks("floats.decode/C1", types)
+def test_every_finite_pattern(backend: Remote, case: FloatCase) -> None:
+    """Every pattern of a finite number gives that number."""
+    patterns, kind = patterns_of(case), FLOATS[case.type]
+    magnitudes = patterns & (2 ** (kind.exponent + kind.mantissa) - 1)
+    chosen = np.ascontiguousarray(patterns[magnitudes <= kind.top])
+    assert_exact("numbers", backend.run("floats.decode", chosen, case.type), floats.decode(chosen, case.name))
+
+
+@checks("floats.decode/C2", types)
+def test_every_special_pattern(backend: Remote, case: FloatCase) -> None:
+    """Patterns of infinities and NaN give these, and no other pattern does."""
+    patterns = patterns_of(case)
+    given = backend.run("floats.decode", patterns, case.type)
+    expected = floats.decode(patterns, case.name)
+    assert_exact("which are NaN", np.isnan(given), np.isnan(expected))
+    assert_exact("infinities", np.where(np.isinf(given), given, 0), np.where(np.isinf(expected), expected, 0))
+
+
+def roundings(clause: str, settings: Settings) -> Iterator[FloatCase]:
+    """Each type with each choice; `overflow` as far as the type has a pattern for it."""
+    for name, kind in FLOATS.items():
+        for direction in DIRECTIONS:
+            for overflow in ("saturate", "ieee")[: 1 if kind.specials == "none" else 2]:
+                yield FloatCase(clause, tier(name), "", name, overflow, direction)
+
+
+def places(case: FloatCase) -> F64:
+    """Every number of a type, the middle of each two neighbours, and the float64 numbers on both sides of these."""
+    kind = FLOATS[case.type]
+    values = floats.decode(patterns_of(case), case.name)
+    values = np.unique(values[np.isfinite(values)])
+    middles = (values[1:] + values[:-1]) / 2
+    below, above = np.nextafter(middles, -np.inf), np.nextafter(middles, np.inf)
+    found = np.concatenate([values, middles, below, above])
+    return found if kind.signed else found[found >= 0]
+
+
+@checks("floats.round/C1", roundings)
+def test_every_place_to_round_at(backend: Remote, case: FloatCase) -> None:
+    """Numbers of the type, middles between them and their neighbours go where the direction says."""
+    numbers = places(case)
+    given = backend.run("floats.round", numbers, case.type, case.overflow, case.direction)
+    assert_exact("patterns", given, floats.round_to(numbers, case.name, case.overflow, case.direction))  # type: ignore[arg-type]  # choices of the case
+
+
+@checks("floats.round/C2", roundings)
+def test_numbers_beyond_the_largest(backend: Remote, case: FloatCase) -> None:
+    """Numbers from the largest on, up to infinity."""
+    kind = FLOATS[case.type]
+    step = kind.largest * kind.unit_roundoff
+    numbers = np.array([kind.largest, kind.largest + step / 4, 2 * kind.largest, 1e300, np.inf])
+    near = kind.largest + step * np.array([0.49, 0.5, 0.51, 1.0, 1.5])
+    numbers = np.concatenate([numbers, near])
+    if kind.signed:
+        numbers = np.concatenate([numbers, -numbers])
+    given = backend.run("floats.round", numbers, case.type, case.overflow, case.direction)
+    assert_exact("patterns", given, floats.round_to(numbers, case.name, case.overflow, case.direction))  # type: ignore[arg-type]  # choices of the case
+
+
+@checks("floats.round/C3", roundings)
+def test_zeros_and_nan(backend: Remote, case: FloatCase) -> None:
+    """Both zeros, the least numbers of float64, and NaN where the type has one."""
+    kind = FLOATS[case.type]
+    numbers = np.array([0.0, 5e-324, 1e-310])
+    if kind.signed:
+        numbers = np.concatenate([numbers, -numbers])
+    if kind.specials != "none":
+        numbers = np.append(numbers, [np.nan, -np.nan])
+    given = backend.run("floats.round", numbers, case.type, case.overflow, case.direction)
+    assert_exact("patterns", given, floats.round_to(numbers, case.name, case.overflow, case.direction))  # type: ignore[arg-type]  # choices of the case

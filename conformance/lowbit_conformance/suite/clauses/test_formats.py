@@ -1,0 +1,382 @@
+"""Checks of operations on stored matrices: dequantising, and products on the bytes of every format.
+
+All cases come from the tables of the formats. Shapes climb from the smallest that a format allows to ones that are
+multiples of 128, 256 and 1024, so that a kernel with limits finds some that it handles.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.contract.rounding import Bound
+from lowbit.linear.stored import multiplied
+from lowbit.linear.stored_bounds import of_sums, stored_bound
+from lowbit.numbers.floats import FLOATS, rounded
+from lowbit.tensor_formats.stored import FORMATS, Result, Stored
+from lowbit.tensor_formats.table import Format
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_same_bits, assert_within
+from lowbit_conformance.suite.format_inputs import (
+    SIGNIFICANT,
+    FormatCase,
+    activations,
+    drawn,
+    lattice_numbers,
+    least_unit,
+    random_numbers,
+)
+from lowbit_conformance.suite.marking import Settings, checks
+
+RESULTS: tuple[Result, ...] = ("float32", "float16", "bfloat16")
+GROUPS = (32, 64, 128)
+SHAPES = ((1, 1), (2, 19), (8, 32), (8, 256), (16, 128))
+"""Of each case, K in units of the format's own (a block or 32 rows) and N, before both are made to fit its table."""
+MOST_ROWS = 1024
+"""Of a case of a format with large blocks."""
+
+
+# **Shapes** that a format allows.
+
+
+def options_of(table: Format, turn: int) -> tuple[tuple[str, int], ...]:
+    """One choice of options; successive turns go through all values of each."""
+    chosen = []
+    for name, allowed in table.options.items():
+        values = allowed or GROUPS
+        chosen.append((name, values[turn % len(values)]))
+        turn //= len(values)
+    return tuple(chosen)
+
+
+def choices(table: Format) -> int:
+    """How many turns `options_of` has."""
+    count = 1
+    for allowed in table.options.values():
+        count *= len(allowed or GROUPS)
+    return count
+
+
+def shapes(clause: str, tier: str, variant: str = "") -> Iterator[tuple[int, FormatCase]]:
+    """Every format with every choice of options, in a shape each, and every shape with some choice, counted for each
+    format: what takes turns follows from the format's own cases, so that a new format changes none of another."""
+    for table in FORMATS.values():
+        for turn in range(max(choices(table), len(SHAPES))):
+            options = options_of(table, turn)
+            unit = table.block or 32
+            units, columns = SHAPES[turn % len(SHAPES)]
+            rows, fitting = fitted(table, min(units * unit, MOST_ROWS), columns, options)
+            yield turn, FormatCase(clause, tier, variant, table.name, rows, fitting, options=options)
+
+
+@lru_cache(maxsize=1024)
+def fitted(table: Format, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> tuple[int, int]:
+    """The smallest sizes from these on that the table of a format allows."""
+    for more in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512):
+        for wide in (columns, *(-(-columns // each) * each for each in (2, 4, 8, 16, 32, 64, 128, 256))):
+            tall = -(-rows // more) * more
+            if allows(table, tall, wide, options):
+                return tall, wide
+    raise RuntimeError(f"no shape from {rows} x {columns} on fits {table.name} with {options}")
+
+
+def allows(table: Format, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> bool:
+    try:
+        at = table.sizes(rows, columns, dict(options))
+        for each in table.tensors:
+            each.sizes(at)
+    except ValueError:  # as ArgumentError is one
+        return False
+    return True
+
+
+# **Dequantising.**
+
+
+def every_result(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for turn, case in shapes(clause, "random"):
+        yield replace(case, result=RESULTS[turn % 3])
+    for _, case in shapes(clause, "lattice"):
+        yield case
+
+
+@checks("formats.dequantize/C1", every_result)
+def test_each_number_is_that_of_the_table(backend: Remote, case: FormatCase) -> None:
+    """Random bytes of every field give the numbers of the table, rounded once or through float32; zeros are equal."""
+    weights = drawn(case, powers=case.tier == "lattice")
+    given = backend.run("formats.dequantize", weights, case.result)
+    name: Result = case.result  # type: ignore[assignment]  # one of RESULTS
+    once = rounded(weights.values, name)
+    array = assert_array("numbers", given, once.dtype, once.shape)
+    if case.result != "float32":
+        twice = rounded(rounded(weights.values, "float32").astype(np.float64), name)
+        if (array == twice).all():
+            return
+    assert_exact("numbers", unsigned_zeros(array), unsigned_zeros(once))
+
+
+def unsigned_zeros(numbers: Array) -> Array:
+    """With every zero positive: whether s (q - z) or s q - s z is computed decides its sign."""
+    return np.where(numbers == 0, np.zeros((), numbers.dtype), numbers)
+
+
+def one_each(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for table in FORMATS.values():
+        options = options_of(table, 0)
+        rows, columns = fitted(table, min(8 * (table.block or 32), MOST_ROWS), 256, options)
+        for result in RESULTS:
+            yield FormatCase(clause, "random", "types", table.name, rows, columns, result=result, options=options)
+
+
+@checks("formats.dequantize/C2", one_each)
+def test_the_result_has_its_type(backend: Remote, case: FormatCase) -> None:
+    """Each of the three types is answered with an array of that type, K × N."""
+    weights = drawn(case, powers=False)
+    given = backend.run("formats.dequantize", weights, case.result)
+    assert_array("numbers", given, FLOATS[case.result].dtype, (case.rows, case.columns))
+
+
+# **Products.**
+
+TYPES = (
+    ("float32", "float32"),
+    ("float16", "float16"),
+    ("bfloat16", "bfloat16"),
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+)
+ALL_TYPES = 2
+"""The shape of each format that is tried in all types."""
+
+
+def products(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """Every format in every shape, types and numbers of vectors taking turns; in one shape it meets all types."""
+    single = clause.startswith("linear.gemv")
+    for turn, case in shapes(clause, "random"):
+        for step, (x, result) in enumerate(TYPES):
+            if turn != ALL_TYPES and step != turn % len(TYPES):
+                continue
+            vectors = 1 if single else (1, 3, 8, 17)[(turn + step) % 4]
+            yield replace(case, vectors=vectors, activations=x, result=result)
+
+
+def lattice_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for case in products(clause, settings):
+        yield replace(case, tier="lattice")
+
+
+@checks("linear.gemv/C1", lattice_products)
+def test_gemv_on_the_lattice(backend: Remote, case: FormatCase) -> None:
+    """With every partial sum exact, the result equals the reference's to the bit."""
+    assert_lattice(backend, case)
+
+
+@checks("linear.gemm/C1", lattice_products)
+def test_gemm_on_the_lattice(backend: Remote, case: FormatCase) -> None:
+    """With every partial sum exact, each row of the result equals the reference's to the bit."""
+    assert_lattice(backend, case)
+
+
+def assert_lattice(backend: Remote, case: FormatCase) -> None:
+    __tracebackhide__ = True
+    weights = drawn(case, powers=True)
+    x = activations(case, lattice_numbers(case, weights, arithmetic(backend, case)))
+    given = backend.run(case.operation, x, weights, case.result)
+    exact = exact_of(case, x, weights)
+    expected = rounded(exact, case.result)  # type: ignore[arg-type]  # one of RESULTS
+    if not (expected.astype(np.float64) == exact).all():
+        raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
+    array = assert_array("the result", given, expected.dtype, expected.shape)
+    wrong = array.astype(np.float64) != exact
+    if wrong.any():
+        place = tuple(int(i) for i in np.unravel_index(int(np.argmax(wrong)), wrong.shape))
+        text = f"{int(wrong.sum())} of {wrong.size} elements differ; first at {list(place)}"
+        raise AssertionError(f"WRONG on the lattice: {text}: {array[place]}, expected {expected[place]}")
+
+
+def exact_of(case: FormatCase, x: Array, weights: Stored) -> F64:
+    """The reference's result, T × N or N."""
+    total = multiplied(np.atleast_2d(x), weights)
+    return total[0] if case.operation == "linear.gemv" else total
+
+
+@checks("linear.gemv/C2", products)
+def test_gemv_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Random bytes and activations stay within the bound derived from the declared arithmetic."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("linear.gemm/C2", products)
+def test_gemm_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Random bytes and activations stay within the bound derived from the declared arithmetic."""
+    assert_bounded(backend, case, record_property)
+
+
+def assert_bounded(backend: Remote, case: FormatCase, record_property: Record, numbers: F64 | None = None) -> None:
+    __tracebackhide__ = True
+    weights = drawn(case, powers=False)
+    x = activations(case, random_numbers(case) if numbers is None else numbers)
+    declared = arithmetic(backend, case)
+    given = backend.run(case.operation, x, weights, case.result)
+    exact, wide = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
+    name: Result = case.result  # type: ignore[assignment]  # one of RESULTS
+    bound = limit_of(lambda: stored_bound(wide, weights, name, declared, np.atleast_2d(exact)))
+    record_property("share", share_of(given, exact, bound, case))
+
+
+def share_of(given: object, exact: F64, bound: Bound, case: FormatCase) -> float:
+    """The share of the bound that was used; elements where a right kernel may overflow are not judged."""
+    __tracebackhide__ = True
+    array = assert_array("the result", given, FLOATS[case.result].dtype, exact.shape)
+    limit = bound.limit.reshape(exact.shape)
+    judged = np.isfinite(limit)
+    numbers = np.where(judged, array, np.zeros((), array.dtype))
+    return assert_within(numbers, np.where(judged, exact, 0), Bound(limit, bound.gauge, bound.derivation), array.dtype)
+
+
+def unit_vectors(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """One small matrix of each format, multiplied by as many unit vectors as it has rows."""
+    for table in FORMATS.values():
+        options = options_of(table, 0)
+        rows, columns = fitted(table, table.block or 64, 16, options)
+        yield FormatCase(clause, "exhaustive", "unit", table.name, rows, columns, rows, options=options)
+
+
+@checks("linear.gemm/C2", unit_vectors)
+def test_a_unit_vector_gives_a_row(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """The identity as X gives the matrix itself, row by row, within the rounding of one weight."""
+    assert_bounded(backend, case, record_property, np.eye(case.rows))
+
+
+def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for table in FORMATS.values():
+        options = options_of(table, 1)
+        rows, columns = fitted(table, 4 * (table.block or 32), 64, options)
+        vectors = 1 if clause.startswith("linear.gemv") else 5
+        yield FormatCase(clause, "random", "again", table.name, rows, columns, vectors, options=options)
+
+
+@checks("linear.gemv/C3", few)
+def test_gemv_repeats_itself(backend: Remote, case: FormatCase) -> None:
+    """The same call gives the same bits after calls with other activations."""
+    assert_repeats(backend, case)
+
+
+@checks("linear.gemm/C3", few)
+def test_gemm_repeats_itself(backend: Remote, case: FormatCase) -> None:
+    """The same call gives the same bits, and a row does not depend on its neighbours."""
+    first, weights, x = assert_repeats(backend, case)
+    changed = x.copy()
+    changed[1:] += 1
+    alone = backend.run(case.operation, changed, weights, case.result)
+    assert_same_bits(first[:1], alone[:1], "row 0 changed when the other rows of x did")
+
+
+def assert_repeats(backend: Remote, case: FormatCase) -> tuple[Array, Stored, Array]:
+    __tracebackhide__ = True
+    weights = drawn(case, powers=False)
+    x = activations(case, random_numbers(case))
+    first = backend.run(case.operation, x, weights, case.result)
+    backend.run(case.operation, -x, weights, case.result)
+    assert_same_bits(first, backend.run(case.operation, x, weights, case.result), "the same call after another")
+    return first, weights, x
+
+
+@checks("linear.gemv/C4", few)
+def test_gemv_passes_non_finite_on(backend: Remote, case: FormatCase) -> None:
+    """A NaN or an infinity in x reaches every column whose weight in that row is not 0."""
+    assert_non_finite(backend, case)
+
+
+@checks("linear.gemm/C4", few)
+def test_gemm_passes_non_finite_on(backend: Remote, case: FormatCase) -> None:
+    """A NaN or an infinity in one row of X reaches that row of the result, and no other."""
+    assert_non_finite(backend, case)
+
+
+def assert_non_finite(backend: Remote, case: FormatCase) -> None:
+    __tracebackhide__ = True
+    weights = drawn(case, powers=False)
+    for value in (np.nan, np.inf, -np.inf):
+        for place in (0, case.rows - 1):
+            numbers = random_numbers(case)
+            numbers[0, place] = value
+            x = activations(case, numbers)
+            finite = np.isfinite(np.atleast_2d(backend.run(case.operation, x, weights, case.result)).astype(np.float64))
+            assert not finite[0].any(), f"WRONG: x[{place}] is {value}, and the result is finite in some columns"
+            assert finite[1:].all(), "WRONG: a finite row of X gave a row of the result that is not finite"
+
+
+# **Activations that are stored, too.**
+
+CAST = ("q8_0", "q8_1", "q8_k")
+"""The formats of activations; each is tried with every format of weights that it can meet."""
+
+
+def cast_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for turn, case in shapes(clause, "random"):
+        for name in CAST:
+            unit = FORMATS[name].block or 1
+            if case.rows % unit == 0:
+                x, result = name, RESULTS[turn % 3]
+                yield replace(case, vectors=(1, 3, 8)[turn % 3], activations=x, result=result)
+
+
+def lattice_cast(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for case in cast_products(clause, settings):
+        yield replace(case, tier="lattice", result="float32")
+
+
+def cast_of(case: FormatCase, *, powers: bool) -> Stored:
+    """The activations of a case: K × T."""
+    options = tuple((name, 32) for name in FORMATS[case.activations].options)
+    return drawn(replace(case, format=case.activations, columns=case.vectors, options=options), powers=powers)
+
+
+@checks("linear.gemm_cast/C1", lattice_cast)
+def test_cast_products_on_the_lattice(backend: Remote, case: FormatCase) -> None:
+    """Scales that are powers of two, and few rows of weights that are not 0: the result equals the reference's."""
+    weights, x = drawn(case, powers=True), cast_of(case, powers=True)
+    given = backend.run(case.operation, x, weights, case.result)
+    exact = multiplied(x.values.T, weights)
+    gauge = np.abs(x.values.T) @ weights.terms.magnitudes
+    unit = least_unit(x.values) * least_unit(weights.terms.products, np.asarray(weights.terms.offsets))
+    bits = min(SIGNIFICANT[arithmetic(backend, case).accumulator], SIGNIFICANT[case.result])
+    judged = gauge < 2.0**bits * unit
+    judged &= np.asarray(of_sums(x, weights)) == 0
+    array = assert_array("the result", given, np.float32, exact.shape)
+    wrong = judged & (array != exact)
+    assert not wrong.any(), f"WRONG on the lattice: {int(wrong.sum())} of {int(judged.sum())} elements differ"
+
+
+@checks("linear.gemm_cast/C2", cast_products)
+def test_cast_products_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Random blocks of activations and weights stay within the bound derived from the declared arithmetic."""
+    weights, x = drawn(case, powers=False), cast_of(case, powers=False)
+    given = backend.run(case.operation, x, weights, case.result)
+    exact = multiplied(x.values.T, weights)
+    name: Result = case.result  # type: ignore[assignment]  # one of RESULTS
+    bound = limit_of(
+        lambda: stored_bound(x.values.T, weights, name, arithmetic(backend, case), exact, of_sums(x, weights))
+    )
+    record_property("share", share_of(given, exact, bound, case))
+
+
+def few_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """One case of each format with each of the activations."""
+    seen = set()
+    for case in cast_products(clause, settings):
+        if (case.format, case.activations) not in seen:
+            seen.add((case.format, case.activations))
+            yield case
+
+
+@checks("linear.gemm_cast/C3", few_casts)
+def test_cast_products_repeat_themselves(backend: Remote, case: FormatCase) -> None:
+    """The same call gives the same bits."""
+    weights, x = drawn(case, powers=False), cast_of(case, powers=False)
+    first = backend.run(case.operation, x, weights, case.result)
+    assert_same_bits(first, backend.run(case.operation, x, weights, case.result), "the same call again")

@@ -1,0 +1,261 @@
+"""Checks of every two sizes of codes and of products with them (`lowbit_conformance.suite.pairs`).
+
+Widths of codes, groups and conventions may be undeclared, so each choice of them has a case of its own, in which the
+number of columns goes through all sizes, and the numbers of rows and of activations take turns.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import lcm
+
+import numpy as np
+
+from lowbit.quantization import affine, hqq, packing
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES
+from lowbit.quantization.packing import BITS, CODES_PER_UNIT
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite import inputs
+from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.cases import MatrixCase
+from lowbit_conformance.suite.clauses import test_affine, test_hqq, test_integer, test_linear, test_packing
+from lowbit_conformance.suite.clauses.test_hqq import STORED, RealZeroCase
+from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
+from lowbit_conformance.suite.integer_cases import IntegerCase, lattice, of
+from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.pairs import EVERY_PAIR, SIZES, each_of
+
+TIER = "exhaustive"
+GROUPS = (16, 32, 64, 128)
+"""Groups in use, which meet every number of columns with every width of codes."""
+OTHERS = (1, 2, 4, 8, 24, 48, 80, 96, 192, 256, 512)
+
+# **Packing.**
+
+
+def packed(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    for bits, columns in product(BITS, SIZES):
+        yield MatrixCase(clause, TIER, EVERY_PAIR, bits, CODES_PER_UNIT[bits], columns)
+
+
+def heights(case: MatrixCase) -> Iterator[MatrixCase]:
+    """As many units of rows as there are sizes, and a few more."""
+    yield from (replace(case, rows=units * CODES_PER_UNIT[case.bits]) for units in (*SIZES, 256))
+
+
+def _packed(backend: Remote, case: MatrixCase) -> None:
+    codes = test_packing.random_codes(case)
+    assert_exact("words", backend.run("packing.pack", codes, case.bits), packing.pack(codes, case.bits))
+
+
+def _unpacked(backend: Remote, case: MatrixCase) -> None:
+    words = case.generator().integers(0, 2**32, (case.rows * case.bits // 32, case.columns), dtype=np.uint32)
+    assert_exact("codes", backend.run("packing.unpack", words, case.bits), packing.unpack(words, case.bits))
+
+
+@checks("packing.pack/C2", packed)
+def test_packed(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Random codes give the reference's words."""
+    each_of(heights(case), record_property, lambda each, own: _packed(backend, each))
+
+
+@checks("packing.unpack/C1", packed)
+def test_unpacked(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Random words give the reference's codes."""
+    each_of(heights(case), record_property, lambda each, own: _unpacked(backend, each))
+
+
+SAME_CODES = ("no-codes", "top-codes", "codes-of-1")
+
+
+def alike(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    for variant, bits in product(SAME_CODES, BITS):
+        yield MatrixCase(clause, TIER, variant, bits, 2 * CODES_PER_UNIT[bits], 9)
+
+
+@checks("packing.pack/C2", alike)
+def test_codes_that_are_alike_packed(backend: Remote, case: MatrixCase) -> None:
+    """Codes that are all zero, all one or all the largest give the reference's words."""
+    number = {"no-codes": 0, "codes-of-1": 1}.get(case.variant, 2**case.bits - 1)
+    codes = np.full((case.rows, case.columns), number, np.uint8)
+    assert_exact("words", backend.run("packing.pack", codes, case.bits), packing.pack(codes, case.bits))
+
+
+@checks("packing.unpack/C1", alike)
+def test_words_that_are_alike_unpacked(backend: Remote, case: MatrixCase) -> None:
+    """Words without a bit, with all of them and with the lowest give the reference's codes."""
+    number = {"no-codes": 0, "codes-of-1": 1}.get(case.variant, 0xFFFFFFFF)
+    words = np.full((case.rows * case.bits // 32, case.columns), number, np.uint32)
+    assert_exact("codes", backend.run("packing.unpack", words, case.bits), packing.unpack(words, case.bits))
+
+
+# **Groups.**
+
+
+def grouped(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """Every group with every width of codes and both conventions, the dtypes of scales taking turns."""
+    own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
+    vectors = 3 if clause.startswith("linear.qgemm") else 0
+    for turn, (size, bits) in enumerate(product((*GROUPS, *OTHERS), BITS)):
+        for number, convention in enumerate(CONVENTIONS):
+            if convention in own.get(clause, CONVENTIONS):
+                dtype = SCALE_DTYPES[(turn // 4 + turn + number) % 2]
+                rows = lcm(CODES_PER_UNIT[bits], size)
+                variant = f"{EVERY_PAIR}-full"
+                yield MatrixCase(clause, TIER, variant, bits, rows, 1, size, convention, dtype, vectors, seed=turn)
+
+
+def widths(case: MatrixCase) -> Iterator[MatrixCase]:
+    """All numbers of columns where the group is one in use, and else eight of them, with up to three groups or four."""
+    unit = CODES_PER_UNIT[case.bits]
+    chosen = SIZES if case.group_size in GROUPS else SIZES[case.seed % 3 :: 3]
+    for number, columns in enumerate(chosen):
+        groups = (1, 2, 1, 3, 1, 2, 4)[(number + case.seed) % 7] if case.group_size >= 16 else unit
+        rows = -(-case.group_size * groups // unit) * unit + unit * (number % 3 == 2)
+        vectors = case.vectors and SIZES[(5 * number + 7 * case.seed) % 19]
+        yield replace(case, rows=rows, columns=columns, vectors=vectors)
+
+
+def squares(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    """As many columns as rows; columns that are many, and rows, with the widths of codes taking turns."""
+    vectors = 2 if clause.startswith("linear.qgemm") else 0
+    wanted = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}.get(clause)
+    shapes = [(size, size) for size in (64, 96, 128, 192, 256, 384, 512)]
+    shapes += [(size, columns) for size in (256, 512, 1024, 2048) for columns in (16, 64)]
+    shapes += [(64, columns) for columns in (256, 320, 384, 512, 640, 768, 1024, 2048, 4096)]
+    for turn, (rows, columns) in enumerate(shapes):
+        convention = wanted or CONVENTIONS[turn % 2]
+        sizes = (rows, columns, GROUPS[1 + turn % 3] if rows >= 128 else 32)
+        bits, dtype = BITS[(turn + turn // 4) % 4], SCALE_DTYPES[turn % 2]
+        yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-square-sparse", bits, *sizes, convention, dtype, vectors)  # type: ignore[arg-type]  # a convention
+    for count in (16, 32, 48, 64, 128, 256) if clause.startswith("linear.qgemm/") else ():
+        for bits in BITS:
+            yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-tall-full", bits, 64, 64, 32, "minimum", vectors=count)
+
+
+def both(clause: str, settings: Settings) -> Iterator[MatrixCase]:
+    yield from grouped(clause, settings)
+    yield from squares(clause, settings)
+
+
+def parts(case: MatrixCase) -> Iterator[MatrixCase]:
+    yield from [case] if "square" in case.variant or "tall" in case.variant else widths(case)
+
+
+def _quantized(backend: Remote, case: MatrixCase) -> None:
+    weights = case.generator().normal(size=(case.rows, case.columns)).astype(np.float32)
+    given = test_affine.quantize(backend, weights, case)
+    test_affine.assert_same_matrix(given, test_affine.expected(weights, case), weights)
+
+
+@checks("affine.quantize/C1", both)
+def test_quantised(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Normal weights give the reference's scales, zeros and codes."""
+    each_of(parts(case), record_property, lambda each, own: _quantized(backend, each))
+
+
+def _dequantized(backend: Remote, case: MatrixCase) -> None:
+    matrix = inputs.random(case)[1]
+    assert_exact("weights", backend.run("affine.dequantize", matrix), affine.dequantize(matrix))
+
+
+@checks("affine.dequantize/C1", both)
+def test_dequantised_with_minima(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Random codes, scales and minima give the reference's weights."""
+    each_of(parts(case), record_property, lambda each, own: _dequantized(backend, each))
+
+
+@checks("affine.dequantize/C2", both)
+def test_dequantised_with_zero_points(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """Random codes, scales and zero-points give the reference's weights."""
+    each_of(parts(case), record_property, lambda each, own: _dequantized(backend, each))
+
+
+@checks("linear.qgemv/C1", both)
+def test_vectors(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """On the lattice the result equals the reference's."""
+    each_of(parts(case), record_property, lambda each, own: test_linear.assert_lattice(backend, each))
+
+
+@checks("linear.qgemm/C1", both)
+def test_products(backend: Remote, case: MatrixCase, record_property: Record) -> None:
+    """The same for every number of rows of X."""
+    each_of(parts(case), record_property, lambda each, own: test_linear.assert_lattice(backend, each))
+
+
+# **Blocks of integers.**
+
+BLOCKS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128)
+MANTISSAS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16)
+
+
+def integers(clause: str, settings: Settings) -> Iterator[IntegerCase]:
+    """Every block with every mantissa; widths of codes, groups, columns and rows of X take turns."""
+    for turn, (block, mantissa) in enumerate(product(BLOCKS, MANTISSAS)):
+        for number, bits in enumerate(BITS):
+            size, convention = GROUPS[(turn + turn // 4 + number) % 4], CONVENTIONS[(turn + number) % 2]
+            columns, count = SIZES[(7 * turn + 5 * number) % 23], SIZES[(3 * turn + number) % 19]
+            case = MatrixCase(clause, TIER, EVERY_PAIR, bits, max(size, 32), columns, size, convention)
+            yield of(case, count, (block, mantissa, 8))
+    for turn, (block, size, columns) in enumerate(product((8, *GROUPS), GROUPS, (16, 32, 64, 128))):
+        case = MatrixCase(clause, TIER, f"{EVERY_PAIR}-groups", BITS[turn % 4], 128, columns, size)
+        yield of(case, 1 + turn % 5, (block, 8, 8))
+    for turn, (count, columns) in enumerate(product((1, 4, 8, 16, 32, 64, 128), (16, 32, 64, 128))):
+        case = MatrixCase(clause, TIER, EVERY_PAIR, BITS[turn % 4], 64, columns, 32, CONVENTIONS[turn % 2])
+        yield of(case, count, (GROUPS[turn % 4], 8, 8))
+
+
+@checks("linear.qgemm_bfp/C1", integers)
+def test_integer_products(backend: Remote, case: IntegerCase) -> None:
+    """On the lattice the result equals the reference's."""
+    test_integer.assert_lattice(backend, *lattice(case, dense=False))
+
+
+# **Real zeros.**
+
+
+def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
+    """Every group with every width of codes along both axes, the ways to store scales and zeros taking turns."""
+    for turn, (size, bits) in enumerate(product((2, 3, 4, 6, 8, *GROUPS, 24, 48, 96, 256), BITS)):
+        for axis in hqq.AXES:
+            variant = f"exact-{EVERY_PAIR}" if clause.startswith("hqq.qgemv") else EVERY_PAIR
+            rows = lcm(CODES_PER_UNIT[bits], size)
+            yield RealZeroCase(
+                clause, TIER, variant, bits, rows, 1, size, axis, STORED[(turn // 2 + axis) % 2], seed=turn
+            )
+
+
+def real_widths(case: RealZeroCase) -> Iterator[RealZeroCase]:
+    """Groups that divide K along axis 1, and K·N along axis 0; there K need not hold a whole group."""
+    unit, chosen = CODES_PER_UNIT[case.bits], SIZES if case.group_size in GROUPS else SIZES[case.seed % 3 :: 3]
+    for number, columns in enumerate(chosen):
+        rows = case.rows
+        if case.axis == 0:
+            rows = next(count for count in range(unit, 99999, unit) if count * columns % case.group_size == 0)
+        yield replace(case, rows=rows * (1 + (rows < 100 and (number + case.seed) % 3 == 0)), columns=columns)
+
+
+def _real_dequantized(backend: Remote, case: RealZeroCase) -> None:
+    test_hqq.assert_weights(backend, test_hqq.random_matrix(case)[1])
+
+
+@checks("hqq.dequantize/C1", real_zeros)
+def test_real_zeros_dequantised(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
+    """Any codes, scales and zeros give the reference's weights."""
+    each_of(real_widths(case), record_property, lambda each, own: _real_dequantized(backend, each))
+
+
+def _real_multiplied(backend: Remote, case: RealZeroCase) -> None:
+    x, matrix = test_hqq.exact_matrix(case)
+    assert_equal_values(backend.run("hqq.qgemv", x, matrix), hqq.qgemv(x, matrix))
+
+
+@checks("hqq.qgemv/C1", real_zeros)
+def test_real_zeros_multiplied(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
+    """On the lattice the result equals the reference's."""
+    each_of(real_widths(case), record_property, partial(_each, backend))
+
+
+def _each(backend: Remote, case: RealZeroCase, record_property: Record) -> None:
+    _real_multiplied(backend, case)

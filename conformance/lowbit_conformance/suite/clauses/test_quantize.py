@@ -1,0 +1,165 @@
+"""Checks of casts to formats: every byte, on numbers at which casts differ.
+
+The kinds of numbers know no format. Ties are half-integers beside a largest number that makes the scale a power of two;
+other kinds have blocks of zeros, constant blocks, scales that round to 0 in float16 or come close to its largest.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from lowbit.arrays import F32, Array
+from lowbit.tensor_formats.stored import FORMATS, Stored, quantized
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.clauses.test_formats import MOST_ROWS, fitted, options_of
+from lowbit_conformance.suite.format_inputs import FormatCase
+from lowbit_conformance.suite.marking import Settings, checks
+
+Random = np.random.Generator
+UNIT = 32
+"""Divides the blocks of all formats."""
+
+
+# **Kinds of numbers**, each N × K.
+
+
+def normal(rng: Random, rows: int, columns: int) -> F32:
+    """As activations are, some channels larger than others."""
+    numbers = rng.normal(size=(columns, rows)) * np.exp(rng.normal(0, 1, rows))
+    return numbers.astype(np.float32)
+
+
+def ties(rng: Random, rows: int, columns: int) -> F32:
+    """Half-integers whose largest magnitude, or range, is a number of codes; times a power of two."""
+    found = np.empty((columns, rows), np.float32)
+    for number, row in enumerate(found):
+        most, least = ((127, -127), (8, -8), (16, -16), (15, 0), (31, 0))[number % 5]
+        row[:] = rng.integers(2 * least + 1, 2 * most, rows) / 2
+        starts = np.arange(0, rows, UNIT)
+        ends = rng.choice(UNIT // 2, size=(2, len(starts)))
+        row[starts + ends[0]] = most if number % 2 else -most if least else most
+        row[starts + UNIT // 2 + ends[1]] = least if least == 0 else row[starts + ends[0]]
+    return found * np.exp2(rng.integers(-3, 4, (columns, 1))).astype(np.float32)
+
+
+def zeros(rng: Random, rows: int, columns: int) -> F32:
+    """Every second run of numbers is 0, with either sign."""
+    numbers = normal(rng, rows, columns)
+    runs = numbers.reshape(columns, -1, UNIT)
+    runs[:, 1::2] *= 0
+    numbers[0] = 0
+    return numbers
+
+
+def constant(rng: Random, rows: int, columns: int) -> F32:
+    """One number a block of any format."""
+    return np.repeat(rng.normal(size=(columns, 1)), rows, axis=1).astype(np.float32)
+
+
+def huge(rng: Random, rows: int, columns: int) -> F32:
+    """Near the largest number of float16, in pairs whose sum is 0."""
+    numbers = (normal(rng, rows, columns).clip(-4, 4) * 15000).astype(np.float32)
+    numbers[:, 1::2] = -numbers[:, ::2]
+    return numbers
+
+
+def tiny(rng: Random, rows: int, columns: int) -> F32:
+    """Scales that are subnormal in float16, or 0 there and not in float32."""
+    return (rng.normal(size=(columns, rows)) * np.exp2(-rng.integers(10, 24, (columns, 1)))).astype(np.float32)
+
+
+def negative(rng: Random, rows: int, columns: int) -> F32:
+    """No positive number: the largest is not the one of largest magnitude."""
+    return -np.abs(normal(rng, rows, columns))
+
+
+def spikes(rng: Random, rows: int, columns: int) -> F32:
+    """One large number among small ones."""
+    numbers = (rng.normal(size=(columns, rows)) / 64).astype(np.float32)
+    numbers[:, :: 3 * UNIT] = 7
+    return numbers
+
+
+KINDS: Mapping[str, Callable[[Random, int, int], F32]] = {
+    each.__name__: each for each in (normal, ties, zeros, constant, huge, tiny, negative, spikes)
+}
+
+
+def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """Every kind for every format that says how numbers become codes, and ordinary numbers in small matrices."""
+    for table in FORMATS.values():
+        if table.encode:
+            for turn, columns in enumerate((1, 3, 17)):
+                options = options_of(table, turn)
+                rows, fitting = fitted(table, (1 + turn) * (table.block or UNIT), columns, options)
+                yield FormatCase(clause, "random", "normal", table.name, rows, fitting, options=options)
+            for turn, kind in enumerate(KINDS):
+                options = options_of(table, turn)
+                rows, columns = fitted(table, min(8 * (table.block or UNIT), MOST_ROWS), 20, options)
+                yield FormatCase(clause, "edge", kind, table.name, rows, columns, options=options)
+
+
+def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for case in casts(clause, settings):
+        if case.tier == "edge" and case.variant == "normal":
+            yield case
+
+
+def numbers_of(case: FormatCase) -> F32:
+    return np.ascontiguousarray(KINDS[case.variant](case.generator(), case.rows, case.columns))
+
+
+@checks("formats.quantize/C1", casts)
+def test_every_field_is_that_of_a_reference(backend: Remote, case: FormatCase) -> None:
+    """All fields equal those of one choice of the format's table; zeros are equal."""
+    x = numbers_of(case)
+    given = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
+    choices = [quantized(x, case.format, case.options, choice) for choice in case.table.encode]
+    differences = [difference(given, each) for each in choices]
+    assert "" in differences, f"WRONG: {differences[0]} (the reference; none of {len(choices)} choices agrees)"
+
+
+@checks("formats.quantize/C2", few)
+def test_blocks_do_not_depend_on_each_other(backend: Remote, case: FormatCase) -> None:
+    """The first row of numbers gives the same bytes beside others."""
+    x = numbers_of(case)
+    first = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
+    changed = x.copy()
+    changed[1:] *= 3
+    other = stored_in(case, backend.run("formats.quantize", changed, case.format, case.options))
+    one = quantized(x[:1], case.format, case.options)
+    for row, left, right in zip(case.table.tensors, first.tensors, other.tensors, strict=True):
+        axis = row.shape.index("N") if "N" in row.shape else 0
+        count = one.by_name[row.name].shape[axis]
+        same = np.array_equal(np.take(left, range(count), axis), np.take(right, range(count), axis))
+        assert same, f"WRONG: {row.name} of row 0 changed when the other rows did"
+
+
+def stored_in(case: FormatCase, given: object) -> Stored:
+    """The result, if it is a matrix of this format and size."""
+    __tracebackhide__ = True
+    assert isinstance(given, Stored), f"WRONG: the result is a {type(given).__name__}, and not a Stored"
+    expected = (case.format, case.rows, case.columns, case.options)
+    found = (given.format, given.rows, given.columns, given.options)
+    assert found == expected, f"WRONG: the result is {found}, expected {expected}"
+    return given
+
+
+def difference(given: Stored, expected: Stored) -> str:
+    """In which field two matrices first differ, in words; empty if in none that matters."""
+    table = given.table
+    found, wanted = (table.fields_of(each.by_name, each.sizes) for each in (given, expected))
+    for row in table.fields:
+        if row.role == "sum":  # a Stored has been checked for these
+            continue
+        left, right = comparable(found[row.name]), comparable(wanted[row.name])
+        if wrong := int((left != right).sum()):
+            place = [int(i) for i in np.argwhere(left != right)[0]]
+            where = f"{wrong} of {left.size} numbers of {row.name} differ, first {row.name}{place}"
+            return f"{where}: {found[row.name][tuple(place)]}, expected {wanted[row.name][tuple(place)]}"
+    return ""
+
+
+def comparable(numbers: Array) -> Array:
+    """Floats as numbers, so that zeros are equal; integers as they are."""
+    return numbers if numbers.dtype.kind in "iu" else numbers.astype(np.float64)

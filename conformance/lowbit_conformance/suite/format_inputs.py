@@ -1,0 +1,165 @@
+r"""What the cases of stored matrices are run on: arrays drawn from the table of a format, and activations.
+
+Nothing here knows a format. The table says of each field what it is for (`lowbit.tensor_formats.table.Role`), and that
+decides how it is drawn: codes and zeros are any bits, indices run over their range, and scales depend on the tier.
+
+**Lattice.** Float scales are powers of two, so that every weight is a small integer times the least of them. The
+activations are -1, 0 and 1, and only so many of them are not 0 that no sum of magnitudes needs more bits than the
+narrowest of the types concerned: accumulator, weights and result. A row of the matrix is used only if all of its
+weights can be held in the type that a backend turns them into. Then every kernel has one right answer.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.contract.rounding import Arithmetic
+from lowbit.numbers.floats import FLOATS, Name, rounded
+from lowbit.tensor_formats.stored import FORMATS, Stored
+from lowbit.tensor_formats.table import Field, Format, Sizes
+from lowbit_conformance.suite.cases import Case
+
+SIGNIFICANT = {"bfloat16": 8, "float16": 11, "float32": 24, "float64": 53}
+"""Bits of a significand."""
+
+
+@dataclass(frozen=True)
+class FormatCase(Case):
+    """A case with a stored matrix.
+
+    Attributes:
+        format: its name.
+        rows: K.
+        columns: N.
+        vectors: T; 1 for a single vector.
+        activations: the type of x, or the name of a format.
+        result: the type of the result.
+        options: those of the format.
+    """
+
+    format: str
+    rows: int
+    columns: int
+    vectors: int = 1
+    activations: str = "float32"
+    result: str = "float32"
+    options: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def label(self) -> str:
+        options = "-".join(f"{name[0]}{value}" for name, value in self.options)
+        parts = [self.format, options, f"{self.rows}x{self.columns}"]
+        if not self.operation.startswith("formats."):
+            parts += [f"t{self.vectors}", self.activations]
+        return "-".join(part for part in (*parts, self.result) if part)
+
+    def parameters(self) -> dict[str, object]:
+        own = {"format": self.format, **dict(self.options), "rows": self.rows, "columns": self.columns}
+        return own | {"activations": self.activations, "result": self.result, "batch": self.vectors}
+
+    @property
+    def table(self) -> Format:
+        return FORMATS[self.format]
+
+
+# **Fields.**
+
+
+def drawn(case: FormatCase, *, powers: bool) -> Stored:
+    """A matrix of the case; with `powers`, float scales are powers of two."""
+    at = case.table.sizes(case.rows, case.columns, dict(case.options))
+    return stored_from(case, at, case.generator(), powers=powers)
+
+
+def stored_from(case: FormatCase, at: Sizes, rng: np.random.Generator, *, powers: bool) -> Stored:
+    table = case.table
+    outer = () if table.block is None else (at.N, at.K // table.block)
+    rows = (*table.fields, *table.spread)
+    fields = {row.name: field(row, (*outer, *row.sizes(at)), at, rng, powers=powers) for row in rows}
+    if table.complete is not None:
+        fields = table.complete(fields, at)
+    return Stored(case.format, case.rows, case.columns, table.tensors_of(fields, at), case.options)
+
+
+def field(row: Field, shape: tuple[int, ...], at: Sizes, rng: np.random.Generator, *, powers: bool) -> Array:
+    """The contents of one field."""
+    kind = row.numpy_dtype
+    if row.values is not None:
+        return rng.choice(row.values, shape).astype(kind)
+    if row.role == "index":
+        return rng.permutation(at.group_of_row()).astype(kind).reshape(shape)
+    if row.below is not None:
+        return rng.integers(0, at.size(row.below, row.name), shape).astype(kind)
+    if row.dtype in FLOATS:
+        return real(row, shape, rng, powers=powers)
+    octets = rng.integers(0, 256, (*shape, kind.itemsize), np.uint8)
+    return octets.view(kind).reshape(shape)
+
+
+def real(row: Field, shape: tuple[int, ...], rng: np.random.Generator, *, powers: bool) -> Array:
+    """Floats of a field: powers of two, or numbers over several octaves; minima and the like have either sign."""
+    kind = FLOATS[row.dtype]
+    if powers:
+        numbers = np.exp2(-rng.integers(0, 3, shape).astype(np.float64))
+    else:
+        numbers = np.exp2(rng.normal(-3, 1.5, shape))
+    if kind.signed and (row.signed or row.role != "scale"):
+        numbers *= rng.choice((-1.0, 1.0), shape)
+    name: Name = row.dtype  # type: ignore[assignment]  # it is one of FLOATS
+    return rounded(numbers, name, "saturate" if kind.specials == "none" else "ieee")
+
+
+# **Activations.**
+
+
+def activations(case: FormatCase, numbers: F64) -> Array:
+    """T × K numbers in the type of the case; one vector for a product with one."""
+    name: Name = case.activations  # type: ignore[assignment]  # it is one of FLOATS
+    x = rounded(numbers, name)
+    return x[0] if case.operation == "linear.gemv" else x
+
+
+def random_numbers(case: FormatCase) -> F64:
+    """Numbers as activations have them, some channels larger than others."""
+    rng = case.generator()
+    return rng.normal(size=(case.vectors, case.rows)) * np.exp(rng.normal(0, 1, case.rows))
+
+
+def lattice_numbers(case: FormatCase, weights: Stored, arithmetic: Arithmetic) -> F64:
+    """T × K numbers of -1, 0 and 1, of which no more than keep every partial sum exact are not 0."""
+    terms, rng = weights.terms, case.generator()
+    usable = np.flatnonzero(representable(terms.values, arithmetic.weights).all(axis=1))
+    unit = least_unit(terms.products, np.asarray(terms.offsets))
+    bits = min(SIGNIFICANT[arithmetic.accumulator], SIGNIFICANT[case.result])
+    if arithmetic.accumulator == "float16" or arithmetic.promotion:
+        bits = min(bits, SIGNIFICANT["float16"])
+    costs = terms.magnitudes.max(axis=1)
+    x = np.zeros((case.vectors, case.rows))
+    for row in x:
+        budget = 2.0**bits * unit
+        for k in rng.permutation(usable):
+            if costs[k] <= budget:
+                row[k] = rng.choice((-1, 1))
+                budget -= costs[k]
+    return x
+
+
+def representable(values: F64, name: str) -> Array:
+    """Which numbers a type of weights holds; all of them where no weight is formed."""
+    if name == "exact":
+        return np.ones(values.shape, bool)
+    kept = rounded(np.ascontiguousarray(values), name).astype(np.float64)  # type: ignore[arg-type]  # one of FLOATS
+    return np.asarray(kept == values)
+
+
+def least_unit(*arrays: Array) -> float:
+    """The largest power of two of which all numbers are multiples."""
+    found = [np.abs(each[each != 0]).reshape(-1) for each in map(np.asarray, arrays)]
+    numbers = np.concatenate(found)
+    if numbers.size == 0:
+        return 1.0
+    fraction, exponent = np.frexp(numbers)
+    significand = np.ldexp(fraction, 53).astype(np.int64)
+    trailing = np.log2((significand & -significand).astype(np.float64)).astype(np.int64)
+    return float(2.0 ** int((exponent - 53 + trailing).min()))

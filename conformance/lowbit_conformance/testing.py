@@ -1,0 +1,148 @@
+"""For a kernel author's own tests: a decorator for pytest, and a quick look without a process of its own.
+
+A test that certifies a function::
+
+    from lowbit_conformance.testing import conforms
+
+    @conforms("linear.gemv", format="gptq-v2", bits=4, activations="bfloat16", arrays="torch")
+    def test_my_gemv():
+        return my_gemv
+
+While a kernel is being written, `check` runs some of the same cases in this process. It is quick, a debugger works, and
+a crash ends the process. Its answer is no certificate: nothing is guarded, and habits such as writing beside the result
+are not looked for.
+"""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+from lowbit.backend import Capabilities
+from lowbit.backend.function import FunctionBackend
+from lowbit.contract.rounding import Arithmetic
+from lowbit.errors import LowbitError
+from lowbit_conformance.cli.conformance import certify
+from lowbit_conformance.cli.functions import claim_of
+from lowbit_conformance.suite.cases import HABIT, Case
+from lowbit_conformance.suite.clauses import load_suite
+from lowbit_conformance.suite.marking import MARKS, Mark, Settings
+from lowbit_conformance.suite.plugin import not_declared
+
+MOST_SHOWN = 5
+Test = Callable[..., None]
+
+
+def conforms(operation: str, **choices: Any) -> Callable[[Callable[..., Callable[..., Any]]], Test]:
+    """Make a test of what a test function returns: a kernel, which is certified in a process of its own.
+
+    Args:
+        operation: what the kernel computes.
+        choices: as of `lowbit.certify` for a function.
+
+    Returns:
+        A decorator. The test fails with the failing cases and the lines that reproduce them.
+    """
+
+    def decorate(make: Callable[..., Callable[..., Any]]) -> Test:
+        @wraps(make)
+        def test(*fixtures: Any, **named: Any) -> None:
+            __tracebackhide__ = True
+            found = certify(make(*fixtures, **named), operation, **choices)
+            failures = [f"{each['id']}: {each['message']}" for each in found.report["failures"][:MOST_SHOWN]]
+            if found.verdict != "passed":
+                counts = f"{found.passed} passed, {found.failed} failed, {found.not_declared} not declared"
+                raise AssertionError("\n".join([f"{operation}: {found.verdict} ({counts})", *failures]))
+
+        return test
+
+    return decorate
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of a check; no certificate.
+
+    Attributes:
+        passed: how many cases passed.
+        failures: case id and message of each that failed.
+        not_declared: how many cases lie outside what the function is said to handle.
+    """
+
+    passed: int
+    failures: tuple[tuple[str, str], ...]
+    not_declared: int
+
+    def __str__(self) -> str:
+        counts = f"{self.passed} passed, {len(self.failures)} failed, {self.not_declared} not declared"
+        lines = [f"{id}\n  {text}" for id, text in self.failures[:MOST_SHOWN]]
+        return "\n".join([f"checked in this process, which is no certificate: {counts}", *lines])
+
+
+def check(
+    function: Callable[..., Any],
+    operation: str,
+    *,
+    most: int = 20,
+    arithmetic: Arithmetic | None = None,
+    arrays: str = "numpy",
+    device: str = "cpu",
+    **limits: object,
+) -> Checked:
+    """Run some cases of an operation's clauses on a function, in this process.
+
+    Args:
+        function: the kernel.
+        operation: what it computes.
+        most: how many cases of each test.
+        arithmetic, arrays, device, limits: as of `lowbit.certify`.
+
+    Raises:
+        ArgumentError: the function cannot be described so.
+    """
+    backend = FunctionBackend.of(function, claim_of(operation, arithmetic, arrays, device, limits))
+    subject = InProcess(backend)
+    declared = backend.capabilities().operations[operation]
+    load_suite()
+    outcomes: Counter[str] = Counter()
+    failures = []
+    for mark in MARKS:
+        if not mark.clause.startswith(f"{operation}/C"):
+            continue
+        cases = [case for case in mark.generator(mark.clause, Settings(range(1))) if case.tier != HABIT]
+        fitting = [case for case in cases if not not_declared(declared, case)]
+        outcomes["not declared"] += len(cases) - len(fitting)
+        for case in fitting[:: max(1, len(fitting) // most)]:
+            message = _failure(mark, case, subject)
+            outcomes["failed" if message else "passed"] += 1
+            failures += [(case.id, message)] if message else []
+    return Checked(outcomes["passed"], tuple(failures), outcomes["not declared"])
+
+
+class InProcess:
+    """A function's backend, with the methods of a `lowbit_conformance.isolation.remote.Remote` that tests of exact and
+    bounded clauses use."""
+
+    def __init__(self, backend: FunctionBackend) -> None:
+        self._backend = backend
+
+    def capabilities(self) -> Capabilities:
+        return self._backend.capabilities()
+
+    def run(self, operation: str, *arguments: Any, **choices: Any) -> Any:
+        return self._backend.run(operation, *arguments, **choices)
+
+
+def _failure(mark: Mark, case: Case, subject: InProcess) -> str:
+    """What a test says of a case; empty if it passes."""
+    given: dict[str, Any] = {"backend": subject, "case": case, "record_property": lambda name, value: None}
+    wanted = {name: given[name] for name in inspect.signature(mark.test).parameters}
+    try:
+        mark.test(**wanted)
+    except (AssertionError, LowbitError) as failure:
+        return str(failure).splitlines()[0]
+    except Exception as error:  # the kernel's own
+        return f"RAISED: {type(error).__name__}: {error}"
+    return ""
