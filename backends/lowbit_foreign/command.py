@@ -39,15 +39,14 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from lowbit.arrays import F32
-from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
+from lowbit.backend import Capabilities, PreparedLinear
 from lowbit.backend.wire import Tree, as_json, from_json
 from lowbit.contract.checks import check_array
-from lowbit.contract.operation import OPERATIONS
 from lowbit.errors import ArgumentError, FormatError, NotDeclaredError, UnavailableError, on_one_line
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.json_files import described, parsed
 from lowbit.text import cleaned
-from lowbit_foreign.arguments import named, named_step
+from lowbit_foreign.backend import ForeignBackend
 from lowbit_foreign.child import BrokenLineError, Child
 from lowbit_foreign.declared import Declared, read
 from lowbit_foreign.linear import ForeignLinear, copied, first_product
@@ -57,7 +56,7 @@ START = 60.0
 """Seconds in which a program must say what it does."""
 
 
-class CommandBackend(Backend):
+class CommandBackend(ForeignBackend):
     """A program as a backend; it is started when it is first needed, and again after an error of the protocol.
 
     Attributes:
@@ -93,13 +92,6 @@ class CommandBackend(Backend):
         child = self._child
         return (child.pid,) if child is not None and child.alive else ()
 
-    def availability(self) -> Availability:
-        try:
-            self.capabilities()
-        except UnavailableError as error:
-            return Availability(False, error.reason, error.remedy)
-        return Availability(True)
-
     def capabilities(self) -> Capabilities:
         """What the program declares; it is asked once.
 
@@ -132,21 +124,13 @@ class CommandBackend(Backend):
 
     # Hooks.
 
-    def _hook(self, operation: str) -> Callable[..., Any]:
-        """One line, or for a stateful operation its opening; products go through `prepare`."""
-        if operation in PRODUCTS:
-            return super()._hook(operation)
-        call = self._open if OPERATIONS[operation].stateful else self._run
-        return lambda *arguments, **choices: call(operation, arguments, choices)
+    def opened(self, operation: str, arguments: dict[str, Any]) -> "_Handle":
+        return self._handle("open", "close", operation, arguments)
 
-    def _run(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> Any:
-        return self.ask_value("run", operation, named(operation, arguments, choices))
-
-    def _open(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> "_Steps":
-        handle = self._handle("open", "close", operation, named(operation, arguments, choices))
-        check_step = OPERATIONS[operation].check_step
-        assert check_step is not None
-        return _Steps(self, operation, handle, check_step(*arguments, **choices))
+    def end(self, handle: "_Handle") -> None:
+        handle.end()
+        with contextlib.suppress(BrokenLineError):  # a program that has ended holds nothing
+            self.give_back()
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         declared = self.capabilities().operations
@@ -158,7 +142,7 @@ class CommandBackend(Backend):
 
     def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: F32) -> None:
         assert handle is None or isinstance(handle, _Handle)
-        result = self.ask_value("run", operation, arguments, handle)
+        result = self.answer("run", operation, arguments, handle)
         try:
             check_array("result", result, out.dtype, out.shape)
         except ArgumentError as error:
@@ -167,16 +151,16 @@ class CommandBackend(Backend):
 
     # The protocol.
 
-    def ask_value(self, do: str, operation: str, arguments: dict[str, Any], handle: "_Handle | None" = None) -> Any:
+    def answer(self, do: str, operation: str, arguments: dict[str, Any], handle: "_Handle | None" = None) -> Any:
         """The value in the answer to one request.
 
         Raises:
             ArgumentError, NotDeclaredError: the program says so.
             RuntimeError: the program fails, or its answer is not a value of the specification.
         """
-        answer = self._request(do, operation, arguments, handle)
+        tree = self._request(do, operation, arguments, handle)
         try:
-            return from_json(answer)
+            return from_json(tree)
         except ArgumentError as error:
             raise RuntimeError(f"{self.name} gives no result of {operation}: {error}") from None
 
@@ -253,22 +237,6 @@ class _Handle:
         self.name, self.child = name, child
         self.end = weakref.finalize(self, given_up.append, (end, child, name))
         self.end.atexit = False  # the program ends then anyway
-
-
-class _Steps:
-    """A stateful operation that the program has opened."""
-
-    def __init__(self, backend: CommandBackend, operation: str, handle: _Handle, check: Callable[..., None]) -> None:
-        self._backend, self._operation, self._handle, self._check = backend, operation, handle, check
-
-    def step(self, *arguments: Any) -> Any:
-        step = named_step(self._check, arguments)
-        return self._backend.ask_value("step", self._operation, step, self._handle)
-
-    def close(self) -> None:
-        self._handle.end()
-        with contextlib.suppress(BrokenLineError):  # a program that has ended holds nothing
-            self._backend.give_back()
 
 
 def _shown(line: bytes) -> str:

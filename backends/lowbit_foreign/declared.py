@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lowbit.backend import Capabilities, Declaration
+from lowbit.backend import Capabilities, Declaration, Range
 from lowbit.contract.checks import check_choice, check_integer, spoken
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import FORMS, UNIT_ROUNDOFF, Arithmetic, Roundings, any_order, one_loop
+from lowbit.contract.rounding import Arithmetic, Roundings, any_order, one_loop
 from lowbit.errors import ArgumentError, FormatError, UnavailableError
 from lowbit.operations import OPERATIONS
 from lowbit.system.json_files import parsed
@@ -106,8 +106,12 @@ def _declaration(operation: str, said: object) -> Declaration:
     check_choice("operation", operation, sorted(OPERATIONS))
     declared = _object(operation, said)
     _check_keys(f"keys of {operation}", declared, (), ("limits", "arithmetic"))
-    limits = {}
+    limits: dict[str, tuple[object, ...] | Range] = {}
     for name, allowed in _object(f"limits of {operation}", declared.get("limits", {})).items():
+        if isinstance(allowed, dict):
+            _check_keys(f"keys of limit {name} of {operation}", allowed, (), ("multiple", "least", "most"))
+            limits[name] = Range(**allowed)
+            continue
         values = _list(f"limit {name} of {operation}", allowed)
         if not values or not all(isinstance(value, str | int | float) or value is None for value in values):
             raise ArgumentError(f"limit {name} of {operation}", values, "a list of numbers or texts")
@@ -121,11 +125,10 @@ def _declaration(operation: str, said: object) -> Declaration:
 
 def _arithmetic(operation: str, said: object) -> Arithmetic:
     declared = _object(f"arithmetic of {operation}", said)
-    keys = ("form", "accumulator", "roundings")
-    _check_keys(f"keys of arithmetic of {operation}", declared, keys, keys)
-    check_choice("form", declared["form"], FORMS)
-    check_choice("accumulator", declared["accumulator"], tuple(UNIT_ROUNDOFF))
-    return Arithmetic(declared["form"], declared["accumulator"], _roundings(declared["roundings"]))
+    keys, more = ("form", "accumulator", "roundings"), ("weights", "promotion")
+    _check_keys(f"keys of arithmetic of {operation}", declared, keys, (*keys, *more))
+    choices = {name: declared[name] for name in more if name in declared}
+    return Arithmetic(declared["form"], declared["accumulator"], _roundings(declared["roundings"]), **choices)
 
 
 def _roundings(said: object) -> Roundings:

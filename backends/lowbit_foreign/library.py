@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from lowbit.arrays import F32, Array
-from lowbit.backend import PRODUCTS, Availability, Backend, Capabilities, PreparedLinear
+from lowbit.backend import Capabilities, PreparedLinear
 from lowbit.contract.operation import OPERATIONS
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.text import cleaned
 from lowbit_foreign.abi import ABI, MESSAGE_BYTES, Call, Kind, ResultFunction, Status, Value
-from lowbit_foreign.arguments import named, named_step
+from lowbit_foreign.backend import ForeignBackend
 from lowbit_foreign.declared import Declared, read_text
 from lowbit_foreign.flat import MOST_DIMENSIONS, Entry, Results, flatten
 from lowbit_foreign.linear import ForeignLinear, copied, first_product
@@ -38,7 +38,7 @@ OPTIONAL: tuple[Mapping[str, tuple[Any, ...]], ...] = (
 REMEDY = "see lowbit.h"
 
 
-class LibraryBackend(Backend):
+class LibraryBackend(ForeignBackend):
     """A shared library as a backend.
 
     Attributes:
@@ -56,13 +56,6 @@ class LibraryBackend(Backend):
         self.name = self.path.name
         self._loaded: _Library | None = None
         self._live: weakref.WeakSet[_Handle] = weakref.WeakSet()
-
-    def availability(self) -> Availability:
-        try:
-            self._library()
-        except UnavailableError as error:
-            return Availability(False, error.reason, error.remedy)
-        return Availability(True)
 
     def capabilities(self) -> Capabilities:
         """What the library declares.
@@ -85,21 +78,11 @@ class LibraryBackend(Backend):
 
     # Hooks.
 
-    def _hook(self, operation: str) -> Callable[..., Any]:
-        """One call of the library, or for a stateful operation its opening; products go through `prepare`."""
-        if operation in PRODUCTS:
-            return super()._hook(operation)
-        call = self._open if OPERATIONS[operation].stateful else self._run
-        return lambda *arguments, **choices: call(operation, arguments, choices)
+    def opened(self, operation: str, arguments: dict[str, Any]) -> "_Handle":
+        return self._make("lowbit_open", "lowbit_close", operation, arguments)[0]
 
-    def _run(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> Any:
-        return self.compute("lowbit_run", operation, named(operation, arguments, choices))
-
-    def _open(self, operation: str, arguments: tuple[Any, ...], choices: dict[str, Any]) -> "_Steps":
-        handle = self._make("lowbit_open", "lowbit_close", operation, named(operation, arguments, choices))[0]
-        check_step = OPERATIONS[operation].check_step
-        assert check_step is not None
-        return _Steps(self, operation, handle, check_step(*arguments, **choices))
+    def end(self, handle: "_Handle") -> None:
+        handle.end()
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         declared = self.capabilities().operations
@@ -114,13 +97,13 @@ class LibraryBackend(Backend):
 
     def _multiply(self, operation: str, handle: object, arguments: dict[str, Any], out: F32) -> None:
         assert handle is None or isinstance(handle, _Handle)
-        self.compute("lowbit_run", operation, arguments, handle, out)
+        self.answer("run", operation, arguments, handle, out)
 
     # Calls of the library.
 
-    def compute(
+    def answer(
         self,
-        function: str,
+        do: str,
         operation: str,
         arguments: dict[str, Any],
         handle: "_Handle | None" = None,
@@ -136,7 +119,7 @@ class LibraryBackend(Backend):
         alignment = self.capabilities().alignment
         own = out if out is None or is_aligned(out, alignment) else GuardedArray(out.dtype, out.shape, alignment).array
         results = Results(alignment, own)
-        self._enter(function, operation, arguments, results, handle.address if handle else None)
+        self._enter(f"lowbit_{do}", operation, arguments, results, handle.address if handle else None)
         try:
             result = results.value()
         except ValueError as error:
@@ -224,20 +207,6 @@ class _Handle:
     def __init__(self, address: int, end: Callable[[int], None]) -> None:
         self.address = address
         self.end = weakref.finalize(self, end, address)
-
-
-class _Steps:
-    """A stateful operation that the library has opened."""
-
-    def __init__(self, backend: LibraryBackend, operation: str, handle: _Handle, check: Callable[..., None]) -> None:
-        self._backend, self._operation, self._handle, self._check = backend, operation, handle, check
-
-    def step(self, *arguments: Any) -> Any:
-        step = named_step(self._check, arguments)
-        return self._backend.compute("lowbit_step", self._operation, step, self._handle)
-
-    def close(self) -> None:
-        self._handle.end()
 
 
 class _PreparedCall:

@@ -1,23 +1,28 @@
-"""Codes and words, all of them at once: numpy's own bit packing on a K·b × N matrix of single bits."""
+"""Codes and words, all of them at once: numpy's own bit packing on an N × K × b array of single bits.
+
+Matrices are transposed first, so that the bits of a column are contiguous, as numpy packs them fastest.
+"""
 
 import numpy as np
 
-from lowbit.quantization.packing import WORD_BITS, Codes, Words
+from lowbit.quantization.packing import Codes, Words
 
 
 def pack_bits(codes: Codes, bits: int) -> Words:
-    """uint8 K × N to uint32 K·b/32 × N: write every code as b bits down its column, then cut the column into words."""
+    """uint8 K × N to uint32 K·b/32 × N: write every code as b bits along its column, then cut the column into words."""
     rows, columns = codes.shape
-    stream = np.unpackbits(codes[:, None, :], axis=1, count=bits, bitorder="little")  # K × b × N
-    octets = np.packbits(stream.reshape(rows * bits, columns), axis=0, bitorder="little")
-    words = octets.T.reshape(columns, rows * bits // WORD_BITS, 4).copy().view("<u4")[:, :, 0]
-    return np.ascontiguousarray(words.T, dtype=np.uint32)
+    columnwise, stream = np.ascontiguousarray(codes.T), np.empty((columns, rows, bits), np.uint8)
+    for bit in range(bits):
+        stream[:, :, bit] = columnwise >> np.uint8(bit) & 1
+    octets = np.packbits(stream.reshape(columns, rows * bits), axis=1, bitorder="little")
+    return np.ascontiguousarray(octets.view("<u4").T, dtype=np.uint32)
 
 
 def unpack_bits(words: Words, bits: int) -> Codes:
     """uint32 K·b/32 × N to uint8 K × N: the same steps backwards."""
-    word_rows, columns = words.shape
-    octets = np.ascontiguousarray(words.T, dtype="<u4").view(np.uint8).T  # word_rows·4 × N
-    stream = np.unpackbits(octets, axis=0, bitorder="little")
-    codes = np.packbits(stream.reshape(word_rows * WORD_BITS // bits, bits, columns), axis=1, bitorder="little")
-    return np.ascontiguousarray(codes[:, 0, :])
+    octets = np.ascontiguousarray(words.T, dtype="<u4").view(np.uint8)  # N × K·b/8
+    stream = np.unpackbits(octets, axis=1, bitorder="little").reshape(words.shape[1], -1, bits)
+    codes = stream[:, :, 0].copy()
+    for bit in range(1, bits):
+        codes |= stream[:, :, bit] << np.uint8(bit)
+    return np.ascontiguousarray(codes.T)

@@ -6,6 +6,7 @@ from functools import cache
 
 from lowbit.contract.checks import spoken
 from lowbit.errors import UnavailableError
+from lowbit.system.threads import usable_processors
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
 from lowbit_cppyy.runtime.compiler import preparing
 from lowbit_cppyy.runtime.quota import processor_quota
@@ -71,13 +72,6 @@ def choose_threads(threads: int | None) -> int:
         return number
     limits = (usable_processors(), processor_quota(), openmp_threads(), MOST_THREADS)
     return min(limit for limit in limits if limit is not None)
-
-
-def usable_processors() -> int:
-    """The number of processors that the calling thread may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def openmp_threads() -> int | None:

@@ -60,6 +60,9 @@ def tiles(purpose: Purpose, layout: PanelLayout, table: InstructionSet) -> list[
     for method in METHODS_FOR[purpose]:
         ranked = []
         for recipe in _of_a_method(replace(default, method=method), purpose):
+            sums = recipe.rows * recipe.registers * recipe.chains
+            if sums > table.registers:  # each sum is in a register throughout: nothing else need be counted
+                continue
             if recipe != default and usable(recipe, layout, table):
                 prediction = predict(recipe, layout, table)
                 if prediction.registers <= table.registers:

@@ -2,7 +2,9 @@
 
 Every allocation is one of the driver's (``cuMemAlloc``, ``cuMemHostAlloc``), so freed memory is released at once. The
 driver takes device memory in pieces of two MiB: a large allocation is counted in whole pieces, small ones share pieces
-(`lowbit_cuda.port.charge`). Pinned memory is counted in multiples of `ALIGNMENT`.
+(`lowbit_cuda.port.charge`). Pinned memory is counted in multiples of `ALIGNMENT`. If a process asks for more of it than
+the host or its container has, the request is not refused: the system kills a process, often this one, without a
+message. So a large request is first compared with what is available (`lowbit.system.memory`).
 
 An `Allocation` records the streams that use it, because memory must not be freed while such work may still run:
 `Heap.free` waits for those streams, and the driver may then wait for the others. So memory should be freed while the
@@ -25,7 +27,7 @@ import numpy as np
 from lowbit.arrays import U8
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit_cuda.cuda import host
+from lowbit.system.memory import available_bytes
 from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError
 from lowbit_cuda.port import (
     ALIGNMENT,
@@ -120,7 +122,7 @@ class Heap:
 
         check_integer("nbytes", nbytes, 1)
         charged = -(-nbytes // ALIGNMENT) * ALIGNMENT
-        if charged >= PIECE and (free := host.available()) is not None and charged > free:
+        if charged >= PIECE and (free := available_bytes()) is not None and charged > free:
             raise ExhaustedError("host", what, nbytes, self.used, self.budget, f"{free} bytes are available", free)
         with self._lock:
             pointer = int(self._allocate("host", nbytes, what, driver.cuMemHostAlloc, charged, PINNED))

@@ -35,11 +35,12 @@ still releases what it can. In swap mode the same error follows when the only co
 Source: MoE offloading §3.1 to §3.3; errata M1 to M5.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal, Self
+from typing import Self
 
 from lowbit.arrays import Array
+from lowbit.backend.whole_model import PREFETCHES, Prefetch
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement, Event, Request, Trace, check_request
@@ -54,8 +55,6 @@ from lowbit_cuda.engine.storage import DeviceStorage, ExpertStorage, HostStorage
 from lowbit_cuda.engine.token_timer import TokenTimer
 from lowbit_cuda.engine.transfers import Transfers, Work
 from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Stream
-
-Prefetch = Literal["auto", "on", "off"]
 
 
 class Engine:
@@ -79,7 +78,6 @@ class Engine:
         prefetch: Prefetch = "auto",
         trial_schedule: TrialSchedule | None = None,
         rates: Rates | None = None,
-        on_note: Callable[[str], None] | None = None,
         record: bool = True,
     ) -> None:
         """Allocate device storage and pin the host's places; afterwards each expert is filled once (`fill`).
@@ -93,7 +91,6 @@ class Engine:
             trial_schedule: how ``auto`` measures.
             rates: the speed of this machine; with it, the host may compute missing experts in a `run` that offers to.
                 The host rounds differently from the device, so this is off by default.
-            on_note: called with each sentence for the user.
             record: False keeps no `requests`, which otherwise grow by a few hundred bytes with each layer of a token.
 
         Raises:
@@ -101,12 +98,12 @@ class Engine:
             DeviceMemoryError: the budget cannot hold the experts, or the host cannot pin its places; nothing is kept.
         """
         check_integer("expert_bytes", expert_bytes, least=1)
-        check_choice("prefetch", prefetch, ("auto", "on", "off"))
+        check_choice("prefetch", prefetch, PREFETCHES)
         self.arrangement, self.expert_bytes = arrangement, expert_bytes
         self.requests, self.account = list[Request](), Account()
         self._port, self._record = port, record
         self._transfers = Transfers(port, stream)
-        self._timer = TokenTimer(port, stream, prefetch, trial_schedule, self.account, on_note)
+        self._timer = TokenTimer(port, stream, prefetch, trial_schedule, self.account)
         self._device_storage = DeviceStorage(port, arrangement, expert_bytes)
         try:
             self._host = HostStorage(port, arrangement, expert_bytes)

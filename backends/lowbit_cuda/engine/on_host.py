@@ -22,7 +22,7 @@ class OnHost:
     """Chooses the experts that the host computes, and runs them."""
 
     def __init__(self, port: DevicePort, rates: Rates | None, expert_bytes: int) -> None:
-        self._port, self._rates, self._blob_bytes = port, rates, expert_bytes
+        self._port, self._rates, self._expert_bytes = port, rates, expert_bytes
         self._pending: deque[Event] = deque()
 
     def expect(self, arrived: Event) -> None:
@@ -39,7 +39,7 @@ class OnHost:
         """The experts that the host computes, given the location of each needed one, by ascending number."""
         if self._rates is None:
             return ()
-        copy = self._blob_bytes / self._rates.bandwidth
+        copy = self._expert_bytes / self._rates.bandwidth
         jobs, busy = [], 0.0
         for expert, place in locations.items():
             count = tokens.get(expert, 1)

@@ -6,9 +6,7 @@ token starts; by then the device has normally finished, and where it has not, th
 without guesses, and passes that end early are not counted either.
 """
 
-from collections.abc import Callable
-from typing import Literal
-
+from lowbit.backend.whole_model import Prefetch
 from lowbit_cuda.engine.account import Account
 from lowbit_cuda.engine.prefetch_trial import PrefetchTrial, TrialSchedule
 from lowbit_cuda.port import DevicePort, Event, Stream
@@ -21,12 +19,11 @@ class TokenTimer:
         self,
         port: DevicePort,
         stream: Stream,
-        prefetch: Literal["auto", "on", "off"],
+        prefetch: Prefetch,
         trial_schedule: TrialSchedule | None,
         account: Account,
-        on_note: Callable[[str], None] | None,
     ) -> None:
-        self._port, self._stream, self._account, self._on_note = port, stream, account, on_note
+        self._port, self._stream, self._account = port, stream, account
         self._trial = PrefetchTrial(trial_schedule) if prefetch == "auto" else None
         self._guessing = prefetch != "off"
         self.forget()
@@ -68,5 +65,3 @@ class TokenTimer:
         self._account.measurements = self._trial.measurements
         if note:
             self._account.notes.append(note)
-            if self._on_note:
-                self._on_note(note)

@@ -1,4 +1,4 @@
-// Activations in shared memory, ready to be multiplied by codes: see linear.cuh for their scale.
+// Activations in shared memory, ready to be multiplied by codes; linear.cuh explains how they are scaled.
 #pragma once
 
 #include "codes.cuh"
@@ -7,7 +7,7 @@ constexpr int32_t SHIFTED = 75;
 constexpr float DESCALED = 0x1p74f;
 constexpr uint32_t LEAST = power_bits(-52), RANGE = power_bits(53) - power_bits(-52);
 
-// **Activations to shared memory**, of as many segments as fit, for all tokens of a block.
+// **Copying activations to shared memory**: those of all tokens of a block, for as many segments as fit.
 template <int BITS, int TOKENS>
 struct Activations {
   static constexpr int32_t SEGMENT = Code<BITS>::SEGMENT, STRIDE = SEGMENT + 4;
@@ -25,16 +25,16 @@ struct Activations {
   }
 
   __device__ float4 get4(int32_t token, int32_t slot, int32_t row) const {
-    return held.read4((token * slots + slot) * STRIDE + row);  // anew, since there are no registers to keep them in
+    return held.read4((token * slots + slot) * STRIDE + row);  // read again: no registers are left to keep them
   }
 
-  // The sum over the group that ends with a piece, or over as much of it as the segment has.
+  // The sum over the group that ends with this piece, or over the part of that group that lies in the segment.
   __device__ float sum(int32_t token, int32_t slot, int32_t piece) const {
     return held.get((token * slots + slot) * STRIDE + SEGMENT + piece);
   }
 
-  // Fill the slots with segments from `base` on. All threads meet here, and may read afterwards. The result says
-  // whether all numbers were such that codes may be taken for floats.
+  // Fill the slots with the segments from `base` on. All threads must call this; afterwards all may read. Returns
+  // whether all activations are in the range in which codes can be used as floats.
   __device__ bool stage(const Segments<BITS>& all, int32_t base, bool scaled) const {
     constexpr int32_t WIDTH = SEGMENT / 4, STEP = THREADS / WIDTH, AHEAD = TOKENS == 1 ? 8 : 1;
     const int32_t quad = threadIdx.x % WIDTH * 4;
@@ -45,7 +45,7 @@ struct Activations {
     Walk<BITS> walk(all, base + threadIdx.x / WIDTH, STEP);
     bool others = false;
     ROLLED for (int32_t round = 0; round < slots / STEP; round += AHEAD) {
-      float4 fours[AHEAD][TOKENS];  // on their way together
+      float4 fours[AHEAD][TOKENS];  // loads in flight at the same time
       UNROLL for (int32_t i = 0; i < AHEAD; i++, walk.advance()) {
         const bool inside = quad < walk.length() && round + i < slots / STEP;
         const size_t row = walk.first_row() + quad;
@@ -77,7 +77,7 @@ struct Activations {
     return (magnitude - LEAST < RANGE) | (magnitude == 0);
   }
 
-  // Over the threads that hold a group's rows of a segment.
+  // The sum over the threads that hold the rows of one group in a segment.
   static __device__ float group_sum(float value, int32_t pieces) {
     constexpr int32_t OF_PIECE = Code<BITS>::PIECE / 4;
     value = sum_of_lanes<OF_PIECE>(value);

@@ -1,18 +1,18 @@
-// Attention: rotations, the cache of keys and values, and reading it.
+// Attention: rotary embeddings, writing keys and values to the cache, and attention over the cache.
 //
-// Caches are G x C x d_h, a run of rows for each key-value head. A position is read from memory: that of the first of
-// the tokens. Nothing outside the table or the cache is touched, whatever it is.
+// Caches are G x C x d_h: the C rows of a key-value head are contiguous. Kernels read the position of the first token
+// from memory. Whatever its value is, they access nothing outside the table and the cache.
 #include "numbers.cuh"
 
 constexpr int32_t BFP_BLOCK = 32, CHUNK = 256, WARPS = 8, MOST_HEAD_DIM = 256;
 
-// Where token t of the launch stands, or -1 if there is no such place.
+// The position of token t of the launch, or -1 if it lies outside the cache.
 __device__ inline int32_t place_of(const int32_t* position, int32_t t, int32_t capacity) {
   const int32_t first = *position;
   return first >= 0 && first < capacity - t ? first + t : -1;
 }
 
-// **Rotation**, half-split: channel c turns with channel c + d_h/2. A row of the table has cosines, then sines.
+// **Rotation**, half-split: channel c is paired with channel c + d_h/2. A row of the table holds cosines, then sines.
 KERNEL(256, 4)
 rope(float* x, const float* table, const int32_t* position, [[maybe_unused]] int32_t tokens, int32_t heads,
      int32_t head_dim, int32_t context) {
@@ -28,7 +28,7 @@ rope(float* x, const float* table, const int32_t* position, [[maybe_unused]] int
   first[half] = fmaf(b, cosine, a * sine);
 }
 
-// **Into the cache.** A thread has a channel of a head.
+// **Writing the cache.** Each thread writes one channel of one head.
 struct Target {
   size_t from, to;  // elements
   bool there;
@@ -63,7 +63,7 @@ __device__ inline int32_t bfp12_exponent(uint32_t largest) {
   return power - 3 < -127 || largest == 0 ? -127 : power - 3;
 }
 
-// A warp has a block: 32 channels with one exponent. Two mantissas, the first in the low half, are a byte.
+// One warp writes one block: 32 channels with one exponent. A byte holds two mantissas, the first in its low half.
 KERNEL(256, 4)
 append_bfp12(uint8_t* cache, uint8_t* exponents, const float* x, const int32_t* position,
              [[maybe_unused]] int32_t tokens, int32_t kv_heads, int32_t head_dim, int32_t capacity) {
@@ -72,17 +72,17 @@ append_bfp12(uint8_t* cache, uint8_t* exponents, const float* x, const int32_t* 
   float largest = fabsf(value);
   largest = max_of_lanes<32>(largest);
   const int32_t exponent = bfp12_exponent(__float_as_uint(largest));
-  // 2^-exponent; of 127, a subnormal number.
+  // 2^-exponent, which is subnormal for an exponent of 127.
   const float step = exponent == 127 ? 0x1p-127f : power_of_two(-exponent);
   const float scaled = fminf(fmaxf(value * step, -7.0f), 7.0f);
-  const uint32_t rounded = __float_as_uint(scaled + 12582912.0f);  // to an integer, ties to even: its low bits
+  const uint32_t rounded = __float_as_uint(scaled + 12582912.0f);  // its low bits: the integer, ties to even
   const uint32_t other = __shfl_xor_sync(ALL_LANES, rounded, 1);
   if (!target.there) return;
   if (threadIdx.x % 2 == 0) cache[target.to / 2] = static_cast<uint8_t>((rounded & 15u) | (other & 15u) << 4);
   if (threadIdx.x % BFP_BLOCK == 0) exponents[target.to / BFP_BLOCK] = static_cast<uint8_t>(exponent + 127);
 }
 
-// **Four channels of a cached row**, from its first on.
+// **Four channels of a cached row**, beginning at `element`.
 struct PlainRows {
   const float* rows;
   __device__ float4 get(size_t element) const { return load4(rows + element); }
@@ -108,10 +108,11 @@ struct Bfp12Rows {
   __device__ static float mantissa(uint32_t bits) { return static_cast<float>(static_cast<int32_t>(bits << 28) >> 28); }
 };
 
-// **Reading it.** A block has a head of a token. Tokens that it sees come in chunks: their scores, one for each thread;
-// the greatest so far; and then the exponentials below it, times their values. Where a chunk raises the greatest, what
-// was summed before is multiplied by the exponential of the difference. A warp takes every eighth value, a thread four
-// or eight channels of it, and at the end the warps' sums are added, one after the other.
+// **Attention over the cache.** Each block computes one head of one token and processes the visible tokens in chunks.
+// For each chunk it computes one score per thread, updates the maximum of all scores so far, and adds the values,
+// weighted by the exponentials of their scores minus that maximum. Where a chunk raises the maximum, the earlier sums
+// are multiplied by the exponential of the difference. Each warp adds every eighth value, and each of its threads four
+// or eight channels of it; at the end the sums of the warps are added one after the other.
 template <class Keys, class Values>
 __device__ inline void attend(float* y, const float* queries, const Keys& keys, const Values& values,
                               const int32_t* position, int32_t heads, int32_t kv_heads, int32_t head_dim,

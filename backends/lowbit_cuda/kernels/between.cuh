@@ -1,8 +1,8 @@
-// What lies between products: norms, gates, sums, and rows brought to where they are wanted.
+// The operations between products: norms, gates, sums, and the gathering and scattering of rows.
 #include "numbers.cuh"
 
-// x g / sqrt(mean of x^2 + epsilon). A block has a token. Where the squares overflow, no number is finite: the root's
-// reciprocal would be 0, and hide it.
+// x g / sqrt(mean of x^2 + epsilon), one token per block. Where the squares overflow, every element becomes NaN: the
+// reciprocal of the root would be 0 and hide the overflow.
 KERNEL(256, 4)
 rms_norm(float* y, const float* x, const float* gain, [[maybe_unused]] int32_t tokens, int32_t columns, float epsilon) {
   const Shared<float> sums(0);
@@ -10,11 +10,11 @@ rms_norm(float* y, const float* x, const float* gain, [[maybe_unused]] int32_t t
   float sum = 0.0f;
   for (int32_t c = threadIdx.x; c < columns; c += 256) sum = fmaf(x[token + c], x[token + c], sum);
   const float mean = sum_of_block(sum, sums) / static_cast<float>(columns) + epsilon;
-  const float root = mean <= 0x1.fffffep127f ? 1.0f / sqrtf(mean) : mean - mean;  // which is NaN
+  const float root = mean <= 0x1.fffffep127f ? 1.0f / sqrtf(mean) : mean - mean;  // NaN
   for (int32_t c = threadIdx.x; c < columns; c += 256) y[token + c] = x[token + c] * root * gain[c];
 }
 
-// A thread has four elements, 256 apart, so that a warp's are side by side.
+// Each thread computes four elements, 256 apart, so that the elements of a warp are contiguous.
 template <class Function>
 __device__ inline void for_elements(int32_t count, Function function) {
   UNROLL for (int32_t i = 0; i < 4; i++) {
@@ -47,7 +47,7 @@ combine(float* y, const float* answers, const float* weights, [[maybe_unused]] i
   y[token * columns + column] += sum;
 }
 
-// **Rows.** A block has a part of one.
+// **Rows.** Each block copies a part of one row.
 
 template <class Number>
 __device__ inline void gather(float* y, const Number* x, const int32_t* index, int32_t rows, int32_t columns) {

@@ -1,25 +1,25 @@
-// Quantised matrices as a block sees them: codes of b bits, and the segments of rows that its threads take.
+// How a block reads quantised matrices: codes of b bits, and the segments of rows that its threads process.
 #pragma once
 
 #include "numbers.cuh"
 
 constexpr int32_t THREADS = 256, WARPS = THREADS / 32, PANEL = 32, SLICES = 32;
 
-// **Codes of b bits**, out of the words of one column; code 0 begins the first word.
+// **Codes of b bits**, extracted from the words of one column; code 0 begins the first word.
 template <int BITS>
 struct Code {
   static constexpr uint32_t MASK = (1u << BITS) - 1u;
-  // Rows that a thread takes at once, and in what parts: a part is whole words.
+  // The rows that a thread processes at once, and the pieces that they are divided into: each fills whole words.
   static constexpr int32_t SEGMENT = BITS == 8 ? 32 : 64, PIECE = BITS == 3 ? 32 : 16, PIECES = SEGMENT / PIECE;
   static constexpr int32_t PIECE_WORDS = PIECE * BITS / 32, WORDS = SEGMENT * BITS / 32;
 
-  // A code's first bit in the word that it begins in, and then in the word that `window` gives.
+  // The position of a code's first bit in the word that it begins in, and then in the word that `window` returns.
   static __device__ constexpr int32_t bit(int32_t i) { return BITS * (i % (32 / BITS)); }
   static __device__ constexpr int32_t place(int32_t i) {
     return BITS == 3 ? 3 * (i % 8) : bit(i) + BITS <= 24 ? bit(i) : bit(i) - 8;
   }
 
-  // 32 bits with code i at its place, all of which is below bit 24.
+  // 32 bits that hold code i at its place, entirely below bit 24.
   template <int COUNT>
   static __device__ uint32_t window(const uint32_t (&words)[COUNT], int32_t i) {
     if constexpr (BITS == 3) {
@@ -34,29 +34,29 @@ struct Code {
     }
   }
 
-  // q, or as the float that its bits are, q 2^(place - 149).
+  // The code q as a float; or, with AS_IT_IS, the float whose bits these are: q 2^(place - 149).
   template <bool AS_IT_IS, int COUNT>
   static __device__ float value(const uint32_t (&words)[COUNT], int32_t i) {
     const uint32_t word = window(words, i);
     if constexpr (AS_IT_IS) return __uint_as_float(word & MASK << place(i));
-    return __uint_as_float(0x4b000000u | (word >> place(i) & MASK)) - 8388608.0f;  // 2^23 + q ends in q
+    return __uint_as_float(0x4b000000u | (word >> place(i) & MASK)) - 8388608.0f;  // the low bits of 2^23 + q are q
   }
 };
 
-// **Segments** lie in runs of rows and do not reach beyond one; the last of a run may be short. A run is a group.
-// Groups of which several fill a segment are taken together: then the run is the column, and a group ends within a
-// segment.
+// **Segments** divide runs of rows; no segment crosses the end of a run, and the last one of a run may be short.
+// Usually a run is a group. Where several groups fill a segment exactly, the run is the whole column, and groups end
+// within segments.
 template <int BITS>
 struct Segments {
   static constexpr int32_t SEGMENT = Code<BITS>::SEGMENT, PIECE = Code<BITS>::PIECE;
   int32_t rows, run, of_run, count;
-  int32_t groups_in;        // groups of a segment, if there are several, or 0
-  int32_t pieces_of_group;  // those of a segment, if there is one: a power of two
+  int32_t groups_in;        // how many groups a segment holds if there are several, else 0
+  int32_t pieces_of_group;  // the pieces of a segment if it holds one group; a power of two
 
   __device__ Segments(int32_t all_rows, int32_t group_size) : rows(all_rows), run(group_size) {
     const bool several = group_size < SEGMENT && SEGMENT % group_size == 0 && group_size % PIECE == 0;
     groups_in = several ? SEGMENT / group_size : 0;
-    pieces_of_group = several ? group_size / PIECE : Code<BITS>::PIECES;  // several: 1 or 2
+    pieces_of_group = several ? group_size / PIECE : Code<BITS>::PIECES;  // 1 or 2 if there are several groups
     if (several) run = rows;
     of_run = (run + SEGMENT - 1) / SEGMENT;
     count = rows / run * of_run + (rows % run + SEGMENT - 1) / SEGMENT;
@@ -67,11 +67,11 @@ struct Segments {
 
   __device__ bool ends_group(int32_t piece) const { return ((piece + 1) & (pieces_of_group - 1)) == 0; }
 
-  // The how manieth of its segment a piece's group is.
+  // The index, within its segment, of the group that a piece belongs to.
   __device__ int32_t group_of(int32_t piece) const { return groups_in > 0 ? piece >> (pieces_of_group - 1) : 0; }
 };
 
-// A segment, and the way to those that follow at a fixed distance, without a division for each.
+// Walks from a segment to the next one at a fixed distance, without a division for each step.
 template <int BITS>
 struct Walk {
   static constexpr int32_t SEGMENT = Code<BITS>::SEGMENT;
@@ -95,14 +95,14 @@ struct Walk {
 
   __device__ int32_t first_row() const { return run * all.run + part * SEGMENT; }
 
-  // Rows; none, where it would come after the last.
+  // The number of rows; 0 past the last segment.
   __device__ int32_t length() const {
     const int32_t run_end = (run + 1) * all.run, end = run_end < all.rows ? run_end : all.rows;
     const int32_t left = end - first_row();
     return left > SEGMENT ? SEGMENT : left > 0 ? left : 0;
   }
 
-  // The group of its first row, and how many groups it has rows of.
+  // The group of the segment's first row, and the number of groups that it has rows of.
   __device__ int32_t first_group() const { return run + part * all.groups_in; }
   __device__ int32_t groups() const {
     const int32_t rows = all.pieces_of_group * Code<BITS>::PIECE;
@@ -110,8 +110,8 @@ struct Walk {
   }
 };
 
-// **A matrix** as it is given, and where in it a thread's four columns of the block's panel begin. The latter is the
-// same for all matrices of a launch, and none has more than 2^31 words or scales.
+// **A matrix** as the kernel receives it, and the places in it at which a thread's four columns of the block's panel
+// begin. They are the same for all matrices of a launch; no matrix has more than 2^31 words or scales.
 template <int BITS, class Scale>
 struct Matrix {
   const uint32_t* words;
@@ -132,7 +132,7 @@ struct Columns {
   __device__ uint32_t word(int32_t row) const { return words + row * BITS / 32 * PANEL; }
 };
 
-// Words of four columns, and those of one of them.
+// Words of four columns; `column` selects those of one column.
 template <int COUNT>
 struct Words {
   uint4 rows[COUNT];
@@ -145,7 +145,7 @@ struct Words {
     UNROLL for (int32_t i = 0; i < COUNT; i++) rows[i] = load_words(from + i * PANEL);
   }
 
-  // Those that are there; of the others, the old ones stay, which are multiplied by zeros.
+  // Load only the first `there` rows. The other rows keep their old words, which are multiplied by zeros.
   __device__ void load(const uint32_t* from, int32_t there) {
     UNROLL for (int32_t i = 0; i < COUNT; i++) {
       if (i < there) rows[i] = load_words(from + i * PANEL);
@@ -159,7 +159,7 @@ struct Words {
   }
 };
 
-// A scale and a zero of each of four columns, as they are stored.
+// One scale and one zero for each of four columns, as they are stored.
 template <class Scale>
 struct Scales {
   typename Four<Scale>::type scales, zeros;

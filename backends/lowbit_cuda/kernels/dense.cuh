@@ -1,5 +1,5 @@
-// Products with dense matrices, column by column: Y = X W. A block computes one number: its 256 threads take four rows
-// of the column in turn, and their sums are added.
+// Products with dense matrices stored column by column: Y = X W. Each block computes one element: its 256 threads take
+// turns at four rows of the column each, and their sums are added.
 #include "numbers.cuh"
 
 template <class Weight>

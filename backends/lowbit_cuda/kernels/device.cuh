@@ -1,16 +1,16 @@
-// What the kernels use of a device, for NVRTC and for g++.
+// What the kernels need from CUDA, for NVRTC and for g++.
 //
-// Compiled for a device (NVRTC or nvcc), CUDA's own names are there and nothing is included. Compiled by g++, `cuda.h`
-// gives the same names to a program that runs a block thread by thread.
+// NVRTC and nvcc define CUDA's names themselves, so nothing is included for them. For g++, `cuda.h` defines the same
+// names, for a program that runs a block thread by thread.
 //
 // Conventions of all kernels here:
 // - a kernel is `KERNEL(threads, blocks) name(arguments)`: extern "C", at most `threads` threads a block, and registers
 //   such that `blocks` blocks fit on a multiprocessor;
-// - shared memory is the dynamic one of the launch, and is reached through `Shared<T>` only: `get` and `set` of one
-//   element, `get4` and `set4` of four that begin at a multiple of four;
-// - threads meet in `__syncthreads`, `__syncthreads_or` and `__shfl_xor_sync` with all 32 lanes of a warp, never in
-//   fewer; blocks are one-dimensional and a multiple of 32;
-// - products and sums are rounded one by one, and `fmaf` is written where one rounding is meant.
+// - kernels use only dynamic shared memory, and only through `Shared<T>`: `get` and `set` for one element, `get4` and
+//   `set4` for four elements from an index that is a multiple of four;
+// - all 32 lanes of a warp take part in every `__syncthreads`, `__syncthreads_or` and `__shfl_xor_sync`; blocks are
+//   one-dimensional, and their size is a multiple of 32;
+// - each product and each sum is rounded; where a single rounding is meant, the source says `fmaf`.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -42,7 +42,7 @@ struct Four<uint16_t> {
   typedef uint2 type;
 };
 
-// Part of the block's shared memory, from a byte on that is a multiple of 16.
+// The part of the block's shared memory that begins at a byte, which must be a multiple of 16.
 template <class T>
 class Shared {
  public:
@@ -58,7 +58,7 @@ class Shared {
   __device__ typename Four<T>::type get4(int32_t i) const {
     return *reinterpret_cast<const typename Four<T>::type*>(at_ + i);
   }
-  // The same, read anew wherever it is written: a compiler does not keep it in registers for another use.
+  // Like `get4`, but each call reads memory: the compiler cannot keep the elements in registers between calls.
   __device__ float4 read4(int32_t i) const {
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
     float4 four;
@@ -78,7 +78,7 @@ class Shared {
   T* at_;
 };
 
-// Four words that will not be read again soon.
+// Load four words that will not be read again soon.
 __device__ inline uint4 load_words(const uint32_t* from) {
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
   uint4 words;
@@ -91,7 +91,7 @@ __device__ inline uint4 load_words(const uint32_t* from) {
 #endif
 }
 
-// The same number, of which a compiler knows nothing: it does not make a loop of its own for each of its values.
+// The same number, hidden from the compiler, which would otherwise make a separate loop for each of its values.
 __device__ inline int32_t opaque(int32_t number) {
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
   asm volatile("" : "+r"(number));

@@ -1,35 +1,37 @@
 // Products with quantised matrices: Y = X W for a few tokens, each weight read once.
 //
-// **Who computes what.** A block computes a panel of 32 columns. A thread computes four columns over a part of the
-// rows: eight threads side by side cover the panel, and read 128 bytes of a row of words between them. Rows are dealt
-// out in segments of up to 64 (32 of 8 bits) to the 32 slices, eight threads each, in turn. At the end the sums of the
-// slices are added: of the four in a warp by shuffles, of the eight warps one after the other. For given rows and
-// groups the order of a column's sum is therefore always the same, whatever N, however many tokens come along, and
-// whichever of the ways below computes it.
+// **Division of the work.** Each block computes a panel of 32 columns, and each thread four columns over a part of the
+// rows. Eight neighbouring threads cover the panel, and together read 128 bytes of a row of words. The rows are divided
+// into segments of up to 64 rows (32 for 8 bits), which are assigned in turn to 32 slices of eight threads each. At the
+// end the sums of the slices are added: those of the four slices of a warp by shuffles, then those of the eight warps
+// one after the other. So for given rows and groups, the order in which a column is summed is always the same. It
+// depends on neither N nor the number of tokens, nor on which of the two methods below is used.
 //
-// **Activations** lie in shared memory, a slot for each segment: the numbers that are multiplied, zeros after the last
-// where a segment is short, and the sums over groups, which every column needs for its zeros.
+// **Activations** are kept in shared memory, one slot for each segment. A slot holds the factors themselves, zeros up
+// to the full length where a segment is short, and the sums over groups, which every column needs for its zeros.
 //
-// **From a code to a product** costs two instructions. A word without all bits but those of one code is a float: a
-// code q at bit p, p at most 24 - b, is q 2^(p - 149), a subnormal number or one just above, which multiplications take
-// as they take any other. The power of two is made good by multiplying the activation by 2^(75 - p) when it is put into
-// shared memory. What comes out is x q 2^-74: one LOP3 and one FFMA a code, and a shift for codes above bit 24.
+// **The product of an activation and a code** costs two instructions. A word in which all bits but those of one code
+// are cleared is itself a float: a code q at bit p, p at most 24 - b, is q 2^(p - 149). It is subnormal or just above,
+// and can be multiplied like any other float. To make up for the power of two, the activation is multiplied by
+// 2^(75 - p) when it is copied to shared memory. The result is x q 2^-74: one LOP3 and one FFMA per code, and a shift
+// for codes above bit 24.
 //
-// This is exact, rounding for rounding, where each |x| is 0 or in [2^-52, 2^53): nothing overflows, and x q 2^-74 and
-// all sums of such are multiples of 2^-149, which subnormal numbers hold exactly. A block that meets another x stores
-// activations as they are and turns codes into floats first, which costs two instructions more a code. Both ways make
-// the same bits, and NaN and infinities take the second.
+// Every rounding is the same as without scaling where each |x| is 0 or in [2^-52, 2^53): nothing overflows, and
+// x q 2^-74 and all sums of such products are multiples of 2^-149, which subnormal numbers hold exactly. A block that
+// finds any other x stores its activations unscaled and converts codes to floats first, which costs two more
+// instructions per code. Both methods give the same bits; NaN and infinities take the second one.
 //
-// **Instructions**, counted in the machine code of the loop over whole segments for sm_90, by NVRTC 13.5, for one token
-// and float16 scales. A turn of it loads its words once, 16 bytes an instruction.
+// **Instructions**, counted in the machine code that NVRTC 13.5 makes for sm_90 of the loop over whole segments, for
+// one token and float16 scales. Each iteration loads its words once, 16 bytes per instruction.
 //
-//   bits  codes a turn  loads of words  instructions for groups of 16, 32, or 64 and more   a code
+//   bits  codes         loads of words  instructions for groups of 16, 32, or 64 and more   per code
 //   2     256           4               707, 640, 607                                       2.8, 2.5, 2.4
 //   3     256           6               -, 648, 616                                         -, 2.5, 2.4
 //   4     256           8               727, 660, 627                                       2.9, 2.6, 2.4
 //   8     128           8               410, 362, 362                                       3.2, 2.8, 2.8
 //
-// At 4 bits the 627 are 272 FFMA, 256 LOP3, 32 shifts, 16 LDS.128 and 51 others, 8 LDG.E.128 of words among them.
+// The columns are per iteration. The 627 at 4 bits are 272 FFMA, 256 LOP3, 32 shifts, 16 LDS.128, and 51 others, of
+// which 8 are the LDG.E.128 of words.
 #pragma once
 
 #include "activations.cuh"
@@ -45,7 +47,7 @@ struct Sums {
     }
   }
 
-  // Add a piece.
+  // Add the products of one piece.
   template <int BITS, bool FAST>
   __device__ void multiply(const Words<Code<BITS>::PIECE_WORDS>& words, const Activations<BITS, TOKENS>& x,
                            int32_t slot, int32_t piece) {
@@ -69,8 +71,8 @@ struct Sums {
     }
   }
 
-  // A group ends: its sums are scaled and added to those of the columns, as s (sum - z X) or s sum + z X, where X is
-  // the sum of the activations. The next begins with nothing.
+  // At the end of a group, add its scaled sums to those of the columns, as s (sum - z X) or s sum + z X, where X is the
+  // sum of the activations; then clear them for the next group.
   template <bool FAST, int BITS, class Scale>
   __device__ void finish(Sums& y, const Scales<Scale>& stored, int32_t zero_point, const Activations<BITS, TOKENS>& x,
                          int32_t slot, int32_t piece) {
@@ -89,7 +91,7 @@ struct Sums {
   }
 };
 
-// The sums of the next matrix come first: an array in registers has no places that a loop could choose from.
+// Move the sums of the next matrix to index 0: a loop cannot index an array that is held in registers.
 template <int TOKENS>
 __device__ inline void turn(Sums<TOKENS> (&y)[2]) {
   const Sums<TOKENS> first = y[0];
@@ -100,13 +102,13 @@ __device__ inline void turn(Sums<TOKENS> (&y)[2]) {
 template <int TOKENS>
 __device__ inline void turn(Sums<TOKENS> (&)[1]) {}
 
-// **One token**, whole segments. Words of the next segment are on their way while those of this one are multiplied: as
-// soon as a word has been used, its place is filled. So is that of a scale. With several matrices, a segment of each is
-// taken in turn.
+// **One token**, whole segments. The words of the next segment are loaded while those of this one are multiplied: each
+// word, once used, is replaced by the load of the next. The same holds for scales. With several matrices, the loop
+// takes a segment of each in turn.
 template <int BITS, class Scale>
 struct Fetched {
   Words<Code<BITS>::PIECE_WORDS> words[Code<BITS>::PIECES];
-  Scales<Scale> scales;  // of the group that ends next
+  Scales<Scale> scales;  // of the next group to end
 
   __device__ void load(int32_t piece, const uint32_t* segment) {
     words[piece].load(segment + piece * Code<BITS>::PIECE_WORDS * PANEL);
@@ -121,7 +123,7 @@ __device__ inline void fast_rounds(Sums<1> (&y)[MATRICES], const Matrix<BITS, Sc
   constexpr int32_t PIECES = Code<BITS>::PIECES;
   uint32_t words = columns.word(walk.first_row());
   int32_t group = walk.first_group();
-  ROLLED for (int32_t m = 0; left > 0;) {  // m is the matrix, and y[0] always its sums
+  ROLLED for (int32_t m = 0; left > 0;) {  // m is the index of the matrix; y[0] always holds its sums
     const Matrix<BITS, Scale> matrix = m == 0 ? matrices[0] : matrices[MATRICES - 1];
     m = (m + 1) % MATRICES;
     const Matrix<BITS, Scale> following = m == 0 ? matrices[0] : matrices[MATRICES - 1];
@@ -150,7 +152,7 @@ __device__ inline void fast_rounds(Sums<1> (&y)[MATRICES], const Matrix<BITS, Sc
   }
 }
 
-// **Any number of tokens**, and activations of any size.
+// **Any number of tokens**, and activations of any magnitude.
 template <int BITS, bool FAST, class Scale, int TOKENS>
 __device__ inline void piece_rounds(Sums<TOKENS>& y, const Matrix<BITS, Scale>& matrix, const Columns<BITS>& columns,
                                     Walk<BITS> walk, int32_t left, const Activations<BITS, TOKENS>& x, int32_t slot,
@@ -180,8 +182,8 @@ __device__ inline void piece_rounds(Sums<TOKENS>& y, const Matrix<BITS, Scale>& 
   }
 }
 
-// **A block's product**: for each of the matrices, the sums of this thread's slice. What depends on the shape alone is
-// computed anew for each part of the column that fits into shared memory, since it is cheap and would hold registers.
+// **A block's product**: for each matrix, the sums of this thread's slice. What depends only on the shape is computed
+// again for each part of the column that fits into shared memory: that is cheap, and keeping it would take registers.
 template <int BITS, class Scale, int TOKENS, int MATRICES>
 __device__ inline void product(Sums<TOKENS> (&y)[MATRICES], const Matrix<BITS, Scale> (&matrices)[MATRICES],
                                Activations<BITS, TOKENS> x, int32_t rows, int32_t group_size, int32_t zero_point) {
@@ -194,7 +196,7 @@ __device__ inline void product(Sums<TOKENS> (&y)[MATRICES], const Matrix<BITS, S
     more = all.count - base > MOST;
     const int32_t slot = threadIdx.x / 8;
     const int32_t segments = more ? MOST : all.count - base;
-    const int32_t rounds = (segments - slot + SLICES - 1) / SLICES;  // of this slice
+    const int32_t rounds = (segments - slot + SLICES - 1) / SLICES;  // for this slice
     x.slots = (segments + SLICES - 1) / SLICES * SLICES;
     const Walk<BITS> walk(all, base + slot, SLICES);
     if (base > 0) __syncthreads();
@@ -234,7 +236,7 @@ __device__ inline void product(Sums<TOKENS> (&y)[MATRICES], const Matrix<BITS, S
   }
 }
 
-// **The sum over slices.** Thread i has the sums of token i / 32 and column i mod 32, if the block has so many tokens.
+// **The sum over slices.** Thread i gets the sums of token i / 32 and column i mod 32, if the block has that token.
 template <int TOKENS, int MATRICES>
 __device__ inline void add_slices(float (&result)[MATRICES], const Sums<TOKENS> (&y)[MATRICES]) {
   const Shared<float> parts(0);
@@ -286,7 +288,7 @@ __device__ inline void gemm(float* y, const float* x, const uint32_t* words, con
   store<TOKENS>(y, result[0], tokens, columns);
 }
 
-// silu(x W_gate) (x W_up). For one token both matrices are read side by side; for more, one after the other.
+// silu(x W_gate) (x W_up). For one token both matrices are read in the same loop; for more, one after the other.
 template <int BITS, class Scale, int TOKENS>
 __device__ inline void expert_in(float* y, const float* x, const uint32_t* gate_words, const Scale* gate_scales,
                                  const Scale* gate_zeros, const uint32_t* up_words, const Scale* up_scales,
@@ -316,7 +318,7 @@ __device__ inline void expert_in(float* y, const float* x, const uint32_t* gate_
   }
 }
 
-// The weights: a thread takes one column of a unit of words, and of the next ones of its panel.
+// The weights themselves: each thread converts one column of a unit of words, then that column of further units.
 template <int BITS, class Scale>
 __device__ inline void dequantize(float* y, const uint32_t* words, const Scale* scales, const Scale* zeros,
                                   int32_t rows, int32_t columns, int32_t group_size, int32_t zero_point) {
@@ -364,7 +366,7 @@ __device__ inline void dequantize(float* y, const uint32_t* words, const Scale* 
     dequantize<BITS, TYPE>(y, words, scales, zeros, rows, columns, group_size, zero_point);                            \
   }
 
-// One token's kernels take half of a multiprocessor's registers, or all of them where `BLOCKS` is 1.
+// Kernels for one token use half of a multiprocessor's registers, or all of them where `BLOCKS` is 1.
 #define LOWBIT_LINEAR(BITS, SCALE, TYPE, BLOCKS) \
   LOWBIT_PRODUCT(BITS, SCALE, TYPE, 1, BLOCKS)   \
   LOWBIT_PRODUCT(BITS, SCALE, TYPE, 8, 1)        \

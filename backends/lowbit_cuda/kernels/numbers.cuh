@@ -23,7 +23,7 @@ __device__ inline float from_half(uint32_t bits) {
   asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(value) : "r"(bits));
   return value;
 #else
-  // Exponent and mantissa in the places of a float's make a number 2^112 times too small.
+  // Moved to the bits of a float's exponent and mantissa, they make a number 2^112 times too small.
   const float magnitude = __uint_as_float((bits & 0x7fffu) << 13) * power_of_two(112);
   const bool finite = (bits & 0x7c00u) != 0x7c00u;
   const uint32_t kept = finite ? __float_as_uint(magnitude) : 0x7f800000u | (bits & 0x3ffu) << 13;
@@ -31,7 +31,7 @@ __device__ inline float from_half(uint32_t bits) {
 #endif
 }
 
-// The float16 next to a number, ties to even; what is beyond the largest is infinite.
+// The float16 nearest to a number, ties to even; infinite beyond the largest float16.
 __device__ inline uint16_t to_half(float value) {
 #ifdef ON_DEVICE
   uint16_t bits;
@@ -41,7 +41,7 @@ __device__ inline uint16_t to_half(float value) {
   const uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7fffu;
   if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u) {  // below 2^-14: in units of 2^-24, which the addition rounds to
+  if (magnitude < 0x38800000u) {  // below 2^-14: the addition rounds to multiples of 2^-24
     const float rounded = __uint_as_float(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (__float_as_uint(rounded) - 0x3f000000u));
   }
@@ -50,7 +50,7 @@ __device__ inline uint16_t to_half(float value) {
 #endif
 }
 
-// Four numbers in a row, as float32.
+// Four contiguous numbers, as float32.
 __device__ inline float4 load4(const float* from) { return *reinterpret_cast<const float4*>(from); }
 
 __device__ inline float4 as_floats(float4 four) { return four; }
@@ -65,11 +65,11 @@ __device__ inline float4 load4(const uint16_t* from) { return as_floats(*reinter
 __device__ inline float load1(const float* from) { return *from; }
 __device__ inline float load1(const uint16_t* from) { return from_half(*from); }
 
-// e^x for x of at most 0, as lowbit_cppyy.codegen.exponential derives it: off by at most 2.2 units of 2^-24, relative to it;
-// below 2^-126.5 it is 0. NaN stays NaN.
+// e^x for x <= 0, as lowbit_cppyy.codegen.exponential derives it: with a relative error of at most 2.2 * 2^-24, and 0
+// where e^x is below 2^-126.5. NaN stays NaN.
 //
-// x is k ln 2 + f with an integer k and |f| < 0.347. The addition to 1.5 * 2^23, where floats are integers, rounds to
-// k; ln 2 is 355/512, whose product with k and difference from x are exact, and a small rest.
+// x is k ln 2 + f with an integer k and |f| < 0.347. Adding 1.5 * 2^23, near which all floats are integers, rounds to
+// k. ln 2 is split into 355/512 and a small rest; the product of 355/512 and k, and its difference from x, are exact.
 __device__ inline float exponential(float x) {
   x = x < -88.0f ? -88.0f : x;
   const float shifted = fmaf(x, 1.44269502162933349609375f, 12582912.0f);
@@ -85,13 +85,13 @@ __device__ inline float exponential(float x) {
   return p * __uint_as_float((__float_as_uint(shifted) + 127u) << 23);
 }
 
-// a / (1 + e^-a). The exponential is of a negative number on both sides, so that nothing overflows.
+// a / (1 + e^-a). For either sign of a, the exponential is taken of a number that is not positive: nothing overflows.
 __device__ inline float silu(float a) {
   const float e = exponential(a < 0.0f ? a : -a);
   return (a < 0.0f ? a * e : a) / (1.0f + e);
 }
 
-// Sums and maxima over the lanes whose numbers differ in the bits below `lanes`: the same in each of them.
+// Sums and maxima over the lanes whose indices differ only in the bits below `lanes`; each of them gets the result.
 template <int LANES>
 __device__ inline float sum_of_lanes(float value) {
   UNROLL for (int32_t distance = LANES / 2; distance > 0; distance /= 2) {
@@ -108,7 +108,8 @@ __device__ inline float max_of_lanes(float value) {
   return value;
 }
 
-// The sum over a block of 256 threads, in each of them; `sums` has a place for each warp. All threads meet here.
+// The sum over a block of 256 threads; each of them gets the result. `sums` has a place for each warp. All threads must
+// call this.
 __device__ inline float sum_of_block(float value, const Shared<float>& sums) {
   value = sum_of_lanes<32>(value);
   if (threadIdx.x % 32 == 0) sums.set(threadIdx.x / 32, value);

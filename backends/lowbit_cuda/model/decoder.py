@@ -22,7 +22,6 @@ Source: the chapter `lowbit.model.decoder`; MoE offloading §3.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -307,7 +306,5 @@ class Decoder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

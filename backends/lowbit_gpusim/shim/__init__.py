@@ -24,8 +24,9 @@ Spans are placed with exactly the alignment that the table declares, with gaps b
 
 **Shuffles order nothing**, by the guide, although on current devices they often appear to.
 
-**Sanitizers.** The same sources run as separate programs under AddressSanitizer and UndefinedBehaviorSanitizer with
-fibers, and under ThreadSanitizer with an operating-system thread for each thread of a block (`build`).
+**Sanitizers.** In lowbit's own tests the same sources also run as separate programs, under AddressSanitizer and
+UndefinedBehaviorSanitizer with fibers, and under ThreadSanitizer with an operating-system thread for each thread of a
+block.
 
 **Planted bugs.** The runtime can skip a barrier, or read a shuffle from another lane, at a given line. The tests do
 this for each one in the kernels and show that it is detected.

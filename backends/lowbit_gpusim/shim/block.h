@@ -1,6 +1,6 @@
-// What a kernel may ask of the block that it runs in, when it is compiled by g++: see the package's documentation.
+// What a kernel compiled by g++ can ask of the block that it runs in; see the package's documentation.
 //
-// cuda.h gives these the names of CUDA. runtime.cpp fulfils them, with fibers or with threads.
+// cuda.h gives these functions CUDA's names. runtime.cpp implements them, with fibers or with threads.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ struct Index3 {
   unsigned x, y, z;
 };
 
-// A line of a kernel. As a default argument it is the line of the call.
+// A line of a kernel. As a default argument, it is the line of the call.
 struct Site {
   const char* file;
   int line;
@@ -22,7 +22,7 @@ enum class Shuffle { xor_, down, up, index };
 enum class Vote { ballot, any, all };
 enum class Count { plain, or_, and_, count };
 
-// The same for a thread as long as it lives, so that a compiler need ask only once.
+// The result never changes for a given thread, so a compiler may call this only once.
 [[gnu::const]] Index3 thread_index();
 [[gnu::const]] Index3 block_index();
 [[gnu::const]] Index3 block_size();

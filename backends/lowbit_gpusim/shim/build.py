@@ -1,9 +1,7 @@
 """Compiling kernels with g++: one object per source, linked with the runtime and cached by digest.
 
-There are three flavors. *Watched* is a shared library in which every memory access of a kernel is reported to the
-runtime (`watch.cpp`). *Address* is a separate program under AddressSanitizer and UndefinedBehaviorSanitizer, also with
-fibers. *Thread* is a separate program under ThreadSanitizer, with an operating-system thread for each thread of a
-block.
+The flavor *watched* is a shared library in which every memory access of a kernel is reported to the runtime
+(`watch.cpp`). lowbit's own tests add flavors that are programs under a sanitizer.
 
 All are compiled with one rounding per operation (``-ffp-contract=off``) and with warnings as errors. An object's name
 in the cache is the digest of its preprocessed text, its options and the compiler, so a change of any included file
@@ -44,7 +42,7 @@ class Flavor:
         kernels: options for the kernels.
         runtime: options for the runtime.
         link: options for all of it.
-        sources: the runtime.
+        sources: the runtime: files of this folder, or absolute paths.
     """
 
     name: str
@@ -59,10 +57,6 @@ class Flavor:
         return "-shared" in self.link
 
 
-SANITIZED = (
-    *("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fsanitize-sections=lowbit_shared"),
-    *("--param", "asan-instrumentation-with-call-threshold=0"),  # checks are called: compiled in half the time
-)
 # Not linked with ThreadSanitizer: the calls that it puts into the kernels go to watch.cpp.
 REPORTED = ("-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
 CORE = ("runtime.cpp", "threads.cpp")
@@ -72,20 +66,6 @@ WATCHED = Flavor(
     ("-O2", "-DLOWBIT_SHIM_WATCH"),
     ("-shared", "-Wl,-Bsymbolic", "-Wl,-z,defs"),  # refuse calls that the watch does not define, for example atomics
     (*CORE, "fibers.cpp", "watch.cpp"),
-)
-ADDRESS = Flavor(
-    "address",
-    ("-O0", *SANITIZED),
-    ("-O1", *SANITIZED),
-    ("-fsanitize=address,undefined",),
-    (*CORE, "fibers.cpp", "driver.cpp"),
-)
-THREAD = Flavor(
-    "thread",
-    ("-O1", "-fsanitize=thread"),
-    ("-O1",),
-    ("-fsanitize=thread", "-pthread"),
-    (*CORE, "system.cpp", "driver.cpp"),
 )
 
 

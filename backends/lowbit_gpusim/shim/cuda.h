@@ -1,4 +1,4 @@
-// CUDA's names for g++: what kernels use of them, and no more.
+// CUDA's names for g++: only those that the kernels use.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 #define __device__
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
-// Together in a section of their own, so that the runtime knows where they lie.
+// These variables lie in a section of their own, so that the runtime knows their addresses.
 #define __shared__ static __attribute__((section("lowbit_shared")))
 
 #define threadIdx (::lowbit_shim::thread_index())
@@ -112,5 +112,5 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   return static_cast<unsigned>(((static_cast<std::uint64_t>(high) << 32) | low) >> (shift & 31));
 }
 
-// Calls of these would not be watched; an assignment is.
+// Calls of these functions would not be watched; assignments are.
 #pragma GCC poison memcpy memmove memset

@@ -1,4 +1,4 @@
-// Threads as fibers: one runs until it must wait, then another does, which one the seed decides.
+// Threads as fibers: one runs until it must wait; the seed decides which one runs next.
 
 #include <sys/mman.h>
 
@@ -13,7 +13,7 @@
 
 #if defined(__x86_64__) && !defined(LOWBIT_SHIM_UCONTEXT)
 
-// What a call must keep goes on the stack, and then it is another stack.
+// Push the registers that a call must preserve, then switch to the other stack.
 extern "C" void lowbit_shim_switch(void** from, void* to);
 asm(R"(
 .text
@@ -86,26 +86,26 @@ namespace lowbit_shim {
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr std::size_t STACK = 512 << 10;  // with room around every variable
+constexpr std::size_t STACK = 512 << 10;  // includes the sanitizer's space around each variable
 #else
 constexpr std::size_t STACK = 64 << 10;
 #endif
-constexpr std::size_t GUARD = 4096;  // below each stack, where nothing may be touched
+constexpr std::size_t GUARD = 4096;  // an inaccessible area below each stack
 
 struct Fiber {
   Context context{};
   char* stack = nullptr;
 };
 
-std::vector<Fiber> fibers;      // kept from launch to launch
+std::vector<Fiber> fibers;      // reused by later launches
 std::vector<unsigned> ready;    // threads that may run
-Context launcher;               // where the launch was asked for
+Context launcher;               // the context that requested the launch
 Thread* current_thread = nullptr;
 
 #if defined(__SANITIZE_ADDRESS__)
 const void* launcher_stack;
 std::size_t launcher_bytes;
-void* left;  // what the sanitizer keeps of the fiber that was left; fibers have no stacks of its own
+void* left;  // the sanitizer's state of the fiber that was left; a fiber has no fake stack
 void before_change(const void* stack, std::size_t bytes) { __sanitizer_start_switch_fiber(&left, stack, bytes); }
 void after_change(bool learn) {
   const void* stack;

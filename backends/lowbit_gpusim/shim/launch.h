@@ -1,4 +1,4 @@
-// One launch of one kernel, as Python or the driver asks for it.
+// One launch of one kernel, as Python or the driver requests it.
 #pragma once
 
 #include <cstddef>
@@ -11,19 +11,19 @@
 
 namespace lowbit_shim {
 
-// What is done to a region; PART writes and need not write all of it.
+// How a region is accessed; with PART the kernel writes to it, but not necessarily to all of it.
 constexpr std::int32_t READ = 1, WRITE = 2, UPDATE = 3, PART = 4;
 
-// **The kernels of a program**, each with a function that calls it with arguments from slots of eight bytes.
+// **The kernels of a program**, each with a function that calls it with arguments read from slots of eight bytes.
 
 struct Kernel {
   const char* name;
   void (*call)(const std::uint64_t* slots);
   std::int32_t count;
-  void (*describe)(char* text);  // its arguments: "const 4u*" points at uint32 and only reads, "4f" is a float
+  void (*describe)(char* text);  // its arguments: "const 4u*" is a pointer to uint32 that is only read, "4f" a float
 };
 
-// What reads the slots is not the kernel, and is not to be watched.
+// The code that reads the slots is not part of the kernel, and is not watched.
 #define LOWBIT_SHIM_UNWATCHED __attribute__((no_sanitize("thread")))
 
 template <class T>
@@ -73,7 +73,7 @@ Kernel kernel(const char* name) {
           count_of(function), [](char* text) { describe_all(function, text); }};
 }
 
-// A static variable of this type makes a kernel known.
+// A static variable of this type registers a kernel.
 struct Known {
   explicit Known(const Kernel& kernel);
 };
@@ -82,7 +82,7 @@ struct Known {
 
 extern "C" {
 
-// Memory that a kernel was given: what it may touch, and how.
+// Memory that a kernel may access, and how.
 struct lowbit_shim_region {
   void* begin;
   std::int64_t nbytes;
@@ -99,17 +99,17 @@ struct lowbit_shim_launch {
   std::uint64_t seed;
   std::int32_t slot_count, region_count;
   std::uint32_t grid[3], block;
-  std::int32_t strict;         // threads also change at accesses to shared memory
-  std::int32_t mutation_line;  // of a planted bug; 0 for none
+  std::int32_t strict;         // also switch threads at accesses to shared memory
+  std::int32_t mutation_line;  // the line of a planted bug, or 0
   const char* mutation_file;
   char* message;  // what went wrong
   std::int64_t room;
 };
 
 #define LOWBIT_SHIM_EXPORT __attribute__((visibility("default")))
-LOWBIT_SHIM_EXPORT int lowbit_shim_run(const lowbit_shim_launch* launch);  // 0 when all went well
-// The arguments of a kernel, or null.
+LOWBIT_SHIM_EXPORT int lowbit_shim_run(const lowbit_shim_launch* launch);  // 0 on success
+// The description of a kernel's arguments, or null.
 LOWBIT_SHIM_EXPORT const char* lowbit_shim_describe(const char* kernel);
-// "kind file:line" of each meeting of threads since the last call, a line each.
+// One line "kind file:line" for each barrier, shuffle and vote since the last call.
 LOWBIT_SHIM_EXPORT const char* lowbit_shim_meetings();
 }

@@ -124,11 +124,6 @@ def access_code(parameter: Parameter) -> int:
     return READ if parameter.access == "read" else UPDATE
 
 
-def alignment_of(parameter: Parameter) -> int:
-    """The alignment of a span in bytes; it is placed with exactly this alignment, to test that it suffices."""
-    return max(parameter.alignment, np.dtype(parameter.kind).itemsize)
-
-
 def check_description(kernel: Kernel, description: str) -> None:
     """Check that the source's arguments match the table.
 

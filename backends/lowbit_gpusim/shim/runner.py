@@ -1,4 +1,4 @@
-"""Running kernels: in this process with checked accesses, or in a separate process under a sanitizer.
+"""Running kernels in this process, with checked accesses.
 
 A `lowbit_gpusim.sim.device.SimDevice` can use `ShimKernels` in place of numpy. Any error in a kernel raises a
 `KernelError`; the process continues, and the arrays are unchanged.
@@ -6,16 +6,13 @@ A `lowbit_gpusim.sim.device.SimDevice` can use `ShimKernels` in place of numpy. 
 
 import ctypes
 import mmap
-import os
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -30,30 +27,14 @@ from lowbit_gpusim.shim.launching import (
     Mutation,
     Options,
     access_code,
-    alignment_of,
     check_description,
     slot,
 )
 
-__all__ = [
-    "KernelError",
-    "Launch",
-    "Mutation",
-    "Options",
-    "Sanitized",
-    "ShimKernels",
-    "Watched",
-    "kernel_sources",
-    "watched_kernels",
-]
-
 GAP = 1 << 20  # bytes between arrays, so that reading beyond one does not reach another
 ALIGNMENT = 512  # bytes, twice the largest alignment of a span
 MESSAGE = 4096
-TIMEOUT = 60  # seconds for launches under a sanitizer
-# Without addresses and process numbers, so that messages are reproducible.
-_COMPLAINT = re.compile(r"((?:Address|Thread)Sanitizer: [\w -]+?(?= on | \(pid|:|$)|runtime error: .*)", re.M)
-_PLACE = re.compile(r"(\w+\.cuh):(\d+)")
+TIMEOUT = 60  # seconds
 _ALONE = threading.Lock()  # the library is loaded once, and runs one launch at a time
 _LINE = re.compile(r"\{line ([0-9a-f]+)\}")
 
@@ -120,7 +101,7 @@ class Watched:
                 raise KernelError(launch.kernel.name, kind, self._with_lines(message))
             for parameter in launch.kernel.parameters:
                 if parameter.access in ("write", "update"):
-                    _bytes_of(launch.arrays[parameter.name])[:] = copies[parameter.name]
+                    bytes_of(launch.arrays[parameter.name])[:] = copies[parameter.name]
 
     def meetings(self) -> list[tuple[str, str, int]]:
         """The barriers, shuffles and votes that threads executed since the last call: name, file and line of each."""
@@ -195,14 +176,15 @@ class _Room:
         copies, offset = {}, GAP
         for parameter in spans:
             given = launch.arrays[parameter.name]
-            offset += (alignment_of(parameter) - room.ctypes.data - offset) % ALIGNMENT
+            offset += (parameter.multiple - room.ctypes.data - offset) % ALIGNMENT
             copy = copies[parameter.name] = room[offset : offset + given.nbytes]
-            copy[:] = POISON if access_code(parameter) == WRITE else _bytes_of(given)
+            copy[:] = POISON if access_code(parameter) == WRITE else bytes_of(given)
             offset += given.nbytes + GAP
         return copies
 
 
-def _bytes_of(array: Array) -> Array:
+def bytes_of(array: Array) -> Array:
+    """The bytes of an array, not copied."""
     return array.reshape(-1).view(np.uint8)
 
 
@@ -239,105 +221,3 @@ class ShimKernels:
         """
         self.watched.run(Launch(kernel, arrays, numbers, Options(self.seed, self.strict)))
         self.seed += 1
-
-
-class Sanitized:
-    """Kernels under a sanitizer, in a separate process for each call of `run`.
-
-    Args:
-        flavor: `build.ADDRESS` or `build.THREAD`.
-        sources: as for `Watched`.
-
-    Raises:
-        UnavailableError: there is no g++ with this sanitizer, or it refuses a source.
-    """
-
-    def __init__(self, flavor: build.Flavor, sources: Sequence[Path] | None = None) -> None:
-        self._program = build.build(kernel_sources() if sources is None else sources, flavor)
-
-    def run(self, *launches: Launch) -> None:
-        """Run launches one after another, which write to their arrays.
-
-        Raises:
-            KernelError: of the kind ``sanitizer`` what the sanitizer says, or what the runtime does; no array has
-                changed then.
-        """
-        try:
-            done = subprocess.run(
-                [*self._prefix, str(self._program)],
-                input=b"".join(_serialized(launch) for launch in launches),
-                capture_output=True,
-                timeout=TIMEOUT,
-                check=False,
-                env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1:exitcode=66"},
-            )
-        except subprocess.TimeoutExpired:
-            name = ", ".join(dict.fromkeys(launch.kernel.name for launch in launches))
-            raise KernelError(name, "endless", f"the process has not ended after {TIMEOUT} seconds") from None
-        answers = _answers(done.stdout)
-        results: list[tuple[Array, bytes]] = []
-        for launch in launches:
-            message = next(answers, None)
-            if message is None:
-                raise KernelError(launch.kernel.name, *_complaint(done.stderr.decode(errors="replace")))
-            if message:
-                kind, _, rest = message.decode().partition("\n")
-                raise KernelError(launch.kernel.name, kind, rest)
-            for parameter in launch.kernel.parameters:
-                if parameter.access in ("write", "update"):
-                    results.append((launch.arrays[parameter.name], next(answers)))
-        if done.returncode:
-            raise KernelError(launches[-1].kernel.name, *_complaint(done.stderr.decode(errors="replace")))
-        for array, result in results:
-            _bytes_of(array)[:] = np.frombuffer(result, np.uint8)
-
-    @cached_property
-    def _prefix(self) -> list[str]:
-        # ThreadSanitizer needs limited randomisation of the address space.
-        setarch = shutil.which("setarch")
-        return [setarch, "-R"] if setarch else []
-
-
-def _serialized(launch: Launch) -> bytes:
-    """A launch in the format that driver.cpp reads."""
-    kernel, options = launch.kernel, launch.options
-    mutation = options.mutation or Mutation("", 0)
-    sizes = (*kernel.grid(launch.numbers), kernel.block, kernel.shared(launch.numbers))
-    numbers = (*sizes, options.seed, int(options.strict), mutation.line, len(kernel.parameters))
-    parts = [np.array(numbers, np.int64).tobytes(), _text(kernel.name.encode()), _text(mutation.file.encode())]
-    for parameter in kernel.parameters:
-        if parameter.access is None:
-            parts += [np.int64(0).tobytes(), slot(parameter, launch.numbers[parameter.name])]
-            continue
-        given = _bytes_of(launch.arrays[parameter.name])
-        poison = access_code(parameter) == WRITE
-        parts += [np.int64(1).tobytes(), _text(parameter.name.encode())]
-        parts.append(np.array([access_code(parameter), alignment_of(parameter)], np.int64).tobytes())
-        parts.append(_text(bytes([POISON]) * given.nbytes if poison else given.tobytes()))
-    return b"".join(parts)
-
-
-def _text(content: bytes) -> bytes:
-    return np.int64(len(content)).tobytes() + content
-
-
-def _answers(output: bytes) -> Any:
-    """The complete parts of an answer."""
-    while len(output) >= 8:
-        size = int.from_bytes(output[:8], "little")
-        if len(output) < 8 + size:
-            return
-        yield output[8 : 8 + size]
-        output = output[8 + size :]
-
-
-def _complaint(said: str) -> tuple[str, str]:
-    """The kind and message of the error of a process that did not finish."""
-    found = _COMPLAINT.search(said)
-    if found:
-        places = dict.fromkeys(f"{name}:{line}" for name, line in _PLACE.findall(said))
-        return "sanitizer", f"{re.sub('0x[0-9a-f]+ ', '', found[1])}; at {', '.join(list(places)[:4])}"
-    lines = said.strip().splitlines()
-    if len(lines) == 2:
-        return lines[0], lines[1]  # an error of the runtime, with operating-system threads
-    return "sanitizer", " ".join(lines) or "the process died without a word"

@@ -1,4 +1,5 @@
-// A launch: block by block in the order of the seed, each with fresh shared memory, until all is done or one fails.
+// A launch: runs the blocks in an order drawn from the seed, each with fresh shared memory, until all have run or one
+// has failed.
 
 #include <algorithm>
 #include <cstdio>
@@ -26,7 +27,7 @@ Threads all_threads;
 Index3 this_block;
 char* shared = nullptr;
 std::uint64_t random_state = 0;
-std::string failure;  // empty as long as all goes well
+std::string failure;  // empty if nothing has failed
 Mutation mutation;
 struct Met {
   Site site;
@@ -64,7 +65,7 @@ const Kernel* find_kernel(const char* name) {
   return nullptr;
 }
 
-// Not by memset: between variables a sanitizer has bytes that nobody else may touch.
+// Not by memset: between variables lie bytes of the sanitizer, which must not be written.
 __attribute__((no_sanitize("address"))) void poison(char* begin, std::size_t count) {
   for (volatile char* byte = begin; byte < begin + count; ++byte) *byte = static_cast<char>(POISON);
 }
@@ -105,7 +106,7 @@ void raise(const std::string& kind, const std::string& message) {
   watch_over();
 #endif
   if (inside) abandon(failure);
-  std::abort();  // only a running thread raises
+  std::abort();  // only a running thread can fail
 }
 
 // **What kernels call.**
@@ -118,7 +119,7 @@ void* dynamic_shared() { return shared; }
 
 namespace {
 
-// Meet others; or, where a bug is planted at this line, do not, and take away what was brought.
+// Meet other threads. Where a bug is planted at this line, skip the meeting and return the thread's own operand.
 std::uint64_t meet(Wait wait) {
   Thread& thread = *current();
   const bool barrier = wait.meeting == Meeting::block || wait.meeting == Meeting::warp;
@@ -167,10 +168,10 @@ int lowbit_shim_run(const lowbit_shim_launch* asked) {
   launch = asked;
   kernel_of_launch = find_kernel(asked->kernel);
   failure.clear();
-  if (!kernel_of_launch || kernel_of_launch->count != asked->slot_count) std::abort();  // the caller has looked
+  if (!kernel_of_launch || kernel_of_launch->count != asked->slot_count) std::abort();  // the caller has checked this
   random_state = asked->seed;
   mutation = {asked->mutation_file ? asked->mutation_file : "", asked->mutation_line};
-  // Of exactly the size asked for, for the sanitizer that watches what is allocated.
+  // Exactly the requested size, so that the sanitizer notices accesses past the end.
   void* room = nullptr;
   if (posix_memalign(&room, 128, static_cast<std::size_t>(asked->shared)) != 0) std::abort();
   shared = static_cast<char*>(room);

@@ -108,7 +108,7 @@ void Threads::arrive_at_block(Thread& thread) {
     if (other.wait.meeting != Meeting::block || &other == &thread) continue;
     if (!same(other.wait.site, thread.wait.site) || other.wait.operation != thread.wait.operation)
       refuse(thread, other);
-    break;  // one is enough: all that wait there were compared with one another when they came
+    break;  // one suffices: threads that wait here were compared with one another when they arrived
   }
   for (const Gathering& gathering : gatherings_[thread.warp()])
     if (gathering.wait.mask >> thread.lane() & 1u)
@@ -143,12 +143,12 @@ void Threads::arrive_at_warp(Thread& thread) {
   for (Gathering& gathering : gatherings) {
     if (together(gathering.wait, thread.wait)) {
       mine = &gathering;
-    } else if ((gathering.wait.mask & bit) && (gathering.lanes & mask)) {  // each waits for the other
+    } else if ((gathering.wait.mask & bit) && (gathering.lanes & mask)) {  // each waits for the other one
       refuse(thread, threads[thread.number - thread.lane() + first_of(gathering.lanes & mask)]);
     }
   }
   if (!mine) {
-    check_partners(thread);  // the first of them, for all
+    check_partners(thread);  // the first lane checks for all
     mine = &gatherings.emplace_back(Gathering{thread.wait, 0});
   }
   mine->lanes |= bit;
@@ -158,7 +158,7 @@ void Threads::arrive_at_warp(Thread& thread) {
   finish_warp(thread, mask);
 }
 
-// Whether all lanes of a mask can still come.
+// Whether all lanes of a mask can still arrive.
 void Threads::check_partners(const Thread& thread) const {
   for (unsigned lanes = thread.wait.mask; lanes; lanes &= lanes - 1) {
     const unsigned number = thread.number - thread.lane() + first_of(lanes);
@@ -197,7 +197,7 @@ std::uint64_t Threads::shuffled(const Thread& thread) const {
     case Shuffle::up: source = lane - wait.argument; break;
     case Shuffle::index: source = first | (wait.argument & (wait.width - 1)); break;
   }
-  // Beyond its part of the warp a lane keeps what it has; a xor may reach into parts before its own.
+  // A lane whose source lies outside its part of the warp keeps its own value; a xor may also read from earlier parts.
   const bool xored = static_cast<Shuffle>(wait.operation) == Shuffle::xor_;
   if (source >= end || source < (xored ? 0 : first)) source = lane;
   if (!(wait.mask >> source & 1u))

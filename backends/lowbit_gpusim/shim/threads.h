@@ -1,8 +1,8 @@
-// A block's threads, and what each waits for.
+// The threads of a block, and what each waits for.
 //
-// Where threads meet is decided here, for fibers and for real threads alike: who may wait with whom, when a meeting is
-// complete, and which meetings can never be. Nothing here waits by itself: a mode of running (fibers.h, system.h)
-// brings `suspend`, which returns when `resume` was called for the thread.
+// A *meeting* is a barrier, a shuffle or a vote. This code decides, for fibers and operating-system threads alike,
+// which threads may meet, when a meeting is complete, and which meetings can never be completed. It does not wait
+// itself: the mode (modes.h) provides `suspend`, which returns when `resume` has been called for the thread.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ enum class Meeting { none, block, warp, shuffle, vote };
 
 struct Wait {
   Meeting meeting = Meeting::none;
-  int operation = 0;  // which Shuffle, Vote or Count
+  int operation = 0;  // a value of Shuffle, Vote or Count
   unsigned mask = 0;
   int width = 0;
   Site site{"", 0};
-  std::uint64_t bits = 0;  // what the thread brings
+  std::uint64_t bits = 0;  // the thread's operand
   int argument = 0;
 };
 
@@ -33,22 +33,22 @@ struct Thread {
   unsigned number = 0;
   State state = State::running;
   Wait wait;
-  std::uint64_t result = 0;  // what it takes away
-  // For the watch: accesses before the last warp barrier lie in earlier segments than those after it, and `seen` is,
-  // for each lane of its warp, the last segment whose accesses are ordered before what this thread does now.
+  std::uint64_t result = 0;  // the thread's result
+  // For the watch. Each warp barrier begins a new segment. For each lane of the thread's warp, `seen` is the last
+  // segment whose accesses are ordered before the thread's next access.
   std::uint32_t segment = 0;
   std::uint32_t seen[LANES] = {};
   unsigned warp() const { return number / LANES; }
   unsigned lane() const { return number % LANES; }
 };
 
-// A meeting of lanes that is not complete, and those that have come.
+// An incomplete meeting of lanes, and the lanes that have arrived.
 struct Gathering {
   Wait wait;
   unsigned lanes;
 };
 
-struct Mutation {  // a planted bug: the meeting at this line is skipped, or a shuffle's argument halved
+struct Mutation {  // a planted bug: skips the meeting at this line, or halves a shuffle's argument
   std::string file;
   int line = 0;
 };
@@ -59,11 +59,11 @@ std::string text(const Wait& wait);
 std::string name_of(Meeting meeting, int operation);
 bool same(const Site& a, const Site& b);
 
-// What the mode of running and the watch bring.
+// Provided by the mode and by the watch.
 void suspend(Thread& thread);
 void resume(Thread& thread);
-void all_have_met();                    // at a barrier of the block
-void warp_has_met(unsigned warp, unsigned mask);  // at a barrier of some lanes
+void all_have_met();                    // called at a barrier of the block
+void warp_has_met(unsigned warp, unsigned mask);  // called at a barrier of some lanes
 [[noreturn]] void raise(const std::string& kind, const std::string& message);
 
 class Threads {
@@ -75,14 +75,14 @@ class Threads {
   void leave(Thread& thread);
 
  private:
-  unsigned arrived_ = 0;  // at the barrier of the block
+  unsigned arrived_ = 0;  // threads at the barrier of the block
   unsigned running_ = 0;
-  std::vector<std::vector<Gathering>> gatherings_;  // of each warp
+  std::vector<std::vector<Gathering>> gatherings_;  // for each warp
   [[noreturn]] void deadlock() const;
   void arrive_at_block(Thread& thread);
   void arrive_at_warp(Thread& thread);
   void check_partners(const Thread& thread) const;
-  [[noreturn]] void refuse(const Thread& thread, const Thread& other) const;  // the other will not come
+  [[noreturn]] void refuse(const Thread& thread, const Thread& other) const;  // `other` will never arrive
   void finish_warp(Thread& first, unsigned mask);
   std::uint64_t shuffled(const Thread& thread) const;
   std::uint64_t voted(const Thread& thread) const;

@@ -7,7 +7,7 @@
 
 #include "modes.h"
 
-// The library's own memory, from the linker.
+// The bounds of the library's own memory, from the linker.
 extern "C" {
 extern char __ehdr_start[] __attribute__((visibility("hidden")));
 extern char _end[] __attribute__((visibility("hidden")));
@@ -17,15 +17,15 @@ namespace lowbit_shim {
 
 namespace {
 
-// Who touched some bytes of a word, the last time that it mattered. Lanes of one segment share an entry.
+// The last relevant access to some bytes of a word. Lanes of one segment share an entry.
 struct Access {
-  std::uint32_t next;  // of the same word; 0 is none
+  std::uint32_t next;  // the next entry of the same word, or 0
   std::uint32_t block;
   std::uint32_t segment;
   std::uint32_t lanes;
   const void* line;
   std::uint16_t warp;
-  std::uint8_t bytes;  // one bit for each
+  std::uint8_t bytes;  // one bit per byte
   bool writes;
 };
 
@@ -35,21 +35,21 @@ struct Region {
   std::int32_t access = READ;
   const char* name = "";
   bool shared = false;
-  std::uint32_t* words = nullptr;  // the first access of each word; null where nothing may be written
-  std::uint8_t* written = nullptr;  // whether each byte was; null where it need not be
+  std::uint32_t* words = nullptr;  // the first entry of each word; null if the region is read-only
+  std::uint8_t* written = nullptr;  // whether each byte was written; null if that is not checked
 };
 
 std::vector<Region> regions;
-std::vector<Access> accesses;  // the first is nobody's
+std::vector<Access> accesses;  // the first entry is unused
 std::vector<Index3> blocks;
 std::size_t last_region = 0;
-std::uint32_t segments = 0;     // so many have begun in this launch
+std::uint32_t segments = 0;     // how many have begun in this launch
 std::uint32_t block_start = 0;  // the first segment of this block
-std::uint32_t met = 0;          // the first after the last barrier of the block
+std::uint32_t met = 0;          // the first segment after the last barrier of the block
 bool strict = false;
 bool watching = false;
 const Thread* last_thread = nullptr;
-std::int64_t in_a_row = 0;  // accesses of the last thread since another ran
+std::int64_t in_a_row = 0;  // consecutive accesses of the same thread
 constexpr std::int64_t MOST_IN_A_ROW = std::int64_t(1) << 24;
 
 std::string hex(const void* address) {
@@ -94,9 +94,9 @@ Region* find(const char* address) {
   return nullptr;
 }
 
-// Whether all of an entry is ordered before what the thread does now.
+// Whether the whole entry is ordered before the thread's current access.
 bool before(const Access& entry, const Thread& thread) {
-  if (entry.segment < block_start) return false;  // of another block
+  if (entry.segment < block_start) return false;  // in another block
   if (entry.segment < met) return true;
   if (entry.warp != thread.warp()) return false;
   for (std::uint32_t lanes = entry.lanes & ~(1u << thread.lane()); lanes; lanes &= lanes - 1)
@@ -135,7 +135,7 @@ void touch(Region& region, std::int64_t word, std::uint8_t bytes, const Thread& 
       entry.lanes |= mine;
       noted = true;
     } else if (ordered && (entry.bytes & ~bytes) == 0 && (writes || !entry.writes)) {
-      *link = entry.next;  // whatever conflicts with it later conflicts with this access too
+      *link = entry.next;  // later accesses that conflict with it also conflict with this one
       continue;
     }
     link = &entry.next;
@@ -255,7 +255,7 @@ void watch_over() {
   watching = false;
 }
 
-// **Order**: new segments begin where threads have met.
+// **Order**: a new segment begins at each barrier.
 
 void all_have_met() {
   met = segments + 1;
@@ -263,7 +263,7 @@ void all_have_met() {
   for (Thread& thread : threads().threads) {
     thread.segment = met + thread.warp();
     warps = thread.warp() + 1;
-    for (std::uint32_t& seen : thread.seen) seen = 0;  // `met` orders all that was before
+    for (std::uint32_t& seen : thread.seen) seen = 0;  // `met` orders everything before it
   }
   segments += warps;
 }
