@@ -1,9 +1,13 @@
 """The script for a machine with a GPU, tried on a simulated device: what it writes, and that no part loses another."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +26,7 @@ ROOT = ROOT
 def ran(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [str(ROOT / "bench/gpu/run.sh"), *map(str, arguments)]
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHON": sys.executable}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def read(folder: Path, name: str) -> Any:
@@ -31,7 +35,8 @@ def read(folder: Path, name: str) -> Any:
 
 def test_each_part_leaves_a_record_that_says_it_is_simulated(tmp_path: Path) -> None:
     """A part that is done, one that cannot run here, the machine, and the sum of it all."""
-    done = ran(tmp_path, "--simulate", "--only", "kernels", "--only", "sanitizer")
+    patient = ("--limit", "600", "--total", "800")
+    done = ran(tmp_path, "--simulate", "--only", "kernels", "--only", "sanitizer", *patient)
     assert done.returncode == 0, done.stdout + done.stderr
     kernels, skipped, summary = read(tmp_path, "kernels"), read(tmp_path, "sanitizer"), read(tmp_path, "summary")
     assert (kernels["verdict"], skipped["verdict"]) == ("simulated", "skipped")
@@ -45,25 +50,57 @@ def test_each_part_leaves_a_record_that_says_it_is_simulated(tmp_path: Path) -> 
     ]
 
 
-def test_a_part_that_takes_too_long_loses_only_itself(tmp_path: Path) -> None:
+def measured(*arguments: str | Path) -> Any:
+    """Run the parts from this process; the exit status."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["measure", *map(str, arguments)])
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "bench"), *filter(None, sys.path)]))
+        measure.main()
+    return ended.value.code
+
+
+TWO_PARTS = ("--simulate", "--only", "traces", "--only", "peers")
+
+
+def test_a_part_that_takes_too_long_loses_only_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is ended, with what it has started, and the next one runs; the status says that something failed."""
-    done = ran(tmp_path, "--simulate", "--only", "traces", "--only", "peers", "--limit", "3")
-    assert done.returncode == 1
+    monkeypatch.setattr(measure, "PARTS", measure.PARTS | {"traces": ("what is too slow", 1.0)})
+    assert measured(tmp_path, *TWO_PARTS) == 1
     summary = read(tmp_path, "summary")["parts"]
     assert summary["traces"]["verdict"] == "timed out"
-    assert summary["traces"]["why"] == "it took more than 3 seconds"
+    assert summary["traces"]["why"] == "it took more than 1 seconds"
     assert summary["peers"]["verdict"] == "skipped"
 
 
-def test_all_parts_together_have_a_limit(tmp_path: Path) -> None:
+def test_all_parts_together_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part for which no time is left is not begun, and says so; a part gets no more than what is left."""
-    done = ran(tmp_path, "--simulate", "--only", "traces", "--only", "peers", "--total", "3")
-    assert done.returncode == 1
+    clock, limits = iter([100.0, 101.0, 102.0]), dict[str, float]()  # the beginning, and what each part sees
+    part = measure.part
+
+    def noted(name: str, options: Any, left: float) -> dict[str, Any]:
+        limits[name] = left
+        monkeypatch.setattr(measure, "time", time)
+        try:
+            return part(name, options, left)
+        finally:
+            monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(measure, "part", noted)
+    assert measured(tmp_path, *TWO_PARTS, "--total", "3") == 1
     endless, peers = read(tmp_path, "traces"), read(tmp_path, "peers")
+    assert limits == {"traces": 2.0, "peers": 1.0}
     assert (endless["verdict"], peers["verdict"]) == ("timed out", "timed out")
-    assert endless["seconds"] >= 3 > peers["seconds"] == 0
+    assert endless["limit"] == 2.0 and peers["seconds"] == 0
     assert peers["why"] == "of the 3 seconds for all parts none were left"
     assert set(read(tmp_path, "summary")["parts"]) == {"traces", "peers"}
+
+
+def test_the_option_limits_each_part() -> None:
+    """``--limit`` takes the place of a part's own."""
+    options = measure.parsed(["out", *TWO_PARTS, "--limit", "0.01"])
+    assert measure.part("traces", options, 100.0)["limit"] == 0.01
 
 
 def test_what_a_part_found_before_its_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

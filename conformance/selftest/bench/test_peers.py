@@ -13,11 +13,14 @@ import decode_report
 import goals
 import intervals
 import jsonschema
+import matplotlib.pyplot as plt
 import measure
 import numpy as np
 import peers_report
 import pytest
 import worker
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 from peers.registry import NUMPY, Entry
 from rich.console import Console
@@ -400,6 +403,32 @@ def test_pictures_are_drawn_from_a_report(tmp_path: Path) -> None:
     peers_report.draw(whole_report(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["peers-error.svg", "peers-roofline.svg"]
     assert all(path.read_text().rstrip().endswith("</svg>") for path in tmp_path.iterdir())
+
+
+def words_of(figure: Figure) -> list[Text]:
+    """Every text of a figure other than the numbers at its axes."""
+    texts = {text: None for text in figure.findobj(Text)}  # in order
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            for text in axis.findobj(Text):
+                if text is not axis.label:
+                    texts.pop(text, None)
+    return [text for text in texts if isinstance(text, Text) and text.get_text().strip()]
+
+
+@pytest.mark.parametrize("picture", (peers_report.roofline, peers_report.speed_against_error))
+def test_no_words_of_a_picture_overlap(picture: Any) -> None:
+    """Of the measurement on the page and of the report of these tests, and every word lies inside the picture."""
+    kept = json.loads((Path(__file__).parents[3] / "docs/data/peers.json").read_text("utf-8"))
+    for report in (kept, whole_report()):
+        figure = picture(report, peers_report.headline(report))
+        figure.canvas.draw()
+        boxes = [(text.get_text(), text.get_window_extent()) for text in words_of(figure)]
+        assert len(boxes) > 6
+        for index, (word, box) in enumerate(boxes):
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1, word
+            assert [other for other, place in boxes[index + 1 :] if box.overlaps(place)] == [], word
+        plt.close(figure)
 
 
 def test_who_would_take_too_long_is_left_out_with_the_reason() -> None:

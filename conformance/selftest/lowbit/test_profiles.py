@@ -1,6 +1,5 @@
 """Profiles: frozen, not hollow, and certified only by a run in which all of it passed."""
 
-import importlib
 import json
 import re
 
@@ -13,8 +12,8 @@ from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES, SUCCESSORS, Profile, profile
 from lowbit_conformance.suite.cases import CONCURRENT, Case, MatrixCase
 from lowbit_conformance.suite.certify import LEAST_SEEDS, certify
-from lowbit_conformance.suite.clauses import module_names
-from lowbit_conformance.suite.marking import Settings
+from lowbit_conformance.suite.clauses import load_suite
+from lowbit_conformance.suite.marking import MARKS, Settings
 from lowbit_conformance.suite.tally import Verdict
 
 DIGESTS = {
@@ -31,13 +30,8 @@ PACKING = PROFILES["lowbit-1.1/packing"]
 
 def all_cases() -> list[Case]:
     """Every case of the suite, with the seeds of a plain run."""
-    found: list[Case] = []
-    for name in module_names():
-        for test in vars(importlib.import_module(name)).values():
-            if hasattr(test, "lowbit_checks"):
-                clause, generator = test.lowbit_checks
-                found += generator(clause, Settings(range(LEAST_SEEDS)))
-    return found
+    load_suite()
+    return [case for mark in MARKS for case in mark.generator(mark.clause, Settings(range(LEAST_SEEDS)))]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -54,43 +55,63 @@ def watched() -> str:
 HELPERS = [fault_handler, watched]
 
 
-@pytest.mark.parametrize("helper", HELPERS)
-def test_helpers_are_kept_in_the_named_cache(cache: Path, helper: Callable[[], str]) -> None:
-    """LOWBIT_CACHE is obeyed, nothing is written to the home folder, and the second time nothing is compiled."""
-    compiler("g++")
-    path = helper()
-    assert cache.resolve() in Path(path).parents
-    assert list((cache.parent / "home").iterdir()) == []
-    before = os.stat(path)
-    assert helper() == path
-    assert os.stat(path).st_ino == before.st_ino
-    assert ctypes.CDLL(path)
+@dataclass(frozen=True)
+class Compiled:
+    """A helper that was compiled once, in a place made to lead a compiler astray.
+
+    Attributes:
+        helper: the function that compiles it.
+        path: of the library.
+        folder: with the cache, the home folder, what was planted, and notes of what happened.
+    """
+
+    helper: Callable[[], str]
+    path: str
+    folder: Path
 
 
-@pytest.mark.parametrize("helper", HELPERS)
-def test_a_damaged_or_planted_helper_is_compiled_again(
-    cache: Path, planted: tuple[Path, Path], helper: Callable[[], str]
-) -> None:
-    """A file that was cut off, and one that somebody placed without a digest that matches."""
-    compiler("g++")
-    library, marker = planted
-    path = Path(helper())
-    whole = path.read_bytes()
-    for content in (whole[: len(whole) // 2], b"", library.read_bytes()):
-        path.write_bytes(content)
-        assert helper() == str(path)
-        assert path.read_bytes() == whole
-    assert ctypes.CDLL(str(path)) and not marker.exists()
+@pytest.fixture(scope="module", params=HELPERS)
+def compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """A helper compiled in a folder with a planted library, with a TMPDIR that others can write to.
+
+    Of TMPDIR: it has no sticky bit, so another user could replace the assembly before it is assembled. The compilers
+    note which one they get.
+    """
+    folder = tmp_path_factory.mktemp("compiled")
+    for name in ("home", "here", "shared", "tools"):
+        (folder / name).mkdir()
+    (folder / "shared").chmod(0o777)
+    for name in ("cc", "gcc", "g++"):
+        tool = folder / "tools" / name
+        tool.write_text(f'#!/bin/sh\necho "$TMPDIR" >> "{folder / "seen"}"\nexec {compiler(name)} "$@"\n')
+        tool.chmod(0o700)
+    plant_libgcc(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOWBIT_CACHE", str(folder / "cache"))
+        patch.setenv("HOME", str(folder / "home"))
+        patch.delenv("XDG_CACHE_HOME", raising=False)
+        patch.setenv("PATH", f"{folder / 'tools'}{os.pathsep}{os.environ['PATH']}")
+        patch.setenv("TMPDIR", str(folder / "shared"))
+        patch.delenv("CC", raising=False)
+        patch.chdir(folder / "here")
+        return Compiled(request.param, request.param(), folder)
 
 
-@pytest.mark.parametrize("helper", HELPERS)
-def test_the_linker_takes_nothing_from_the_current_folder(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: Callable[[], str]
-) -> None:
-    """A script of the system names libgcc_s.so.1 without a folder, so that one lying there would be linked in."""
-    here, marker = tmp_path / "here", tmp_path / "marker"
-    here.mkdir()
-    source, library = tmp_path / "planted.c", tmp_path / "planted.so"
+@pytest.fixture
+def compiled(compiled_once: Compiled, monkeypatch: pytest.MonkeyPatch) -> Compiled:
+    """The helper, whose cache and compilers are in use."""
+    monkeypatch.setenv("PATH", f"{compiled_once.folder / 'tools'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("LOWBIT_CACHE", str(compiled_once.folder / "cache"))
+    monkeypatch.setenv("HOME", str(compiled_once.folder / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return compiled_once
+
+
+def plant_libgcc(folder: Path) -> None:
+    """Place a libgcc_s.so.1 in the folder `here` that leaves a marker if it is loaded."""
+    marker = folder / "marker"
+    source, library = folder / "planted.c", folder / "planted.so"
     functions = ("sigaction", "sigemptyset", "raise", "getenv", "memcpy", "memset", "malloc", "free", "abort", "strlen")
     source.write_text(
         f"""#include <fcntl.h>
@@ -100,31 +121,46 @@ def test_the_linker_takes_nothing_from_the_current_folder(
     )
     words = [compiler("gcc"), "-w", "-fno-builtin", "-shared", "-fPIC", f"-Wl,-soname,{library}", str(source), "-o"]
     build([*words, str(library)])
-    (here / "libgcc_s.so.1").hardlink_to(library)
-    monkeypatch.chdir(here)
+    (folder / "here/libgcc_s.so.1").hardlink_to(library)
+
+
+def test_helpers_are_kept_in_the_named_cache(compiled: Compiled) -> None:
+    """LOWBIT_CACHE is obeyed, nothing is written to the home folder, and the second time nothing is compiled."""
+    assert (compiled.folder / "cache").resolve() in Path(compiled.path).parents
+    assert list((compiled.folder / "home").iterdir()) == []
+    before = os.stat(compiled.path)
+    assert compiled.helper() == compiled.path
+    assert os.stat(compiled.path).st_ino == before.st_ino
+    assert ctypes.CDLL(compiled.path)
+
+
+def test_the_linker_takes_nothing_from_the_current_folder(compiled: Compiled) -> None:
+    """A script of the system names libgcc_s.so.1 without a folder, so that one lying there would be linked in."""
     load = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-P", "-c", load, helper()], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr, marker.exists()) == (0, "", False)
+    done = subprocess.run([sys.executable, "-P", "-c", load, compiled.path], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, (compiled.folder / "marker").exists()) == (0, "", False)
 
 
-@pytest.mark.parametrize("helper", HELPERS)
-def test_compilers_put_nothing_aside_where_others_can_write(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, helper: Callable[[], str]
-) -> None:
-    """A folder of TMPDIR without the sticky bit: another user could replace the assembly before it is assembled."""
-    shared, tools, seen = tmp_path / "shared", tmp_path / "tools", tmp_path / "seen"
-    shared.mkdir()
-    shared.chmod(0o777)
-    tools.mkdir()
-    for name in ("cc", "g++"):
-        (tools / name).write_text(f'#!/bin/sh\necho "$TMPDIR" >> "{seen}"\nexec {compiler(name)} "$@"\n')
-        (tools / name).chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("TMPDIR", str(shared))
-    monkeypatch.delenv("CC", raising=False)
-    assert helper()
-    places = [Path(line) for line in seen.read_text().splitlines()]
-    assert places and all(cache.resolve() in place.parents for place in places)
+def test_compilers_put_nothing_aside_where_others_can_write(compiled: Compiled) -> None:
+    """Each compiler is given a TMPDIR in the cache."""
+    places = [Path(line) for line in (compiled.folder / "seen").read_text().splitlines()]
+    assert places and all((compiled.folder / "cache").resolve() in place.parents for place in places)
+
+
+def test_a_damaged_or_planted_helper_is_compiled_again(compiled: Compiled, planted: tuple[Path, Path]) -> None:
+    """A file that was cut off, and one that somebody placed without a digest that matches.
+
+    Both helpers are kept in the same way, so the one that compiles slowly is damaged once.
+    """
+    library, marker = planted
+    path = Path(compiled.path)
+    whole = path.read_bytes()
+    damaged = [whole[: len(whole) // 2], b""] if compiled.helper is fault_handler else []
+    for content in (*damaged, library.read_bytes()):
+        path.write_bytes(content)
+        assert compiled.helper() == str(path)
+        assert path.read_bytes() == whole
+    assert ctypes.CDLL(str(path)) and not marker.exists()
 
 
 @pytest.mark.parametrize("folder", ["faults", "shim", ""])

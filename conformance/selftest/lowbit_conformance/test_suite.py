@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import odd_backends
 import pytest
 from paths import SUPPORT
+
+from lowbit_conformance.suite.cases import MatrixCase
+from lowbit_conformance.suite.plugin import QUICK_CASES, few
 
 HERE = SUPPORT
 
@@ -122,4 +126,14 @@ def test_two_names_are_refused() -> None:
     """A backend is named in one way."""
     status, _, error = conformance("numpy", "--library", "libmine.so")
     assert status == 2
-    assert "NAME, --library and --command" in error
+    assert "NAME, --library, --command and --function" in error
+
+
+def test_quick_keeps_all_cases_of_a_model() -> None:
+    """Of a test's other cases it takes a few; who names a model asks for all that are made from it."""
+    plain = [MatrixCase("linear.qgemv/C1", "lattice", "", 4, 8 * units, 2, 8) for units in range(1, 40)]
+    slow = [replace(plain[0], variant="large"), replace(plain[0], tier="exhaustive")]
+    own = [replace(plain[0], variant=f"ffn_up-{bits}bits-dense") for bits in (2, 3, 4, 8, 5, 6)]
+    assert few([*plain, *slow, *own], ("ffn_up-",))[-len(own) :] == own
+    for chosen in (few([*plain, *slow, *own], ("ffn_up-",))[: -len(own)], few([*plain, *slow])):
+        assert 0 < len(chosen) <= QUICK_CASES and set(chosen) < set(plain)

@@ -34,7 +34,7 @@ USE = """
 
     def all_here():
         # Whether every thread stands where the process does; one that has ended may be listed a moment longer.
-        for _ in range(1000):
+        for _ in range(6000):
             with suppress(FileNotFoundError):
                 if {os.readlink(task / "cwd") for task in Path("/proc/self/task").iterdir()} == {os.getcwd()}:
                     return True

@@ -5,16 +5,14 @@ this processor.
 """
 
 import ctypes
-import os
 import shutil
-import subprocess
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sanitized_programs
 from kernel_runs import HERE
 
 from lowbit.arrays import F32, Array
@@ -236,7 +234,6 @@ def test_wide_rows_of_the_norm_are_right() -> None:
 # **Under sanitizers**: the same headers and kernels in a program whose arrays have exactly their size.
 
 COMPILER = shutil.which("g++")
-HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
 
 # A case: its function, then arrays, each after its bytes: numbers, inputs, and results, of which zeros are given.
 DRIVER = """
@@ -297,19 +294,14 @@ int main() {
 """
 
 
-def sanitized(folder: Path, table: InstructionSet) -> Path:
+def driver_of(table: InstructionSet) -> Path:
     """The driver for an instruction set."""
     channels = attention.tile_channels(20, table.lanes)
     kernels: list[ProgramKernel] = [pass_kernel(name, table) for name in PASSES]
     kernels += [attention.scores(20, table), attention.mixed(20, table), block_products(64, 32, table)]
     source = '#include "blocks.h"\n' + prelude(table) + "".join(kernel.source for kernel in kernels)
     source += DRIVER.replace("TABLE", table.name).replace("LANES", str(table.lanes)).replace("CHANNELS", str(channels))
-    (folder / "driver.cpp").write_text(source)
-    options = ["-std=c++17", "-O1", "-pthread", "-ffp-contract=off", "-Wno-psabi", f"-I{HEADERS}"]
-    options += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    command = [str(COMPILER), *options, "driver.cpp", "-o", "driver"]
-    subprocess.run(command, cwd=folder, check=True, timeout=300)
-    return folder / "driver"
+    return sanitized_programs.compiled(source, str(COMPILER))
 
 
 def request(which: int, sizes: list[int], inputs: list[Array], results: list[Array]) -> bytes:
@@ -361,21 +353,15 @@ def requests(backend: CppyyBackend) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 @pytest.mark.parametrize("table", KINDS, ids=lambda table: table.name)
-def test_every_access_is_inside_its_array(table: InstructionSet, tmp_path: Path) -> None:
+def test_every_access_is_inside_its_array(table: InstructionSet) -> None:
     """Nothing is read or written outside, nothing is undefined, and the bits are those of cppyy's compiler. An argument
     with one float less than stated is detected."""
-    driver = sanitized(tmp_path, table)
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0"}
-
-    def answer(inputs: bytes) -> subprocess.CompletedProcess[bytes]:
-        command = [str(driver)]
-        return subprocess.run(command, input=inputs, capture_output=True, timeout=60, check=False, env=environment)
-
+    driver = driver_of(table)
     with CppyyBackend(table.name, threads=1) as backend:
         cases = requests(backend)
-    result = answer(b"".join(case for case, _ in cases))
+    result = sanitized_programs.answer(driver, b"".join(case for case, _ in cases))
     assert result.returncode == 0, result.stderr.decode()[:2000]
     assert result.stdout == b"".join(expected for _, expected in cases)
     x = numbers(3, 65)
-    short = answer(request(2, [3, 65], [x.reshape(-1)[:-1]], [x]))
+    short = sanitized_programs.answer(driver, request(2, [3, 65], [x.reshape(-1)[:-1]], [x]))
     assert short.returncode != 0 and b"AddressSanitizer" in short.stderr

@@ -5,13 +5,11 @@ reads cases and writes results. Every array has exactly its size, so the sanitiz
 And the results must have the bits of cppyy's compiler: what a kernel computes does not depend on who compiled it.
 """
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sanitized_programs
 from kernel_runs import HERE, Activations, Compiled, activations, kind_of, purposes_of, some_matrix
 
 from lowbit.arrays import F32, Array
@@ -42,8 +41,6 @@ SHORT = {
     "clang++": ("-mllvm", "-asan-instrumentation-with-call-threshold=0"),
 }
 """Checks are calls and not inlined, which halves the time of compilation."""
-
-HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
 
 # A case on standard input: which kernel, which product, rows of x, elements of out; then arrays, each after its bytes:
 # those of create_linear and create_route, then x. The answer is out.
@@ -203,38 +200,26 @@ Driver = Callable[[InstructionSet], Path]
 
 
 @pytest.fixture(scope="module", params=COMPILERS, ids=lambda path: Path(path).name)
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Driver:
-    """The kernels of an instruction set with two sanitizers, compiled at the first request."""
-    made: dict[str, Path] = {}
+def driver(request: pytest.FixtureRequest) -> Driver:
+    """The kernels of an instruction set with two sanitizers, made at the first request."""
 
-    def make(table: InstructionSet) -> Path:
-        if table.name not in made:
-            folder = tmp_path_factory.mktemp(table.name)
-            kernels = [Kernel(recipe, table) for recipe in recipes_of(table.name)]
-            addresses = ",\n".join(f"address(lowbit::{table.name}::{kernel.name})" for kernel in kernels)
-            source = '#include "bridge.h"\n' + prelude(table) + "".join(kernel.source for kernel in kernels)
-            source += DRIVER.replace("KERNELS", addresses)
-            (folder / "driver.cpp").write_text(source)
-            options = ["-std=c++17", "-O1", "-pthread", "-ffp-contract=off", "-Wno-psabi", f"-I{HEADERS}"]
-            options += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", *SHORT[Path(request.param).name]]
-            if table.lanes == 8 and processor.has("avx2"):
-                options.append(
-                    "-mavx2"
-                )  # a register of the plain table is then one of the processor's: less to compile
-            command = [request.param, *options, "driver.cpp", "-o", "driver"]
-            subprocess.run(command, cwd=folder, check=True, timeout=300)
-            made[table.name] = folder / "driver"
-        return made[table.name]
+    @cache
+    def make(isa: str) -> Path:
+        table = TABLES[isa]
+        kernels = [Kernel(recipe, table) for recipe in recipes_of(isa)]
+        addresses = ",\n".join(f"address(lowbit::{isa}::{kernel.name})" for kernel in kernels)
+        source = '#include "bridge.h"\n' + prelude(table) + "".join(kernel.source for kernel in kernels)
+        source += DRIVER.replace("KERNELS", addresses)
+        options = list(SHORT[Path(request.param).name])
+        if table.lanes == 8 and processor.has("avx2"):
+            options.append("-mavx2")  # a register of the plain table is then one of the processor's: less to compile
+        return sanitized_programs.compiled(source, request.param, options)
 
-    return make
+    return lambda table: make(table.name)
 
 
-def answer(driver: Path, written_cases: Sequence[bytes]) -> subprocess.CompletedProcess[bytes]:
-    environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1", "UBSAN_OPTIONS": "print_stacktrace=0"}
-    everything = b"".join(written_cases)
-    return subprocess.run(
-        [driver, "3"], input=everything, capture_output=True, timeout=120, check=False, env=environment
-    )
+def answer(driver: Path, written_cases: Sequence[bytes]) -> "subprocess.CompletedProcess[bytes]":
+    return sanitized_programs.answer(driver, b"".join(written_cases), "3")
 
 
 @pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)

@@ -33,7 +33,7 @@ def workers() -> set[Path]:
 
 def new_workers(before: set[Path], count: int) -> set[Path]:
     """The new workers, once there are this many; each takes its name when it starts."""
-    for _ in range(1000):
+    for _ in range(6000):
         if len(new := workers() - before) == count:
             return new
         time.sleep(0.01)
@@ -93,7 +93,7 @@ def test_working_leaves_the_affinity_of_a_worker_as_it_is() -> None:
         for _ in range(30):
             matrix.qgemv(np.ones(64, np.float32))
             time.sleep(0.001)
-        for _ in range(1000):  # it may be moving at this very moment
+        for _ in range(6000):  # it may be moving at this very moment
             if os.sched_getaffinity(int(worker.name)) == before:
                 return
             time.sleep(0.01)

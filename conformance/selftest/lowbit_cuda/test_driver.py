@@ -12,7 +12,6 @@ from cuda_tools import needs_stand_in
 from stand_in import said
 
 from lowbit_cuda.cuda.driver import ERRORS_OF_THE_CALL, LOST, RELAUNCH
-from lowbit_cuda.cuda.host import available
 from lowbit_cuda.cuda.reserve import CODE, GRAPHS, REST, Reserve
 
 pytestmark = needs_stand_in
@@ -315,40 +314,12 @@ with open_device(100 << 20) as device:
     assert said(folder, script) == ["0", "True"]
 
 
-HOST = {
-    "proc/meminfo": "MemTotal:       1000 kB\nMemAvailable:    600 kB\n",
-    "sys/fs/cgroup/memory.max": "500000\n",
-    "sys/fs/cgroup/memory.current": "400000\n",
-    "sys/fs/cgroup/memory.stat": "anon 100000\nfile 250000\n",
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({}, 350_000),
-        ({"sys/fs/cgroup/memory.max": "max\n"}, 614_400),
-        ({"sys/fs/cgroup/memory.max": "100000\n"}, 0),
-        ({"sys/fs/cgroup/memory.max": None}, 614_400),
-        ({"proc/meminfo": None}, 350_000),
-        ({"proc/meminfo": None, "sys/fs/cgroup/memory.current": None}, None),
-    ],
-)
-def test_what_the_host_has_available(tmp_path: Path, changes: dict[str, str | None], wanted: int | None) -> None:
-    """The less of what the machine and the container have; pages of files can be dropped."""
-    for name, text in (HOST | changes).items():
-        if text is not None:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-    assert available(tmp_path) == wanted
-
-
 def test_more_than_the_host_has_is_not_pinned(folder: Path) -> None:
     """Page-locking it would end this process or another; the driver is not asked, and less can be had."""
     script = """
-from lowbit_cuda.cuda import host
+from lowbit_cuda.cuda import memory
 with open_device() as device:
-    host.available = lambda: 3 << 20
+    memory.available_bytes = lambda: 3 << 20
     try:
         device.pin(5 << 20, "experts of layer 7")
     except DeviceMemoryError as error:

@@ -21,7 +21,8 @@ from lowbit_cuda.arithmetic import PRODUCTS
 from lowbit_cuda.kernels.layouts import MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_gpusim.shim import build
-from lowbit_gpusim.shim.runner import Launch, Watched
+from lowbit_gpusim.shim.launching import Launch
+from lowbit_gpusim.shim.runner import Watched
 
 pytestmark = needs_compiler
 

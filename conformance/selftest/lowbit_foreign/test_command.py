@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from building import SOURCES
+from hosting import PATIENCE, has_ended
 
 from lowbit.errors import ArgumentError, NotDeclaredError, UnavailableError
 from lowbit.moe.offload import Arrangement, Request
@@ -96,7 +96,7 @@ def test_a_broken_conversation_ends(odd: CommandBackend, text: str) -> None:
 @pytest.mark.parametrize("how", ["other-id", "garbage", "more", "deep"])
 def test_a_broken_conversation_is_a_crash(how: str) -> None:
     """Each of the two attempts at a call breaks off in words of its own; the verdict is not that they differ."""
-    with closing(Remote("command", program(how), 20.0)) as remote, closing(remote.arena):
+    with closing(Remote("command", program(how), PATIENCE)) as remote, closing(remote.arena):
         remote.load()
         with pytest.raises(BrokenPromiseError, match=r"^CRASHED: BrokenLineError: "):
             remote.run("packing.pack", CODES, 4)
@@ -147,9 +147,7 @@ def test_greetings_are_refused(odd: CommandBackend) -> None:
 def test_silence_is_no_answer(odd: CommandBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that says nothing at first is unavailable after a while, and ended."""
     monkeypatch.setattr(command, "START", 0.5)
-    begin = time.monotonic()
-    assert "in time" in odd.availability().reason
-    assert time.monotonic() - begin < 10
+    assert "in time" in odd.availability().reason  # the program itself would answer later
     assert odd.children == ()
 
 
@@ -214,11 +212,4 @@ def test_a_program_ends_with_its_owner() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text, program("hangs")], capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    for _ in range(100):
-        try:
-            os.kill(int(done.stdout), 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    status = Path(f"/proc/{int(done.stdout)}/status").read_text()
-    assert "State:\tZ" in status, "it lives on"
+    assert has_ended(int(done.stdout)), "it lives on"

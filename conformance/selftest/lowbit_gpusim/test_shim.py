@@ -17,7 +17,8 @@ from lowbit.arrays import Array
 from lowbit.errors import ArgumentError, UnavailableError
 from lowbit_cuda.port import DeviceError, Parameter
 from lowbit_gpusim.shim import build
-from lowbit_gpusim.shim.runner import KernelError, Launch, Mutation, Options, ShimKernels, Watched
+from lowbit_gpusim.shim.launching import KernelError, Launch, Mutation, Options
+from lowbit_gpusim.shim.runner import ShimKernels, Watched
 from lowbit_gpusim.sim.device import SimDevice
 
 pytestmark = needs_compiler

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 from cuda_cases import Case, cases
 from cuda_tools import needs_compiler
+from sanitized import ADDRESS, THREAD, Sanitized
 from shim_cases import RIGHT, checked
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_gpusim.shim import build
-from lowbit_gpusim.shim.runner import Options, Sanitized, ShimKernels, Watched, kernel_sources, watched_kernels
+from lowbit_gpusim.shim.launching import Options
+from lowbit_gpusim.shim.runner import ShimKernels, Watched, kernel_sources, watched_kernels
 from lowbit_gpusim.sim.device import SimDevice
 
 pytestmark = needs_compiler
@@ -85,7 +87,7 @@ def test_a_kernel_keeps_to_its_memory(memory: Sanitized, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def memory() -> Sanitized:
-    return Sanitized(build.ADDRESS)
+    return Sanitized(ADDRESS)
 
 
 TINY = {
@@ -100,7 +102,7 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def threads() -> Sanitized:
-    return checked(Sanitized(build.THREAD, [RIGHT, *(build.KERNELS / name for name in sorted(set(TINY.values())))]))
+    return checked(Sanitized(THREAD, [RIGHT, *(build.KERNELS / name for name in sorted(set(TINY.values())))]))
 
 
 @pytest.mark.parametrize("name", TINY)

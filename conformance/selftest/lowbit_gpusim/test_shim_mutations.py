@@ -15,7 +15,8 @@ from cuda_tools import needs_compiler
 
 from lowbit_cuda.kernels.table import MAKERS
 from lowbit_gpusim.shim import build
-from lowbit_gpusim.shim.runner import KernelError, Mutation, Options, Watched, watched_kernels
+from lowbit_gpusim.shim.launching import KernelError, Mutation, Options
+from lowbit_gpusim.shim.runner import Watched, watched_kernels
 
 pytestmark = needs_compiler
 

@@ -7,10 +7,10 @@ of the system, and the runtime tells it what barriers put in order, and nothing 
 import numpy as np
 import pytest
 from cuda_tools import needs_compiler
+from sanitized import ADDRESS, THREAD, Sanitized
 from shim_cases import RIGHT, RIGHT_NAMES, WRONG, checked, right, wrong
 
-from lowbit_gpusim.shim import build
-from lowbit_gpusim.shim.runner import KernelError, Mutation, Options, Sanitized
+from lowbit_gpusim.shim.launching import KernelError, Mutation, Options
 
 pytestmark = needs_compiler
 
@@ -31,12 +31,12 @@ MEETINGS = {"left_early": "barrier", "circle": "deadlock", "two_barriers": "barr
 
 @pytest.fixture(scope="module")
 def memory() -> Sanitized:
-    return Sanitized(build.ADDRESS, [RIGHT, WRONG])
+    return Sanitized(ADDRESS, [RIGHT, WRONG])
 
 
 @pytest.fixture(scope="module")
 def threads() -> Sanitized:
-    return checked(Sanitized(build.THREAD, [RIGHT, WRONG]))
+    return checked(Sanitized(THREAD, [RIGHT, WRONG]))
 
 
 def test_right_kernels_keep_to_their_memory(memory: Sanitized) -> None:

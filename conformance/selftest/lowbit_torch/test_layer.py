@@ -51,7 +51,7 @@ def test_the_default_backend() -> None:
     with backend.load() as default:
         layer = QuantLinear.from_matrix(matrix_of())
         assert layer.backend == default.name and f"backend={default.name}" in repr(layer)
-    assert QuantLinear(ROWS, COLUMNS, backend="reference").backend == "reference"
+    assert QuantLinear(ROWS, COLUMNS, group_size=GROUP, backend="reference").backend == "reference"
 
 
 # The numbers.

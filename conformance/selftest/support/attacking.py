@@ -134,6 +134,26 @@ def forget_references(victim: int) -> None:
         file.write("1")
 
 
+def move_to_a_group(victim: int) -> None:
+    """A control group of its own, which can be frozen."""
+    hierarchy = next((path for path in HIERARCHIES if os.path.exists(f"{path}/cgroup.procs")), "/sys/fs/cgroup")
+    with open(f"/proc/{victim}/cgroup") as file:
+        before = next(line.rstrip().split(":", 2)[2] for line in file if line.split(":")[1] in ("freezer", ""))
+    group = f"{hierarchy}/attack-{victim}"
+    os.makedirs(group, exist_ok=True)
+    try:
+        with open(f"{group}/cgroup.procs", "w") as file:
+            file.write(str(victim))
+        with open(f"{hierarchy}{before}/cgroup.procs", "w") as file:
+            file.write(str(victim))
+    finally:
+        with suppress(OSError):
+            os.rmdir(group)
+
+
+HIERARCHIES = ("/sys/fs/cgroup/freezer", "/sys/fs/cgroup")
+
+
 ATTACKS: tuple[Callable[[int], None], ...] = (
     look_at_a_descriptor,
     open_a_descriptor,
@@ -150,10 +170,10 @@ ATTACKS: tuple[Callable[[int], None], ...] = (
     limit,
     limit_by_a_thread,
 )
-# A filter of calls knows the processes above it, and no other; a domain does not cover files in ``/proc``, which are
-# closed to all but root.
+# A filter of calls knows the processes above it, and no other. Files in ``/proc`` are closed to all but root, and to
+# root by its domain.
 PRIORITIES = (set_priority, set_priority_of_the_user, set_processors, set_scheduling, set_io_priority)
-FILES = (choose_for_want_of_memory, forget_references)
+FILES = (choose_for_want_of_memory, forget_references, move_to_a_group)
 
 
 def successes(victims: list[int], attacks: Sequence[Callable[[int], None]] = ATTACKS) -> list[str]:
@@ -309,6 +329,7 @@ class RunsPrograms(Mine):
     def _prepare(self, matrix: Any) -> Any:
         import subprocess
         import sys
+        import tempfile
         import threading
 
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -316,6 +337,11 @@ class RunsPrograms(Mine):
         if child.wait(10) != -signal.SIGTERM:
             raise RuntimeError("the child did not obey")
         os.listdir(f"/proc/{os.getpid()}/fd")
+        with open("/proc/self/comm", "w") as file, tempfile.TemporaryDirectory() as folder:  # its own files
+            file.write("mine")
+            os.makedirs(f"{folder}/one/two")
+            open(f"{folder}/file", "w").close()
+            os.rename(f"{folder}/file", f"{folder}/one/two/file")
         threads = [threading.Thread(target=os.getpid) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -18,7 +18,7 @@ from lowbit.contract.rounding import Arithmetic, gamma
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit_cuda.kernels.table import MAKERS, kernel
 from lowbit_cuda.port import Kernel, Number
-from lowbit_gpusim.shim.runner import Launch, Options
+from lowbit_gpusim.shim.launching import Launch, Options
 
 Limits = dict[str, Array]
 

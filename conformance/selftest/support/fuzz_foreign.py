@@ -84,7 +84,7 @@ def lines(folder: Path) -> Attempt:
         backend._child = child  # type: ignore[assignment]  # a process without one
         child.line = spelled(mutated(chance.choice(answers)(1), chance), chance)
         try:
-            backend.ask_value("run", "packing.pack", arguments)
+            backend.answer("run", "packing.pack", arguments)
         except RuntimeError as error:
             check_text(str(error))
             return type(error).__name__

@@ -24,14 +24,17 @@ MOST_CHARACTERS = 10_000
 
 
 def corpus() -> dict[str, list[Tree]]:
-    """Some small vectors of every operation: its first cases of every test of the suite."""
+    """Some small vectors of every operation: its first cases of every test of the suite, or its smallest vector."""
     found: dict[str, list[Tree]] = {operation: [] for operation in sorted(OPERATIONS)}
     for operation in found:
+        large: list[Tree] = []
         for mark in marks_of(operation):
             for case in islice(mark.generator(mark.clause, Settings(range(1))), CASES):
                 if case.variant != CONCURRENT:
-                    these = [each for each in vectors_of(case, mark, Counter()) if len(str(each)) < MOST_CHARACTERS]
-                    found[operation] += these[:2]
+                    these = list(vectors_of(case, mark, Counter()))
+                    found[operation] += [each for each in these if len(str(each)) < MOST_CHARACTERS][:2]
+                    large += these[:1]
+        found[operation] = found[operation] or sorted(large, key=lambda each: len(str(each)))[:1]
     assert all(found.values())
     return found
 

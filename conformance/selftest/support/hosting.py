@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,16 +19,31 @@ from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 
+PATIENCE = 60.0
+"""Seconds that only a hang takes, on a busy machine too."""
+
+
+def has_ended(process: int) -> bool:
+    """Whether a process has ended, or ends within `PATIENCE`; it need not be a child of this one."""
+    try:
+        ending = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([ending], [], [], PATIENCE)[0])
+    finally:
+        os.close(ending)
+
 
 @contextmanager
 def hosted(name: str) -> Iterator[Remote]:
     """A backend in a host process."""
-    with closing(Remote("name", name, 30.0)) as remote:
+    with closing(Remote("name", name, PATIENCE)) as remote:
         remote.load()
         yield remote
 
 
-def verdict_on(kind: type[Mine], deadline: float = 30.0) -> str:
+def verdict_on(kind: type[Mine], deadline: float = PATIENCE) -> str:
     """What becomes of a product with the backend of this class; a test of what hangs gives a short deadline."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]))

@@ -112,9 +112,9 @@ def fetched(device: DevicePort, stream: Stream, span: Span, dtype: npt.DTypeLike
 
 def until_reached(device: DevicePort, event: Any) -> None:
     """Ask until it is so."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60  # which only a hang takes
     while not device.reached(event):
-        assert time.monotonic() < end, "an event was not reached in 20 seconds"
+        assert time.monotonic() < end, "an event was not reached in 60 seconds"
         device.on_host("waiting", (), lambda: None)
 
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sanitized import Sanitized
 
 from lowbit.arrays import F32
 from lowbit_cuda.port import Kernel, Parameter
-from lowbit_gpusim.shim.runner import KernelError, Launch, Options, Sanitized
+from lowbit_gpusim.shim.launching import KernelError, Launch, Options
 
 FOLDER = Path(__file__).parent / "shim_kernels"
 RIGHT, WRONG = FOLDER / "right.cuh", FOLDER / "wrong.cuh"

@@ -20,7 +20,7 @@ from lowbit.moe.offload import MEMORIES, Arrangement, Memory, Request
 from lowbit.moe.offload_engine import engine
 from lowbit.quantization.bfp import bfp12, bfp16
 from lowbit_conformance.suite.clauses import test_engine, test_kvcache
-from lowbit_conformance.suite.marking import Settings
+from lowbit_conformance.suite.marking import MARKS, Settings
 from lowbit_numpy import NumpyBackend
 from lowbit_numpy.caches import Cache
 from lowbit_numpy.engines import Engine
@@ -173,10 +173,10 @@ def test_each_broken_session_is_found_by_its_clauses(opener: Callable[..., Any],
         operation = clause.partition("/")[0]
         backend = broken(operation, opener)
         module: Any = test_engine if operation == "offload.engine" else test_kvcache
-        test = next(test for test in vars(module).values() if getattr(test, "lowbit_checks", ("",))[0] == clause)
+        mark = next(mark for mark in MARKS if mark.clause == clause and mark.test.__module__ == module.__name__)
         with pytest.raises(AssertionError, match=r"^WRONG"):
-            for case in test.lowbit_checks[1](clause, Settings(range(3))):
-                test(backend, case)
+            for case in mark.generator(clause, Settings(range(3))):
+                mark.test(backend, case)
 
 
 # The second driver.

@@ -11,14 +11,18 @@ import signal
 import subprocess
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from command_line import CommandLine, command_line
+from typer.testing import CliRunner
 
 from lowbit.backend import asking
+from lowbit.cli import app
+from lowbit.cli import backends as command
 from lowbit.system.entries import MOST_LIST_BYTES, entries, read
 from lowbit.system.interpreters import python_command
 
@@ -63,11 +67,28 @@ def package(folder: Path, name: str, listed: str | None = None) -> Path:
     return info / "entry_points.txt"
 
 
-def lowbit(folder: Path | str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command with a folder of packages."""
-    environment = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200"} | variables
-    command = python_command("-m", "lowbit", *arguments)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+def few(folder: Path) -> Path:
+    """The same folder with a package that hides the other backends of lowbit, so that fewer are asked."""
+    own = "numpy = lowbit_numpy:NumpyBackend\nreference = lowbit.backend.reference:ReferenceBackend\n"
+    commands = "".join(f"{entry.name} = {entry.value}\n" for entry in entries("lowbit.commands"))
+    package(folder, "lowbit", f"[lowbit.backends]\n{own}[lowbit.commands]\n{commands}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lowbit() -> Iterator[CommandLine]:
+    """Runs commands."""
+    with command_line("lowbit.cli.profiles", "lowbit.cli.backends", "lowbit_conformance.cli.conformance") as running:
+        yield running
+
+
+def table(descriptions: dict[str, asking.Description], monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``lowbit backends`` prints of descriptions that ``lowbit backends --json`` has given."""
+    found = [(name, description, "") for name, description in descriptions.items()]
+    monkeypatch.setattr(command, "ask", lambda names: found)
+    done = CliRunner().invoke(app, ["backends"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
+    return done.stdout
 
 
 # **Lists of entries.**
@@ -114,12 +135,12 @@ def test_a_list_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "Permission denied" in read("lowbit.backends").broken[0]
 
 
-def test_commands_with_a_list_that_is_a_pipe(tmp_path: Path) -> None:
+def test_commands_with_a_list_that_is_a_pipe(lowbit: CommandLine, tmp_path: Path) -> None:
     """Nothing waits for it: one sentence on standard error, and the answer on standard output."""
-    os.mkfifo(package(tmp_path, "bro\x1bken"))
+    os.mkfifo(package(few(tmp_path), "bro\x1bken"))
     sentence = "lowbit: package 'bro\\x1bken' is skipped: its entry_points.txt is not a regular file; "
     for arguments in (["--help"], ["profiles", "--json"], ["backends", "--json"]):
-        done = lowbit(tmp_path, *arguments)
+        done = lowbit.run(*arguments, path=tmp_path)
         assert (done.returncode, done.stderr) == (0, sentence + "repair or uninstall it\n")
         assert done.stdout
 
@@ -168,13 +189,13 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "strangers" / f"{module}.py").write_text(f"{GOOD}{BACKENDS[name][0]}\n")
     listed = "".join(f"{name} = strangers.{module}:Good\n" for name, module in names.items())
     package(folder, "strangers", f"[lowbit.backends]\n{listed}here:Class = strangers.good:Good\n")
-    return folder
+    return few(folder)
 
 
 @pytest.fixture(scope="module")
-def listing(strangers: Path) -> "subprocess.CompletedProcess[str]":
+def listing(lowbit: CommandLine, strangers: Path) -> "subprocess.CompletedProcess[str]":
     """What the command answers."""
-    return lowbit(strangers, "backends", "--json")
+    return lowbit.run("backends", "--json", path=strangers)
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -197,12 +218,11 @@ def test_the_others_are_listed(listing: "subprocess.CompletedProcess[str]") -> N
     assert len(listing.stderr) < 2 * asking.MOST_SAID
 
 
-def test_the_table_lists_them_too(strangers: Path) -> None:
+def test_the_table_lists_them_too(listing: "subprocess.CompletedProcess[str]", monkeypatch: pytest.MonkeyPatch) -> None:
     """The same in words."""
-    done = lowbit(strangers, "backends")
-    assert done.returncode == 0
-    assert "leaves" in done.stdout and ENDED.format("with status 0") in done.stdout
-    assert "reference" in done.stdout
+    shown = table(json.loads(listing.stdout), monkeypatch)
+    assert "leaves" in shown and ENDED.format("with status 0") in shown
+    assert "reference" in shown
 
 
 WAITING = {"sleeps": "import time; time.sleep(3600)", "stops": "os.kill(os.getpid(), signal.SIGSTOP)"}
@@ -263,24 +283,32 @@ def test_asking_leaves_nothing_open() -> None:
 
 COMMANDS = [["--help"], ["profiles"], ["profiles", "--json"], ["backends"], ["backends", "--json"]]
 COMMANDS += [["conformance", "numpy", "--op", "packing.unpack", "--quick"], ["kernel", "list"], ["vectors", "--help"]]
+QUICK = [arguments for arguments in COMMANDS if arguments[0] not in ("backends", "conformance")]
+UNREAD = [(arguments, "1") for arguments in COMMANDS] + [(arguments, "") for arguments in QUICK]
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_an_answer_that_nobody_reads(arguments: list[str], unbuffered: str) -> None:
-    """As behind `| head`: no message, and status 1, whenever it is that the text is written."""
+@pytest.mark.parametrize(("arguments", "unbuffered"), UNREAD, ids=lambda value: " ".join(value))
+def test_an_answer_that_nobody_reads(
+    lowbit: CommandLine, tmp_path: Path, arguments: list[str], unbuffered: str
+) -> None:
+    """As behind `| head`: no message, and status 1, whether the text is written at once or at the end.
+
+    What is written at the end is written by the same lines for all commands, so those that take long do it at once.
+    """
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "wb") as stdout:
-        done = subprocess.run(
-            python_command("-m", "lowbit", *arguments),
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
-            timeout=100,
-            check=False,
-        )
-    assert (done.returncode, done.stderr.strip()) == (1, b"")  # a progress bar leaves an empty line
+    done = lowbit.run(*arguments, path=few(tmp_path / "few"), stdout=writer, variables={"PYTHONUNBUFFERED": unbuffered})
+    os.close(writer)
+    assert (done.returncode, done.stderr.strip()) == (1, "")  # a progress bar leaves an empty line
+
+
+def test_a_program_whose_answer_nobody_reads() -> None:
+    """The same for the whole program, to Python's own end."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(python_command("-m", "lowbit", "--help"), stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 # **Variables and folders that are not as they should be.**
@@ -288,18 +316,34 @@ def test_an_answer_that_nobody_reads(arguments: list[str], unbuffered: str) -> N
 
 @pytest.mark.parametrize("width", ["0", "1", "99999999999", "²", "x", "-5"])
 @pytest.mark.parametrize("variable", ["COLUMNS", "TERMINAL_WIDTH"])
-def test_a_width_that_no_terminal_has(variable: str, width: str, tmp_path: Path) -> None:
-    """The answer is what it is without the variable, not empty, and no trace."""
-    for arguments, status in ((["--help"], 0), (["profiles"], 0), (["no-such-command"], 2)):
-        done = lowbit(tmp_path, *arguments, **{"COLUMNS": "", variable: width})
-        usual = lowbit(tmp_path, *arguments, COLUMNS="")
-        assert (done.returncode, done.stdout, done.stderr) == (status, usual.stdout, usual.stderr)
+def test_a_width_that_no_terminal_has(
+    variable: str, width: str, lowbit: CommandLine, usual: dict[str, tuple[int, str, str]]
+) -> None:
+    """The answer is what it is without the variable, not empty, and no trace.
+
+    The variables are read before it is known which command is asked for; so one width is tried with the others too.
+    """
+    for word, answer in usual.items():
+        if word == "--help" or width == "0":
+            done = lowbit.run(word, variables={"COLUMNS": "", variable: width})
+            assert (done.returncode, done.stdout, done.stderr) == answer
+
+
+@pytest.fixture(scope="module")
+def usual(lowbit: CommandLine) -> dict[str, tuple[int, str, str]]:
+    """The status and the texts of an answer, an answer in a table, and an error."""
+    done = {word: lowbit.run(word, variables={"COLUMNS": ""}) for word in ("--help", "profiles", "no-such-command")}
+    assert [each.returncode for each in done.values()] == [0, 0, 2]
+    assert done["--help"].stdout and done["profiles"].stdout and done["no-such-command"].stderr
+    return {word: (each.returncode, each.stdout, each.stderr) for word, each in done.items()}
 
 
 def test_a_narrow_terminal_without_unicode(tmp_path: Path) -> None:
     """Twenty columns of ASCII."""
-    for arguments in (["--help"], ["profiles"], ["backends"]):
-        done = lowbit(tmp_path, *arguments, COLUMNS="20", LC_ALL="C", PYTHONIOENCODING="ascii")
+    variables = {"COLUMNS": "20", "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(few(tmp_path))}
+    for word in ("--help", "profiles", "backends"):
+        program = python_command("-m", "lowbit", word)
+        done = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout and done.stdout.isascii()
 
@@ -323,14 +367,14 @@ ODD_NAMES = ["", " ", "[red]x[/]", "--json", "-x", "a/b", "\u202eback", "\x9b31m
 ODD_NAMES += ["a:b", "__main__"]
 
 
-def test_names_of_entries_that_are_odd(tmp_path: Path) -> None:
+def test_names_of_entries_that_are_odd(lowbit: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are listed without control characters, and break nothing."""
     listed = "".join(f"{name} = strangers.absent:x\n" for name in ODD_NAMES)
-    package(tmp_path, "odd", f"[lowbit.commands]\n{listed}[lowbit.backends]\n{listed}")
-    for arguments in (["--help"], ["backends"]):
-        done = lowbit(tmp_path, *arguments)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert not set(done.stdout) & {"\u202e", "\x9b", "\x00"}
-    found = json.loads(lowbit(tmp_path, "backends", "--json").stdout)
+    package(few(tmp_path), "odd", f"[lowbit.commands]\n{listed}[lowbit.backends]\n{listed}")
+    told = lowbit.run("--help", path=tmp_path)
+    done = lowbit.run("backends", "--json", path=tmp_path)
+    assert (told.returncode, told.stderr, done.returncode, done.stderr) == (0, "", 0, "")
+    found = json.loads(done.stdout)
+    assert not set(told.stdout + table(found, monkeypatch)) & {"\u202e", "\x9b", "\x00"}
     assert found["numpy"]["usable"]
     assert not any(found[name]["usable"] for name in ODD_NAMES if name.strip() and name in found)

@@ -8,11 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine, command_line
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -26,8 +28,10 @@ from lowbit_numpy import NumpyBackend
 LOWBIT = [sys.executable, "-m", "lowbit"]
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*LOWBIT, *arguments], capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandLine]:
+    with command_line("lowbit.cli.model", "lowbit_conformance.cli.conformance") as running:
+        yield running
 
 
 def test_backends_says_what_each_declares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +63,9 @@ def test_backends_says_what_each_declares(monkeypatch: pytest.MonkeyPatch) -> No
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else None,
 )
-def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
+def test_a_wrong_argument_is_one_line_and_status_2(commands: CommandLine, arguments: list[str], said: str) -> None:
     """The message names the argument and what is allowed, without a traceback, on standard error."""
-    done = run(*arguments)
+    done = commands.run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -69,7 +73,7 @@ def test_a_wrong_argument_is_one_line_and_status_2(arguments: list[str], said: s
 
 def test_the_version() -> None:
     """One line, and no command is needed."""
-    done = run("--version")
+    done = subprocess.run([*LOWBIT, "--version"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"lowbit {lowbit.__version__}\n", "")
     assert lowbit.__version__ == version("lowbit")
 
@@ -136,7 +140,7 @@ def test_an_interrupt_ends_cleanly() -> None:
         try:
             time.sleep(4)  # long enough to be inside the suite, which would run for hours
             os.killpg(process.pid, signal.SIGINT)
-            _, error = process.communicate(timeout=20)
+            _, error = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == 130

@@ -1,13 +1,16 @@
 """Commands and backends of other packages: a broken one breaks itself, by name, and nothing else."""
 
 import json
-import os
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command_line import CommandLine, command_line
+from typer.testing import CliRunner
 
-from lowbit.system.interpreters import python_command
+from lowbit.cli import app
+from lowbit.cli import backends as command
 
 BROKEN = {
     "absent": ("no_such_module_at_all:run", "fails with ModuleNotFoundError: No module named 'no_such_module_at_all'"),
@@ -21,6 +24,7 @@ BROKEN = {
     "signature": ("strangers.good:unsuitable", "is not a command: "),
     "malformed": ("no entry at all", "fails with "),
 }
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 GOOD = """
 import typer
 NUMBER = 5
@@ -91,13 +95,27 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    variables = os.environ | {"PYTHONPATH": str(folder), "COLUMNS": "200", "PYTHONSAFEPATH": "1"}
-    command = python_command("-m", "lowbit", *arguments)
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture(scope="module")
+def fewer(strangers: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same path behind a package that hides the other backends of lowbit, so that fewer are asked."""
+    own = {"numpy": "lowbit_numpy:NumpyBackend", "reference": "lowbit.backend.reference:ReferenceBackend"}
+    folder = tmp_path_factory.mktemp("few")
+    package(folder, "lowbit", {"lowbit.backends": own})
+    return f"{folder}:{strangers}"
 
 
-def test_help_names_them_all(strangers: Path) -> None:
+@pytest.fixture(scope="module")
+def commands() -> Iterator[CommandLine]:
+    with command_line("lowbit.cli.profiles", "lowbit.cli.backends", "lowbit.cli.model") as running:
+        yield running
+
+
+@pytest.fixture
+def run(commands: CommandLine) -> Run:
+    return lambda path, *arguments: commands.run(*arguments, path=path, variables={"COLUMNS": "200"})
+
+
+def test_help_names_them_all(run: Run, strangers: Path) -> None:
     """No package is imported for it: what it says of a command is read from its source."""
     done = run(strangers, "--help")
     assert (done.returncode, done.stderr) == (0, "")
@@ -111,7 +129,7 @@ def test_help_names_them_all(strangers: Path) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_command_is_named(name: str, strangers: Path) -> None:
+def test_a_broken_command_is_named(run: Run, name: str, strangers: Path) -> None:
     """It is one line that says what is broken and what to do, with status 2."""
     value, reason = BROKEN[name]
     done = run(strangers, name)
@@ -121,7 +139,7 @@ def test_a_broken_command_is_named(name: str, strangers: Path) -> None:
     assert line.endswith("; repair or reinstall its package")
 
 
-def test_commands_that_work(strangers: Path) -> None:
+def test_commands_that_work(run: Run, strangers: Path) -> None:
     """Beside all the others: a function, one of an app's commands, one whose name has a blank, and help."""
     assert run(strangers, "greet", "--name", "you").stdout == "hello you\n"
     assert run(strangers, "many", "two").stdout == "two\n"
@@ -131,28 +149,32 @@ def test_commands_that_work(strangers: Path) -> None:
     assert json.loads(run(strangers, "profiles", "--json").stdout)
 
 
-def test_two_packages_with_one_name(strangers: Path) -> None:
+def test_two_packages_with_one_name(run: Run, strangers: Path) -> None:
     """Neither is chosen."""
     done = run(strangers, "twice")
     assert done.returncode == 2
     assert "several packages offer it: strangers.good:app, strangers.good:run" in done.stderr
 
 
-def test_a_list_of_entries_that_cannot_be_read(strangers: Path, tmp_path: Path) -> None:
+def test_a_list_of_entries_that_cannot_be_read(run: Run, fewer: str, tmp_path: Path) -> None:
     """A package whose list is no list has no entries, and the others have theirs."""
     package(tmp_path, "damaged", {})
     (tmp_path / "damaged-1.0.dist-info/entry_points.txt").write_bytes(
         b"[lowbit.commands]\n\xff\xfe = x\nno equals sign\n"
     )
-    assert "numpy" in json.loads(run(tmp_path, "backends", "--json").stdout)
+    assert "numpy" in json.loads(run(f"{tmp_path}:{fewer}", "backends", "--json").stdout)
     assert "conformance" in run(tmp_path, "--help").stdout
 
 
-def test_broken_backends_are_listed(strangers: Path) -> None:
+@pytest.fixture(scope="module")
+def listing(commands: CommandLine, fewer: str) -> "subprocess.CompletedProcess[str]":
+    return commands.run("backends", "--json", path=fewer)
+
+
+def test_broken_backends_are_listed(listing: "subprocess.CompletedProcess[str]") -> None:
     """Each is not usable, with its reason; the others are as they are."""
-    done = run(strangers, "backends", "--json")
-    assert (done.returncode, done.stderr) == (0, "words of a backend\n")
-    found = json.loads(done.stdout)  # where what a backend prints would be in the way
+    assert (listing.returncode, listing.stderr) == (0, "words of a backend\n")
+    found = json.loads(listing.stdout)  # where what a backend prints would be in the way
     assert found["numpy"]["usable"] and found["reference"]["usable"]
     reasons = {name: found[name]["reason"] for name in ("silent", "odd", "exits")}
     assert reasons["silent"] == "it fails with SystemExit: not today"
@@ -160,7 +182,7 @@ def test_broken_backends_are_listed(strangers: Path) -> None:
     assert reasons["exits"] == "strangers.exits:Gone fails with SystemExit: 0"
 
 
-def test_a_broken_backend_is_named(strangers: Path) -> None:
+def test_a_broken_backend_is_named(run: Run, strangers: Path) -> None:
     """``generate`` with it is a line; without it nothing is imported of it."""
     for name, said in {"exits": "fails with SystemExit", "words": "no [red]beads[/] │ numpy │ yes │\\x1b]8;;"}.items():
         done = run(strangers, "generate", "--prompt", "x", "--backend", name, "--model", "absent")
@@ -170,10 +192,12 @@ def test_a_broken_backend_is_named(strangers: Path) -> None:
     assert "absent" in run(strangers, "generate", "--prompt", "x", "--model", "absent").stderr
 
 
-def test_the_words_of_a_backend(strangers: Path) -> None:
+def test_the_words_of_a_backend(listing: "subprocess.CompletedProcess[str]", monkeypatch: pytest.MonkeyPatch) -> None:
     """In the table they forge no row, colour nothing and ring no bell."""
-    done = run(strangers, "backends")
-    assert done.returncode == 0
+    found = [(name, description, "") for name, description in json.loads(listing.stdout).items()]
+    monkeypatch.setattr(command, "ask", lambda names: found)
+    done = CliRunner().invoke(app, ["backends"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0
     assert "no [red]beads[/] │ numpy │ yes │\\x1b]8;;http://x\\x1b\\; buy some\\x07" in done.stdout
     assert not [line for line in done.stdout.splitlines() if line.startswith("│ numpy │ yes")]
     assert "\x1b" not in done.stdout and "\x07" not in done.stdout

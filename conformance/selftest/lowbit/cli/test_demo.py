@@ -42,20 +42,23 @@ def text(tmp_path: Path) -> Path:
 
 def verdict(name: str, outcome: str) -> dict[str, Any]:
     row = {"operation": "linear.qgemv", "passed": 1, "declared": 1, "specified": 1, "bound_used": "1%"}
-    return {"backend": name, "verdict": outcome, "operations": [row]}
+    passed = 3 if outcome == "passed" else 1
+    counts = {"passed": passed, "declared": 3, "specified": 3}
+    return {"backend": name, "verdict": outcome, "operations": [row], "counts": counts}
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, outcome: str) -> list[tuple[str, ...]]:
-    """Let the suite answer at once, with this outcome for numpy; returns the list of what it is asked for."""
+def asked(monkeypatch: pytest.MonkeyPatch, outcome: str, *, profile: bool | None = None) -> list[tuple[str, ...]]:
+    """Let the suite answer at once, with this outcome for numpy, and this one for the profile where it is another;
+    returns the list of what it is asked for."""
     calls: list[tuple[str, ...]] = []
 
     def suite(name: str, *arguments: str) -> dict[str, Any]:
         calls.append((name, *arguments))
-        granted = outcome == "passed" or name != "numpy"
+        passes = outcome == "passed" or name != "numpy"
+        granted = passes if profile is None or name != "numpy" else profile
         certificate = {"certified": granted, "profile": PROFILE}
-        return verdict(name, "passed" if granted else outcome) | {
-            "certificates": [certificate] if "--profile" in arguments else [],
-            "counts": {"passed": 1},
+        return verdict(name, "passed" if passes else outcome) | {
+            "certificates": [certificate] if "--profile" in arguments else []
         }
 
     monkeypatch.setattr(registry, "names", lambda: ["numpy", "reference"])
@@ -98,12 +101,34 @@ def test_the_steps_are_announced_and_summed_up(
     assert steps[0].startswith(f"1. Certify reference, numpy for {PROFILE}, and generate a text")
     assert result.stdout.index("numpy: certified for") < result.stdout.index("2. ")
     _, _, summary = result.stdout.partition("Summary\n")
-    assert "2 of 2 backends certified; 2 cases passed" in summary
+    assert all(f"{name}: certified for {PROFILE}; 6 cases passed" in summary for name in ("reference", "numpy"))
     for name, file in (("report", "report.html"), ("plot", "plot.png")):
         assert f"{name}: {tmp_path / 'out' / file}" in summary
     assert (tmp_path / "out/plot.png").read_bytes().startswith(b"\x89PNG")
     pages = [words[words.index("--html") + 1] for words in calls if "--html" in words]
     assert sorted(Path(page).name for page in pages) == ["conformance-numpy.html", "conformance-reference.html"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "profile", "line"),
+    [
+        ("failed", True, "numpy: failed, and so not compared; 2 of 3 cases did not pass"),
+        ("passed", False, f"numpy: not certified for {PROFILE}, and so not compared"),
+    ],
+)
+def test_the_summary_counts_no_cases_of_a_backend_that_is_left_out(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, profile: bool, line: str
+) -> None:
+    """A backend that fails either step is not compared, and the summary and the page say which step that is."""
+    asked(monkeypatch, outcome, profile=profile)
+    monkeypatch.setenv("COLUMNS", "200")
+    result = run(model, text, tmp_path / "out", "--reference")
+    assert result.exit_code == 1
+    _, _, summary = result.stdout.partition("Summary\n")
+    page = (tmp_path / "out/report.html").read_text("utf-8")
+    for place in (summary, page):
+        assert line in place and f"reference: certified for {PROFILE}; 6 cases passed" in place
+    assert page.count("<h2>Generation") == 1 and "<td>numpy</td>" not in page.partition("<h2>Generation")[2]
 
 
 def test_the_reference_takes_part_only_when_it_is_asked_to(
@@ -123,7 +148,8 @@ def test_the_report_escapes_what_it_shows(tmp_path: Path) -> None:
     bad = "<script>x</script>"
     said = {"backend": bad, "text": bad, "tokens_per_second": 1.0, "read_bytes": 1, "agreement": bad}
     widths = [{"weights": name, "bytes": 10**6, "perplexity": 9.0} for name in ("as stored", bad)]
-    answer = {"model": bad, "prompt": bad, "conformance": [verdict(bad, bad)]}
+    answer: dict[str, Any] = {"model": bad, "prompt": bad, "profile": bad, "with_profile": {}, "certified": []}
+    answer |= {"conformance": [verdict(bad, bad)]}
     files = write_report(answer | {"generation": {bad: [said]}, "perplexity": widths}, tmp_path)
     page = Path(files["report"]).read_text("utf-8")
     assert "<script" not in page and page.count("&lt;script&gt;") >= 8
@@ -133,7 +159,7 @@ def test_the_report_escapes_what_it_shows(tmp_path: Path) -> None:
 def test_without_matplotlib_there_is_no_plot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page is written all the same, and refers to none."""
     monkeypatch.setattr(demo_report, "can_draw", lambda: False)
-    answer = {"model": "m", "prompt": "p", "conformance": [], "generation": {}, "perplexity": []}
+    answer = {"model": "m", "prompt": "p", "conformance": [], "certified": [], "generation": {}, "perplexity": []}
     assert list(write_report(answer, tmp_path)) == ["report"]
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     assert "<img" not in (tmp_path / "report.html").read_text("utf-8")

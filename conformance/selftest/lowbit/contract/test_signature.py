@@ -1,5 +1,6 @@
 """Signatures: what an annotation asks for is what its check refuses, and the check comes before the function."""
 
+from types import GenericAlias
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from lowbit.contract.signature import (
     Valid,
     View,
     checked,
+    described,
     signature_of,
     unchecked,
 )
@@ -101,6 +103,16 @@ def test_each_mark_refuses_what_it_should(name: str) -> None:
     for refusing in (taken, signature_of(taken).check):
         with pytest.raises(ArgumentError, match=text):
             refusing(**RIGHT | changed)
+
+
+@pytest.mark.parametrize(
+    "array",
+    (np.ndarray[Any, np.dtype[np.float32]], GenericAlias(np.ndarray, (np.float32,))),
+    ids=["ndarray of a shape and a dtype", "NDArray of a class"],
+)
+def test_both_forms_of_an_array_type_name_its_elements(array: Any) -> None:
+    """numpy 2.5 keeps the class of the elements in ``NDArray[T]``; before, it stands within ``dtype[T]``."""
+    assert described("x", Annotated[array, Shape("T")]).classes == (np.float32,)
 
 
 def test_a_name_that_occurs_twice_is_one_size() -> None:

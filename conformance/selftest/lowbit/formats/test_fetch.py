@@ -39,7 +39,7 @@ if mode == "fail":
 if mode in ("hang", "hang at " + package):
     (source / "pid").write_text(str(os.getpid()))
     pathlib.Path(os.environ["TMPDIR"], "half").write_bytes(b"0" * 100)
-    time.sleep(60)
+    time.sleep(600)
 time.sleep(0.15)
 for file in source.iterdir():
     if file.suffix == (".whl" if package.startswith("a-wheel") else ".gz"):
@@ -210,7 +210,7 @@ def test_an_interrupt_leaves_nothing(when: str, shelf: Shelf) -> None:
     start = time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
         fetch("both", interrupt)
-    assert time.perf_counter() - start < 20, "pip, which hangs for a minute, was waited for"
+    assert time.perf_counter() - start < 300, "pip, which hangs for ten minutes, was waited for"
     assert shelf.in_cache() == []
     if when == "downloading":
         with pytest.raises(ProcessLookupError):
@@ -252,7 +252,7 @@ def another_fetch(shelf: Shelf, what: str, done: int, end: str) -> "subprocess.P
     assert process.stdout is not None
     assert process.stdout.readline() == "here\n"
     if end == "kill":
-        assert process.wait(20) == -signal.SIGKILL
+        assert process.wait(60) == -signal.SIGKILL
     return process
 
 
@@ -317,7 +317,7 @@ def test_a_fetch_that_runs_is_left_alone(shelf: Shelf) -> None:
         os.utime(place, (0, 0))
         assert fetch("both").read_bytes() == FIRST + SECOND
         assert shelf.in_cache() == [place.name, "both.bin"]
-        running.communicate("", timeout=20)
+        running.communicate("", timeout=60)
         assert running.returncode == 0
     assert shelf.in_cache() == ["both.bin"]
 

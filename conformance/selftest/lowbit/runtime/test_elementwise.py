@@ -31,7 +31,7 @@ def weights(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return read_llama(open_gguf(write(tmp_path_factory.mktemp("elementwise") / "m.gguf", model)))
 
 
-@pytest.mark.parametrize("name", ("numpy", "cppyy"))
+@pytest.mark.parametrize("name", ("numpy", pytest.param("cppyy", marks=pytest.mark.toolchain)))
 def test_logits_are_those_of_the_formulas_but_for_roundings(weights: LlamaWeights, name: str) -> None:
     """A prompt and forty tokens, so that caches grow, with a sliding window and heads that are normed in one model:
     every logit within 1e-4 of the largest, and the steps are those that the backend declares."""

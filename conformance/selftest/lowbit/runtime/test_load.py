@@ -45,6 +45,20 @@ def test_every_source_gives_the_same_model(gguf: Path) -> None:
             assert model.perplexity(ids * 3, 6).nll == perplexity(decoder, ids * 3, 6).nll
 
 
+def test_the_progress_speaks_of_reading_only_where_something_is_read(gguf: Path, tmp_path: Path) -> None:
+    """Weights in memory are only prepared; a file and a directory are read first."""
+    directory = write_checkpoint(tmp_path / "tiny")
+    stored, said = open_model(gguf), dict[str, int]()
+
+    def note(what: str, done: int, total: int) -> None:
+        said[what] = done
+
+    for source, name in ((stored, ""), (stored.weights, ""), (gguf, gguf.name), (directory, directory.name)):
+        said.clear()
+        load(source, "numpy", report=note).close()
+        assert list(said) == [*([f"reading {name}"] if name else []), "preparing numpy"]
+
+
 def test_text_needs_a_tokenizer(gguf: Path) -> None:
     """Where there is one, text and its tokens are the same prompt; weights in memory take tokens only."""
     stored = open_model(gguf)

@@ -37,6 +37,7 @@ def test_the_option_governs_loading_too(
     named: dict[str, str], given: float | None, expected: tuple[float, float]
 ) -> None:
     """Without ``--deadline`` loading has more time than a call."""
-    remote = under_test(Namespace(**{"backend": None, "library": None, "command": None, "deadline": given} | named))
+    unnamed = dict.fromkeys(("backend", "library", "command", "function"))
+    remote = under_test(Namespace(**{**unnamed, "deadline": given} | named))
     assert (remote.deadline, remote.loading) == expected
     remote.arena.close()

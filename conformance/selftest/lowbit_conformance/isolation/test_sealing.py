@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -81,13 +81,10 @@ class Watch:
     @contextmanager
     def references(self) -> Iterator[None]:
         """Within it every reference function, under every name that a module has for it, notes what it computes."""
-        modules = [module for name, module in sys.modules.items() if name.startswith(("lowbit.", "lowbit_conformance"))]
+        noting = {name: self._noting(name, operation.reference) for name, operation in OPERATIONS.items()}
         with pytest.MonkeyPatch().context() as patch:
-            for operation, specified in OPERATIONS.items():
-                noting = self._noting(operation, specified.reference)
-                for module in modules:
-                    for name in [name for name, value in vars(module).items() if value is specified.reference]:
-                        patch.setattr(module, name, noting)
+            for module, name, operation in places_of_references(imported()):
+                patch.setattr(module, name, noting[operation])
             yield
 
     def _noting(self, operation: str, reference: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,6 +135,23 @@ class Watch:
         self.answered.update(keys)
         self._answers += arrays_in(answer)
         return answer
+
+
+def imported() -> tuple[str, ...]:
+    """The modules whose names for the reference functions count."""
+    return tuple(name for name in sys.modules if name.startswith(("lowbit.", "lowbit_conformance")))
+
+
+@functools.cache
+def places_of_references(modules: tuple[str, ...]) -> list[tuple[ModuleType, str, str]]:
+    """Every name that these modules have for a reference function: the module, the name, and the operation."""
+    operations = {id(specified.reference): operation for operation, specified in OPERATIONS.items()}
+    return [
+        (sys.modules[module], name, operations[id(value)])
+        for module in modules
+        for name, value in vars(sys.modules[module]).items()
+        if id(value) in operations
+    ]
 
 
 # **Hand-made answers**: arrays that the check holds while it waits.
@@ -347,7 +361,9 @@ def check_sealed(test: Callable[..., None], case: Case, backend: Backend) -> int
     return watch.calls
 
 
-@pytest.mark.parametrize("mark", CHECKS, ids=lambda mark: f"{mark.clause}-{mark.test.__name__}")
+@pytest.mark.parametrize(
+    "mark", CHECKS, ids=lambda mark: f"{mark.clause}-{mark.test.__module__.rpartition('.')[2]}-{mark.test.__name__}"
+)
 def test_answers_are_computed_after_the_reply(mark: Mark) -> None:
     """No check knows, in either of the two ways, what the backend is about to be asked; and each asks something."""
     for case in cases_of(mark):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import attacking
 import pytest
@@ -27,7 +28,9 @@ pipe = EventPipe(int(sys.argv[1]), bytes(32))
 """
 
 
-def followed(program: str, deadline: float = 30.0) -> tuple[watchdog.Ending, list[str], int]:
+def followed(
+    program: str, deadline: float = 30.0, stdin: int = subprocess.DEVNULL
+) -> tuple[watchdog.Ending, list[str], int]:
     """Follow a process that runs `TELLS` and then this: how it ended, the kinds of its events, its status."""
     reader, writer = os.pipe()
     kinds: list[str] = []
@@ -35,7 +38,9 @@ def followed(program: str, deadline: float = 30.0) -> tuple[watchdog.Ending, lis
     with (
         open(reader, "rb", buffering=0),
         descendants.adopting(),
-        subprocess.Popen(command, pass_fds=[writer], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as judge,
+        subprocess.Popen(
+            command, pass_fds=[writer], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as judge,
     ):
         os.close(writer)
         ending = watchdog.follow(judge, reader, EventReader(KEY), deadline, lambda event: kinds.append(event["event"]))
@@ -67,11 +72,22 @@ os.kill(os.getpid(), 19)
 
 def test_a_judge_that_is_stopped_and_goes_on_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by Ctrl-Z and fg, or a debugger: seconds of a stop count only in a row."""
-    states = itertools.cycle("TS")
-    monkeypatch.setattr(watchdog, "STOPPED", 3 * watchdog.TICK)  # more than one look counts at most
-    monkeypatch.setattr(watchdog, "state", lambda process: next(states))
-    ending, _, status = followed("import time; time.sleep(8 * 0.5)")
+    waiting, goes_on = os.pipe()
+    looks = itertools.count(1)
+
+    def state(process: int) -> str:
+        look = next(looks)
+        if look == 20:
+            os.close(goes_on)  # the judge ends by itself
+        return "TS"[look % 2]
+
+    monkeypatch.setattr(watchdog, "TICK", 0.02)
+    monkeypatch.setattr(watchdog, "STOPPED", 3 * 0.02)  # more than one look counts at most
+    monkeypatch.setattr(watchdog, "state", state)
+    ending, _, status = followed("sys.stdin.read()", stdin=waiting)
+    os.close(waiting)
     assert (ending.stopped, status) == ("", 0)
+    assert next(looks) > 20
 
 
 def test_a_silent_judge_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,28 +99,41 @@ def test_a_silent_judge_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_signs_of_life_keep_a_judge_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long computation without a verdict; the sign comes from a thread."""
-    monkeypatch.setattr(watchdog, "SILENCE", 8.0)
+    """A long computation without a verdict; the sign comes from a thread. By this clock each look takes a second."""
+    waiting, goes_on = os.pipe()
+    seconds = itertools.count()
+
+    def clock() -> int:
+        now = next(seconds)
+        if now == 2 * watchdog.SILENCE:
+            os.close(goes_on)  # the computation has been long enough
+        return now
+
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=clock))
     program = (
-        "import time, lowbit_conformance.isolation.events as events; "
-        "events.BEAT = 0.2; pipe.start_beating(); time.sleep(10)"
+        "import lowbit_conformance.isolation.events as events; "
+        "events.BEAT = 0.002; pipe.start_beating(); sys.stdin.read()"
     )
-    ending, kinds, status = followed(program, deadline=0.1)
+    ending, kinds, status = followed(program, deadline=0.1, stdin=waiting)
+    os.close(waiting)
     assert (ending.stopped, status, set(kinds)) == ("", 0, {"beat"})
+    assert next(seconds) > 2 * watchdog.SILENCE
 
 
 def test_a_leftover_process_with_the_pipes_does_not_hold_the_run() -> None:
     """A daemon that keeps the pipes of the judge open: the run ends with the judge, and then the daemon ends."""
     program = """
+told, telling = os.pipe()
 if os.fork() == 0:
     os.setsid()
     pipe.send(str(os.getpid()))
-    import time; time.sleep(100)
-import time; time.sleep(0.5)
+    os.write(telling, b'.')
+    import time; time.sleep(600)
+os.read(told, 1)
 """
     started = time.monotonic()
     ending, kinds, status = followed(program)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 300  # which is less than the daemon's time
     assert (ending.stopped, status) == ("", 0)
     assert not Path(f"/proc/{int(kinds[0])}").exists()
 
@@ -113,10 +142,13 @@ def test_a_leftover_process_that_writes_for_ever_does_not_hold_the_run(monkeypat
     """What is written after the judge's end is read for a while only."""
     monkeypatch.setattr(watchdog, "LATE", 0.3)
     program = """
+told, telling = os.pipe()
 if os.fork() == 0:
     os.setsid()
+    os.write(1, b'x' * 1000)
+    os.write(telling, b'.')
     while True: os.write(1, b'x' * 1000)
-import time; time.sleep(0.2)
+os.read(told, 1)
 """
     ending, _, status = followed(program)
     assert status == 0

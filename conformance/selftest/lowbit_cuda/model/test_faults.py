@@ -3,6 +3,7 @@
 import itertools
 import zlib
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ def settings(mode: str) -> DeviceSettings:
     return DeviceSettings(context=20, mode="swap" if mode == "swap" else "mirror", prefetch="on")
 
 
+@cache
 def least(mode: str) -> int:
     """The least budget."""
     with pytest.raises(ArgumentError) as caught:
@@ -42,6 +44,7 @@ def answer() -> bytes:
         return bits_of(whole, 3, SHORT)
 
 
+@cache
 def calls(mode: str) -> tuple[int, int]:
     """How many calls loading makes, and how many loading and a continuation."""
     device = SimDevice(budget=least(mode))

@@ -54,7 +54,7 @@ def misbehave(request: dict[str, Any], line: str) -> None:
             sys.exit(3)
         case "closes":
             os.close(1)
-            time.sleep(100)
+            time.sleep(600)
         case "garbage":
             say("Traceback (most recent call last):\n")
         case "bytes":
@@ -79,7 +79,7 @@ def misbehave(request: dict[str, Any], line: str) -> None:
         case "argument" | "not declared" | "failed":
             say(json.dumps({"id": request["id"], "error": {"kind": HOW, "message": "for\nno reason"}}) + "\n")
         case "hangs":
-            time.sleep(100)
+            time.sleep(600)
         case "shouts":
             sys.stderr.write("y" * 300000)
             say(line)
@@ -91,7 +91,7 @@ def main() -> None:
     if HOW == "early":
         say("ready\n")
     if HOW == "silent":
-        time.sleep(100)
+        time.sleep(600)
     for text in sys.stdin:
         request = json.loads(text)
         assert request["lowbit"] == 1

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from kills import addresses, calls, ends, everywhere, memory, sizes, stale, state
+from kills import addresses, calls, ends, everywhere, memory, sizes, stale, state, stored
 from kills.backends import made_of
 from kills.habits import Habit
 from lowbit.backend import Backend
@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parents[1]
 OWN = ("kills", "lowbit_conformance")
 """The packages that these backends are made of."""
 
-HABITUAL = (memory, addresses, stale, sizes, calls, state, ends, everywhere)
+HABITUAL = (memory, addresses, stale, sizes, calls, state, stored, ends, everywhere)
 ALL: Mapping[str, Defect] = MappingProxyType(
     bank.gathered([*BANK.values(), *(defect for module in HABITUAL for defect in module.DEFECTS)])
 )

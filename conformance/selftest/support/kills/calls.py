@@ -103,6 +103,17 @@ def shared_scratch(call: Call) -> Any:
     return result
 
 
+def scratch_of_a_matrix(call: Call) -> Any:
+    """The scratch of a prepared matrix holds two calls at once; a third writes over one of them."""
+    busy = call.state.setdefault("busy", set())
+    busy.add(id(call))
+    time.sleep(0.001)  # in which others begin
+    crowded = len(busy) > 2
+    result = own(call)
+    busy.remove(id(call))
+    return changed(result) if crowded else result
+
+
 def product_in_turns(x: Any, weights: Any) -> Array:
     """Sums in an order that the clock decides."""
     order = np.argsort(np.sin(np.arange(x.shape[1]) * (time.perf_counter_ns() % 1000 + 1)))
@@ -172,6 +183,14 @@ DEFECTS: tuple[Habit, ...] = (
         shared_scratch,
         concurrent=True,
         seen="https://github.com/OpenMathLib/OpenBLAS/issues/2126",
+    ),
+    habit(
+        "scratch-of-a-matrix",
+        "The scratch of a prepared matrix holds two calls at once, and a third writes over one of them.",
+        "H4 linear.qgemv/C3 linear.qgemm/C3",
+        "NONDETERMINISTIC WRONG",
+        scratch_of_a_matrix,
+        concurrent=True,
     ),
     habit(
         "order-by-the-clock",

@@ -94,6 +94,21 @@ DEFECTS: tuple[Habit, ...] = (
         at_offset(lambda at: at % 16 == 4, lambda call: call.out),
     ),
     habit(
+        "x-off-a-cache-line",
+        "Right only where x begins at a cache line; the rest of a line is left out.",
+        "H4",
+        "NONDETERMINISTIC WRONG",
+        at_offset(lambda at: at % LINE != 0),
+        (*PRODUCTS, "attention.attend", "blocks.swiglu", "routing.gate"),
+    ),
+    habit(
+        "output-off-a-register",
+        "Right only where the output begins at a register of 32 bytes.",
+        "H4",
+        "NONDETERMINISTIC WRONG",
+        at_offset(lambda at: at % 32 != 0, lambda call: call.out),
+    ),
+    habit(
         "bytes-at-odd-addresses",
         "Right unless codes begin at an odd address.",
         "H4",

@@ -241,7 +241,7 @@ def test_what_a_matrix_takes(method: Method) -> None:
 
 def test_any_number_of_threads(source: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are the same to the bit, and with three threads three matrices are in work at once."""
-    made, meet = list[QuantizedCheckpoint](), threading.Barrier(3, timeout=10)
+    made, meet = list[QuantizedCheckpoint](), threading.Barrier(3, timeout=60)
     mine, places, of = threading.local(), list[int](), Plan.of
 
     def met(plan: Plan, name: str) -> Quantization | None:

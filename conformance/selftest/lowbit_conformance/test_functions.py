@@ -1,0 +1,92 @@
+"""Plain functions under the suite: certified, checked in this process, and as a test of pytest."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lowbit
+from lowbit.backend import Range
+from lowbit.errors import ArgumentError
+from lowbit_conformance.cli.functions import limits_of
+from lowbit_conformance.testing import check, conforms
+
+Q8: dict[str, Any] = {"format": "q8_0", "activations": "float32"}
+
+
+def weights_of(blocks: Any, rows: int, columns: int) -> Any:
+    records = blocks.reshape(columns, rows // 32, 34)
+    d = np.ascontiguousarray(records[..., :2]).view(np.float16).astype(np.float32)
+    return (d * records[..., 2:].view(np.int8)).reshape(columns, rows)
+
+
+def right(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return x @ weights_of(blocks, rows, columns).T
+
+
+def neighbour(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    """Each block has the scale of the one before."""
+    records = blocks.reshape(columns, rows // 32, 34).copy()
+    records[..., :2] = np.roll(records[..., :2], 1, axis=1)
+    return x @ weights_of(records, rows, columns).T
+
+
+def test_a_right_function_is_certified_and_a_wrong_one_is_not() -> None:
+    """In a process of its own; the diagnosis names the mistake."""
+    found = lowbit.certify(right, "linear.gemv", **Q8)
+    assert (found.verdict, found.failed, found.passed > 15) == ("passed", 0, True), found.report["failures"]
+    found = lowbit.certify(neighbour, "linear.gemv", **Q8)
+    assert found.verdict == "failed"
+    assert any("stored-scale-of-the-neighbour" in each["diagnosis"] for each in found.report["failures"])
+
+
+def test_a_closure_is_certified() -> None:
+    """A function that no module names travels as its code."""
+    scale = np.float32(1.0)
+    found = lowbit.certify(
+        lambda x, blocks, rows, columns: scale * right(x, blocks, rows, columns), "linear.gemm", **Q8
+    )
+    assert found.verdict == "passed"
+
+
+def test_a_check_is_no_certificate() -> None:
+    """It finds the same mistakes, and says what it is."""
+    assert not check(right, "linear.gemv", **Q8).failures
+    wrong = check(neighbour, "linear.gemv", **Q8)
+    assert wrong.failures and "WRONG" in wrong.failures[0][1]
+    assert str(wrong).startswith("checked in this process, which is no certificate: ")
+
+
+def test_the_decorator_makes_a_test() -> None:
+    """One that passes for the right function, and fails with the cases for the wrong one."""
+    conforms("linear.gemv", quick=True, **Q8)(lambda: right)()
+    with pytest.raises(AssertionError, match=r"linear\.gemv: failed \(.*\n?.*WRONG"):
+        conforms("linear.gemv", quick=True, **Q8)(lambda: neighbour)()
+
+
+def test_a_narrow_function_has_cases_too() -> None:
+    """Only multiples of 128: a quick run takes its cases among these."""
+    found = lowbit.certify(right, "linear.gemv", quick=True, columns=Range(128), rows=Range(128), **Q8)
+    assert (found.verdict, found.failed) == ("passed", 0) and found.passed > 3
+
+
+def test_limits_of_the_command_line() -> None:
+    """Values, multiples and ranges; anything else is refused."""
+    found = limits_of(["bits=4", "rows=*32:64..128", "columns=8..", "activations=float16,bfloat16"])
+    assert found == {
+        "bits": (4,),
+        "rows": Range(32, 64, 128),
+        "columns": Range(1, 8),
+        "activations": ("float16", "bfloat16"),
+    }
+    with pytest.raises(ArgumentError, match="--limit is 'bits'"):
+        limits_of(["bits"])
+
+
+def test_a_backend_is_not_described() -> None:
+    """What describes a function is refused for a backend."""
+    with pytest.raises(ArgumentError, match="format: only a function is described so"):
+        lowbit.certify("numpy", ["packing.pack"], format="q8_0")
+    with pytest.raises(ArgumentError, match="the one operation that the function computes"):
+        lowbit.certify(right)
