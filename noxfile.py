@@ -87,7 +87,10 @@ def tests(session: nox.Session) -> None:
         "--pyargs",
         "lowbit",
         *session.posargs,
-        env={"LOWBIT_TESTS_COMPLETE": "1"},  # what was installed may not be missing: its tests are never skipped
+        env={
+            "LOWBIT_TESTS_COMPLETE": "1",  # what was installed may not be missing: its tests are never skipped
+            "PYTHONDONTWRITEBYTECODE": None,  # pytest keeps the test modules that it has rewritten, for the next run
+        },
     )
 
 

@@ -60,7 +60,7 @@ class Lowbit(Generator):
         backend = CppyyBackend(isa=isa, threads=threads)
         self.model = load(model, backend, Options(contract=contract, steps=steps))
         best = (backend.capabilities().details or {})["instruction set"]
-        self.name = f"lowbit {best} {contract}{'' if steps else ', formulas between'}"
+        self.name = f"lowbit {best} {contract}{'' if steps else ', products only'}"
 
     def tokens(self, prompt: list[int], count: int) -> Iterator[int]:
         return (step.token for step in self.model.generate(prompt, count, stop=()))

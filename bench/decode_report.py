@@ -55,7 +55,9 @@ def draw(report: dict[str, Any], path: Path) -> None:
     for axes, title in zip(panels, ("after the first token", "reading the prompt"), strict=True):
         for index, run in enumerate(runs):
             bars(axes, index, run, title == "reading the prompt")
-        axes.set_xticks(range(len(runs)), [f"{run['threads']} thread(s)" for run in runs])
+        axes.set_xticks(
+            range(len(runs)), [f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}" for run in runs]
+        )
         axes.set_title(title, fontsize=9)
         axes.set_ylabel("tokens a second")
         axes.margins(y=0.12)

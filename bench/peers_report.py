@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from accuracy import CLASSES
 from contests import HEADLINE
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -24,7 +25,7 @@ COLORS = {
     "OpenVINO": "#e3a008",
     "numpy": "#7f7f7f",
 }
-MARKERS = {1: "o", 4: "^", 16: "s", 128: "D"}
+MARKERS = {"lowbit": "o", "ONNX Runtime": "^", "llama.cpp": "s", "PyTorch": "D", "OpenVINO": "v", "numpy": "X"}
 
 Problem = dict[str, Any]
 
@@ -120,67 +121,97 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     for name, picture in (("peers-roofline.svg", roofline), ("peers-error.svg", speed_against_error)):
         figure = picture(report, chosen)
         temporary = folder / f".{name}.partial.svg"
-        figure.savefig(temporary, metadata={"Date": None})
+        with matplotlib.rc_context({"svg.hashsalt": "lowbit"}):
+            figure.savefig(temporary, metadata={"Date": None})
         plt.close(figure)
         temporary.replace(folder / name)
 
 
 def roofline(report: dict[str, Any], problems: list[Problem]) -> Any:
     """Operations a second over operations a byte, under the read limit and the ceilings of arithmetic."""
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4.6), layout="constrained")
     read = max(row["read_gbps"] for problem in problems for row in problem["contestants"])
     ceilings = report["machine"]["ceilings"].get(str(problems[0]["threads"]), {})
     points = [(intensity(problem, row), gflops(problem, row)) for problem in problems for row in problem["contestants"]]
     left, right = min(x for x, _ in points) / 2, max(x for x, _ in points) * 2
     top = max([*ceilings.values(), max(y for _, y in points) * 1e9]) / 1e9
     axes.plot([left, min(right, top / read)], [left * read, min(right * read, top)], color="black", linewidth=1)
-    axes.annotate(f"reading, {read:.0f} GB/s", (left, left * read), fontsize=8, rotation=28, va="bottom")
     for name, value in ceilings.items():
         axes.plot([value / 1e9 / read, right], [value / 1e9] * 2, color="black", linewidth=0.7, linestyle="--")
-        axes.annotate(f"{name}, {value / 1e9:.0f} G/s", (right, value / 1e9), fontsize=8, ha="right", va="bottom")
+        axes.annotate(f" {name}\n {value / 1e9:.0f}", (right, value / 1e9), fontsize=8, va="center")
     for problem in problems:
         for row in problem["contestants"]:
-            mark(axes, intensity(problem, row), gflops(problem, row), row, MARKERS.get(problem["batch"], "x"))
+            mark(axes, intensity(problem, row), gflops(problem, row), row)
+        x = sorted(intensity(problem, row) for row in problem["contestants"])[len(problem["contestants"]) // 2]
+        axes.text(x, 0.02, f"batch {problem['batch']}", ha="center", transform=axes.get_xaxis_transform(), fontsize=8)
     axes.set(xscale="log", yscale="log", xlabel="operations for each byte of weights", ylabel="10⁹ operations a second")
-    shape = f"{problems[0]['rows']}×{problems[0]['columns']}, {problems[0]['threads']} threads"
-    batches = ", ".join(f"{MARKERS_IN_WORDS.get(problem['batch'], 'cross')} {problem['batch']}" for problem in problems)
-    axes.set_title(f"{shape}; batch: {batches}", fontsize=9, loc="left")
+    axes.set(xlim=(left, right), ylim=(axes.get_ylim()[0] / 1.5, None))
+    said = f"{shape(problems[0])}, {count_threads(problems[0])}; solid line: reading at {read:.0f} GB/s"
+    axes.set_title(said, fontsize=10, loc="left")
     legend(figure, axes)
     return figure
 
 
-MARKERS_IN_WORDS = {1: "circle", 4: "triangle", 16: "square", 128: "diamond"}
-
-
 def speed_against_error(report: dict[str, Any], problems: list[Problem]) -> Any:
-    """Time over error, a panel for each batch; the limits between the classes of accuracy are lines."""
+    """Time over error, a panel for each batch; lines divide the classes of accuracy, whose names stand above them."""
+    columns = min(2, len(problems))
+    lines = -(-len(problems) // columns)
     figure, panels = plt.subplots(
-        1, len(problems), figsize=(4 * len(problems), 4.2), layout="constrained", squeeze=False, sharex=True
+        lines, columns, figsize=(8, 0.5 + 3 * lines), layout="constrained", squeeze=False, sharex=True
     )
-    for axes, problem in zip(panels[0], problems, strict=True):
+    for axes in panels.flat[len(problems) :]:
+        axes.set_visible(False)
+    for axes, problem in zip(panels.flat, problems, strict=False):
         for row in problem["contestants"]:
-            mark(axes, row["error"]["rms"], row["ms"][0], row, "o")
+            mark(axes, row["error"]["rms"], row["ms"][0], row)
         for limit in CLASSES.values():
             axes.axvline(limit, color="black", linewidth=0.5, linestyle=":")
-        axes.set(xscale="log", yscale="log", xlabel="rms error against float64, on the weights held")
-        axes.set_title(f"{problem['rows']}×{problem['columns']}, batch {problem['batch']}", fontsize=9)
-    panels[0][0].set_ylabel(f"milliseconds, {problems[0]['threads']} threads")
+        axes.set(xscale="log", yscale="log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        said = f"{shape(problem)}, batch {problem['batch']}, {count_threads(problem)}"
+        axes.set_title(said, fontsize=10, loc="left")
+        name_classes(axes)
+    figure.supylabel("milliseconds", fontsize=10)
+    figure.supxlabel("root mean square error against float64, on the weights that the kernel holds", fontsize=10)
     legend(figure, panels[0][0])
     return figure
 
 
-def mark(axes: Axes, x: float, y: float, row: dict[str, Any], marker: str) -> None:
-    """One point, with the contestant's name beside it in small letters."""
-    own = row["project"] == "lowbit"
-    axes.scatter([x], [y], marker=marker, s=34 if own else 22, color=COLORS[row["project"]], label=row["project"])
-    name = row["id"].removeprefix("lowbit-") if own else row["id"]
-    axes.annotate(name, (x, y), fontsize=5, xytext=(3, 2), textcoords="offset points")
+def name_classes(axes: Axes) -> None:
+    """The class of accuracy between each two limits, at the lower edge."""
+    limits = list(CLASSES.values())
+    axes.set_xlim(limits[0] / 3e3, limits[-1])
+    for name, low, high in zip(CLASSES, [limits[0] / 3e3, *limits], limits, strict=False):
+        axes.text((low * high) ** 0.5, 0.02, name, fontsize=8, ha="center", transform=axes.get_xaxis_transform())
+    axes.set_ylim(axes.get_ylim()[0] / 1.5)
+
+
+def shape(problem: Problem) -> str:
+    return f"{problem['rows']} × {problem['columns']}"
+
+
+def count_threads(problem: Problem) -> str:
+    return f"{problem['threads']} thread{'s' if problem['threads'] > 1 else ''}"
+
+
+def mark(axes: Axes, x: float, y: float, row: dict[str, Any]) -> None:
+    """One point. Its colour and form are the project's; the tables name the kernels."""
+    own, project = row["project"] == "lowbit", row["project"]
+    style: dict[str, Any] = {
+        "s": 38 if own else 28,
+        "zorder": 3 if own else 2,
+        "linewidths": 0.4,
+        "edgecolors": "black",
+    }
+    axes.scatter([x], [y], marker=MARKERS[project], color=COLORS[project], label=project, **style)
 
 
 def legend(figure: Any, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    figure.legend(list(unique.values()), list(unique), loc="outside lower center", ncols=6, fontsize=8)
+    figure.legend(list(unique.values()), list(unique), loc="outside upper center", ncols=6, fontsize=9)
 
 
 def intensity(problem: Problem, row: dict[str, Any]) -> float:

@@ -6,6 +6,8 @@ import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
+from jupyter_client.manager import KernelManager
+
 HERE = Path(__file__).parent
 SOURCES = ("spec", "backends", "conformance", "conformance/selftest/support", "bench")
 sys.path[:0] = [str(HERE / "_ext"), *(str(HERE.parent / root) for root in SOURCES)]
@@ -24,6 +26,8 @@ nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120
 nb_execution_allow_errors = False
+# What is said to its kernel over local ports is encrypted, so that other users of the machine cannot read it.
+KernelManager.transport_encryption.default_value = "auto"
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:5], os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 # A single backtick links to what it names, and is plain code where it names an argument.

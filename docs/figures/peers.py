@@ -60,7 +60,8 @@ for axis, shape in zip(axes, SHAPES, strict=True):
     axis.spines[["top", "right"]].set_visible(False)
 for accuracy in CLASSES:
     top = min(y for row, y in places.items() if row[0] == accuracy)
-    axes[0].text(0.1, top - 0.62, accuracy, fontsize=9.5, fontweight="bold", va="center")
+    place = {"transform": axes[0].get_yaxis_transform(), "ha": "right", "va": "center"}
+    axes[0].text(-0.03, top - 0.8, accuracy, fontsize=9.5, fontweight="bold", **place)
 axes[0].set_yticks(list(places.values()), [project for _, project in places])
 axes[0].invert_yaxis()
 axes[0].margins(y=0.06)

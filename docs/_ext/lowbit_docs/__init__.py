@@ -6,6 +6,7 @@ from sphinx.util.typing import ExtensionMetadata
 from lowbit_docs.adapters import AdapterReport
 from lowbit_docs.benchmarks import Benchmarks
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
+from lowbit_docs.formats import Formats
 from lowbit_docs.kernels import KernelCosts, KernelSource, KernelWords
 from lowbit_docs.matrix import KillMatrix
 from lowbit_docs.names import resolve
@@ -32,6 +33,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.setup_extension("matplotlib.sphinxext.plot_directive")
     app.add_directive("plot", Plot, override=True)
     app.add_directive("operations", Operations)
+    app.add_directive("formats", Formats)
     app.add_directive("traceability", Traceability)
     app.add_directive("kernel-source", KernelSource)
     app.add_directive("kernel-words", KernelWords)

@@ -8,7 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from accuracy import CLASSES
 from docutils import nodes
+from peers_report import headline
 from sphinx.util.docutils import SphinxDirective
 
 from lowbit_docs.tables import Cell, folded, table
@@ -34,11 +36,33 @@ class Benchmarks(SphinxDirective):
 
     def peers(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The problems, those on most threads first, then the goals of lowbit itself."""
-        found: list[nodes.Node] = []
+        found = self.peers_pictures(report)
         for problem in sorted(report["problems"], key=lambda problem: -problem["threads"]):
             found += contest(problem)
         met = sum(goal["met"] for goal in report["goals"])
         return found + folded(f"Goals of lowbit: {met} of {len(report['goals'])} met", goals(report["goals"]))
+
+    def peers_pictures(self, report: dict[str, Any]) -> list[nodes.Node]:
+        """Speed against error, and speed against the read limit, with what they show in words."""
+        shown = headline(report)
+        if not shown:
+            return []
+        matrix = f"a {shown[0]['rows']} × {shown[0]['columns']} matrix of 4 bits on {shown[0]['threads']} threads"
+        fastest = "; ".join(f"at batch {problem['batch']} {winners(problem)}" for problem in shown)
+        error = (
+            "Time against error, each point a kernel. Left and low is better: exact and fast. Dotted lines divide the "
+            f"accuracy classes. {matrix.capitalize()}."
+        )
+        read = (
+            "Operations a second against operations for each byte of weights. No kernel can lie above the solid line, "
+            "which is the read limit, and none of a class above the dashed line of its arithmetic."
+        )
+        batches = ", ".join(str(problem["batch"]) for problem in shown)
+        points = f"One column of points for each batch of {batches}, for {matrix}: the larger the batch, the farther"
+        return [
+            self.picture("peers-error.svg", error, f"{len(shown)} panels of time against error. Fastest: {fastest}."),
+            self.picture("peers-roofline.svg", read, f"{points} the kernels are from the read limit."),
+        ]
 
     def decode(self, report: dict[str, Any]) -> list[nodes.Node]:
         """The picture and one table."""
@@ -52,13 +76,28 @@ class Benchmarks(SphinxDirective):
                 spread = f"{low:.1f} to {high:.1f}"
                 rows.append([str(run["threads"]), generator["name"], f"{speed:.1f}", spread, first, f"{least:.0f}"])
         caption = "Tokens a second of the whole model, as in Figure 4 of the paper."
-        return [self.picture("decode.svg", caption), table(heads, rows, [10, 24, 16, 20, 16, 14])]
+        speeds = ", ".join(f"{row[1]} {row[2]}" for row in rows)
+        said = f"Bars of tokens a second after the first token and while reading the prompt. After the first: {speeds}."
+        return [self.picture("decode.svg", caption, said), table(heads, rows, [10, 24, 16, 20, 16, 14])]
 
-    def picture(self, name: str, caption: str) -> nodes.Node:
-        """A picture of docs/data under its caption."""
-        figure = nodes.figure("", nodes.image(uri=f"data/{name}", alt=caption, classes=["turns"]))
+    def picture(self, name: str, caption: str, said: str) -> nodes.Node:
+        """A picture of docs/data above its caption; `said` is its alternative text."""
+        figure = nodes.figure("", nodes.image(uri=f"data/{name}", alt=said, classes=["turns"]))
         figure += nodes.caption("", caption)
         return figure
+
+
+def winners(problem: dict[str, Any]) -> str:
+    """The project of the fastest kernel of each class.
+
+    >>> rows = [("a", "8 bits", 2.0), ("b", "8 bits", 1.0), ("b", "float32", 3.0)]
+    >>> contestants = [{"project": name, "accuracy": kind, "ms": [ms]} for name, kind, ms in rows]
+    >>> winners({"contestants": contestants})
+    'float32 b, 8 bits b'
+    """
+    rows = sorted(problem["contestants"], key=lambda row: row["ms"][0])
+    first = {kind: next((row["project"] for row in rows if row["accuracy"] == kind), None) for kind in CLASSES}
+    return ", ".join(f"{kind} {project}" for kind, project in first.items() if project)
 
 
 def about(report: dict[str, Any]) -> nodes.Node:

@@ -80,7 +80,7 @@ class Sources(Domain):
 
     def names(self, work: str, place: str) -> list[str]:
         """The functions and chapters that cite this place."""
-        return list(dict.fromkeys(c.name for c in self.cited if (c.work, c.place) == (work, place)))
+        return own_first(place, dict.fromkeys(c.name for c in self.cited if (c.work, c.place) == (work, place)))
 
     def clear_doc(self, docname: str) -> None:
         self.cited[:] = [citation for citation in self.cited if citation.docname != docname]
@@ -94,6 +94,16 @@ class Sources(Domain):
             if (citation.work, citation.place[0] == "§") in kinds and (citation.work, citation.place) not in entries:
                 message = "%s %s is cited here, and the index of that work has no such entry"
                 logger.warning(message, citation.work, citation.place, location=citation.location)
+
+
+def own_first(place: str, names: Iterable[str]) -> list[str]:
+    """The functions that are named after a place stand before those that only cite it.
+
+    >>> own_first("Equation 2", ["linear.qgemv", "linear.equation_21", "linear.equation_2_left"])
+    ['linear.equation_2_left', 'linear.qgemv', 'linear.equation_21']
+    """
+    own = re.compile(rf"\b{place.lower().replace(' ', '_')}(?!\d)")
+    return sorted(names, key=lambda name: own.search(name) is None)
 
 
 def sources(env: BuildEnvironment) -> Sources:
