@@ -15,6 +15,7 @@ from kills.backends import made_of
 from kills.habits import Habit
 from lowbit.backend import Backend
 from lowbit_conformance.defects import bank
+from lowbit_conformance.defects.backends import BankBackend
 from lowbit_conformance.defects.bank import BANK
 from lowbit_conformance.defects.defect import Defect
 
@@ -48,7 +49,7 @@ def backend(name: str) -> Backend:
         ArgumentError: there is none.
     """
     defect = defect_of(name)
-    return made_of(defect) if isinstance(defect, Habit) else bank.backend(name)
+    return made_of(defect) if isinstance(defect, Habit) else BankBackend(defect)
 
 
 def uses_reference(name: str) -> bool:
