@@ -163,10 +163,12 @@ struct Heads {
 };
 
 // The rows of `chunk` tokens, of which `left` are visible, for a kernel to read: in place, or copied where fewer are
-// left or the memory ends with the last channel. The copy is followed by as many zeros as a kernel may read.
+// left or a kernel would read beyond the last row of the head. It reads `channels` elements from the start of each row,
+// which for narrow heads are several rows. The copy is followed by as many zeros as a kernel may read.
 inline const float* rows_at(const KernelSet& kernels, const Heads& shape, const float* rows, std::int64_t first,
                             std::int64_t left, float* copy) {
-  if (left >= chunk && (shape.channels() == shape.d || first + chunk < shape.length)) return rows + first * shape.d;
+  const std::int64_t end = (first + chunk - 1) * shape.d + shape.channels();
+  if (left >= chunk && end <= shape.length * shape.d) return rows + first * shape.d;
   const std::int64_t seen = std::min(left, chunk), read = (seen + kernels.lanes - 1) / kernels.lanes * kernels.lanes;
   std::memcpy(copy, rows + first * shape.d, seen * shape.d * sizeof(float));
   std::fill(copy + seen * shape.d, copy + read * shape.d + shape.channels() - shape.d, 0.0f);

@@ -53,6 +53,7 @@ def attended(clause: str, head_dim: int, length: int, kv_heads: int, group: int,
     return AttendCase(clause, *NEW, tokens, length, heads, kv_heads, head_dim, length if size < 0 else size)
 
 
+WINDOWS = (0, -1, 0, 2, 0, 16, 0, 32, 0, 64, 0, 128, 0)
 HEADS = Pairs(
     attended,
     [
@@ -61,7 +62,7 @@ HEADS = Pairs(
         (1, 2, 3, 4, 5, 6, 8, 16),
         (1, 2, 3, 4, 5, 7, 8),
         (1, 2, 3, 4, 8, 9, 16, 17, 32, 33, 64),
-        (0, -1, 0, 2, 0, 16, 0, 32, 0, 64, 0, 128, 0),
+        WINDOWS,
     ],
     prime=13,
 )
@@ -75,13 +76,20 @@ def prompted(clause: str, tokens: int, length: int, head_dim: int, size: int) ->
 
 
 FEWER = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 65, 128)
-PROMPTS = Pairs(prompted, [FEWER, FEWER, (16, 32, 48, 64, 80, 128), (0, -1, 0, 2, 0, 16, 0, 32, 0, 64, 0, 128, 0)], 13)
+PROMPTS = Pairs(prompted, [FEWER, FEWER, (16, 32, 48, 64, 80, 128), WINDOWS], 13)
+NARROW = Pairs(prompted, [FEWER, FEWER, (2, 4, 6, 8), WINDOWS], 13)
 
 
 @checks("attention.attend/C3", PROMPTS.cases)
 def test_prompts(backend: Remote, case: AttendCase, record_property: Record) -> None:
     """The same for every number of queries with every number of keys."""
     PROMPTS.each(case, record_property, lambda each, own: test_sizes.test_heads_of_every_size(backend, each, own))
+
+
+@checks("attention.attend/C3", NARROW.cases)
+def test_prompts_of_narrow_heads(backend: Remote, case: AttendCase, record_property: Record) -> None:
+    """The same for heads of fewer channels than a register has lanes, where what is read of a row is several rows."""
+    NARROW.each(case, record_property, lambda each, own: test_sizes.test_heads_of_every_size(backend, each, own))
 
 
 @checks("attention.attend/C3", HEADS.cases)
