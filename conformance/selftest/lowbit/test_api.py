@@ -10,7 +10,7 @@ from tiny_gguf import write
 
 import lowbit
 from lowbit import api
-from lowbit.backend import Availability, base
+from lowbit.backend import Availability, registry
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.linear.linear import qgemv
 from lowbit.model.quantization_plan import Plan
@@ -72,15 +72,15 @@ def test_the_backend_that_matmul_opens_is_closed(monkeypatch: pytest.MonkeyPatch
 
 def test_the_default_backend_is_the_first_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the published order; one that cannot run here, or is not installed or broken, is passed over."""
-    assert base.DEFAULT_ORDER == ("cppyy", "numpy", "reference")
+    assert registry.DEFAULT_ORDER == ("cppyy", "numpy", "reference")
     monkeypatch.setattr(CppyyBackend, "availability", lambda self: Availability(True))
     assert lowbit.load_backend().name == "cppyy"
     monkeypatch.setattr(CppyyBackend, "availability", lambda self: Availability(False, "no compiler", "install one"))
     assert lowbit.load_backend().name == "numpy"
-    installed = entries(base.ENTRY_POINTS)
-    for other in ([], [EntryPoint("numpy", "no_such_module:Thing", base.ENTRY_POINTS)]):
+    installed = entries(registry.ENTRY_POINTS)
+    for other in ([], [EntryPoint("numpy", "no_such_module:Thing", registry.ENTRY_POINTS)]):
         kept = [entry for entry in installed if entry.name not in ("cppyy", "numpy")] + other
-        monkeypatch.setattr(base, "entries", lambda group, kept=kept: kept)
+        monkeypatch.setattr(registry, "entries", lambda group, kept=kept: kept)
         assert lowbit.load_backend().name == "reference"
     with pytest.raises(UnavailableError):
         lowbit.load_backend("numpy")

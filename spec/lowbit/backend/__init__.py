@@ -4,19 +4,15 @@ The names below are the public interface of the package; its chapters say what e
 """
 
 from lowbit.backend.base import (
-    DEFAULT_ORDER,
-    ENTRY_POINTS,
     PRODUCTS,
     Availability,
     Backend,
     Capabilities,
     Declaration,
     Range,
-    find,
-    load,
-    names,
 )
 from lowbit.backend.prepared import PreparedLinear
+from lowbit.backend.registry import DEFAULT_ORDER, ENTRY_POINTS, find, load, names
 from lowbit.backend.session import Session
 
 __all__ = [

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from lowbit.backend.base import Backend, find
+from lowbit.backend.base import Backend
+from lowbit.backend.registry import find
 from lowbit.errors import UnavailableError, words_of
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.threads import usable_processors

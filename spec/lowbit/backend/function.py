@@ -42,16 +42,18 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit.backend.base import Availability, Backend, Capabilities, Declaration, Range, import_named
+from lowbit.backend.base import Availability, Backend, Capabilities, Declaration, Range
+from lowbit.backend.registry import import_named
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit.contract.rounding import Arithmetic, Weights, any_order
 from lowbit.errors import ArgumentError, words_of
 from lowbit.numbers.floats import FLOATS
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import Stored
 
 Library = Literal["numpy", "torch", "jax"]
+ARRAYS: tuple[Library, ...] = get_args(Library)
 NEEDS_CLOUDPICKLE = "install cloudpickle, or put the function into a module and name it module:function"
 MOST_TEXT = 2**24
 """Characters of a description: a serialised function may carry constants with it."""
@@ -80,7 +82,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         check_choice("operation", self.operation, [name for name, each in OPERATIONS.items() if not each.stateful])
-        check_choice("arrays", self.arrays, get_args(Library))
+        check_choice("arrays", self.arrays, ARRAYS)
 
     @property
     def declaration(self) -> Declaration:
@@ -96,8 +98,9 @@ class Claim:
     def _usual(self) -> Arithmetic:
         stored = "format" in self.limits or self.operation.startswith("linear.")
         types = self.limit_of(self.limits.get("activations", "float32"))
-        coarsest = next((each for each in ("bfloat16", "float16") if each in types), "float32")
-        return Arithmetic("dequantised" if stored else "direct", "float32", any_order, coarsest)  # type: ignore[arg-type]  # a type of weights
+        shorter: tuple[Weights, ...] = ("bfloat16", "float16")
+        coarsest: Weights = next((each for each in shorter if each in types), "float32")
+        return Arithmetic("dequantised" if stored else "direct", "float32", any_order, coarsest)
 
 
 def described(function: Callable[..., Any] | str, claim: Claim) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lowbit.backend import base as registry
+from lowbit.backend import registry
 from lowbit.backend.asking import MOST_SAID, ask
 from lowbit.backend.base import Range
 from lowbit.contract.checks import spoken

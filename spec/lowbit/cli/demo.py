@@ -26,7 +26,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.backend import base as registry
+from lowbit.backend import registry
 from lowbit.cli.demo_certification import (
     PROFILE,
     SPECIFICATION,

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.backend import base as registry
+from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.errors import NotDeclaredError, UnavailableError
 from lowbit.model.weights import LlamaWeights, matrices

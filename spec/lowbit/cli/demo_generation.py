@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowbit.arrays import F64
-from lowbit.backend import base as registry
+from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.cli.demo_certification import lacking
 from lowbit.cli.progress import changing_bar, progress_bar

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowbit.backend import base as registry
+from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.cli.options import (
     BackendOption,

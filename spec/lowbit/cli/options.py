@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from lowbit.backend import base as registry
-from lowbit.backend.base import DEFAULT_ORDER, Backend
+from lowbit.backend import registry
+from lowbit.backend.base import Backend
+from lowbit.backend.registry import DEFAULT_ORDER
 from lowbit.backend.whole_model import KEYS, PREFETCHES, DeviceSettings, bytes_of
 from lowbit.cli.progress import changing_bar
 from lowbit.contract.checks import check_choice, check_integer, spoken

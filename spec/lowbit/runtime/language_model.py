@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from lowbit.arrays import F32
-from lowbit.backend import base as registry
+from lowbit.backend import registry
 from lowbit.backend.base import Backend
 from lowbit.backend.whole_model import DeviceSettings
 from lowbit.contract.checks import check_choice
@@ -249,7 +249,7 @@ def load(
     Args:
         model: the path of a GGUF file or of a checkpoint directory, a model that is open, or weights without a
             tokenizer.
-        backend: its name, or None for the default (`lowbit.backend.base.DEFAULT_ORDER`), which are closed with the
+        backend: its name, or None for the default (`lowbit.backend.registry.DEFAULT_ORDER`), which are closed with the
             model; or a backend, which stays open.
         options: how it is run.
         report: called while files are read, and weights quantised and prepared.

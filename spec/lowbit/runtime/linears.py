@@ -30,7 +30,7 @@ CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 class BackendLinears:
     """Makes linear layers that run on one backend; give it to a `lowbit.model.decoder.Decoder` as its `linear`.
 
-    >>> from lowbit.backend.base import load
+    >>> from lowbit.backend.registry import load
     >>> linears = BackendLinears(load("reference"))
     >>> linears(np.eye(2, dtype=np.float32))(np.array([[1.0, 2.0]], np.float32))
     array([[1., 2.]], dtype=float32)

@@ -1,15 +1,11 @@
 """The interface of a backend: what it refuses before a kernel sees it, and how backends are found."""
 
-from importlib.metadata import EntryPoint
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.lib.array_utils import byte_bounds
 
 from lowbit.arrays import F32
-from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.backend import base as registry
+from lowbit.backend import Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, LowbitError, NotDeclaredError, UnavailableError
 from lowbit.quantization.affine import QuantizedMatrix, quantize
@@ -103,34 +99,6 @@ def test_wrong_arguments_come_before_anything_else() -> None:
         FourBits().prepare(np.ones((32, 3)))  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_the_backends_of_this_distribution_are_found() -> None:
-    """Entry points make them known; nothing lists them."""
-    assert {"cppyy", "numpy", "reference"} <= set(registry.names())
-    assert registry.find("lowbit_numpy:NumpyBackend").name == "numpy"
-
-
-def test_a_broken_package_is_unavailable_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that cannot be imported, or that offers something else, is an error in words, not a traceback."""
-    entries = [EntryPoint("gone", "no_such_module:Thing", "lowbit.backends")]
-    entries += [EntryPoint("other", "fractions:Fraction", "lowbit.backends")]
-    monkeypatch.setattr(registry, "entries", lambda group: entries)
-    with pytest.raises(UnavailableError, match="ModuleNotFoundError"):
-        registry.find("gone")
-    with pytest.raises(UnavailableError, match=r"is not a lowbit.backend.Backend"):
-        registry.find("other")
-    with pytest.raises(ArgumentError, match="'third'; allowed: gone or other"):
-        registry.find("third")
-
-
-def test_an_unusable_backend_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """load refuses with the backend's own reason and remedy; find still gives it, for a listing."""
-    monkeypatch.setattr(FourBits, "availability", lambda self: Availability(False, "no such CPU", "buy one"))
-    name = f"{FourBits.__module__}:FourBits"
-    assert registry.find(name).name == "four"
-    with pytest.raises(UnavailableError, match="is unavailable: no such CPU; buy one"):
-        registry.load(name)
-
-
 def test_every_error_is_one_line() -> None:
     """Each error lowbit raises on purpose fits on a line and is a LowbitError."""
     errors = (
@@ -139,45 +107,3 @@ def test_every_error_is_one_line() -> None:
         NotDeclaredError("x", "linear.qgemv"),
     )
     assert all(isinstance(error, LowbitError) and "\n" not in str(error) for error in errors)
-
-
-# **Names that do not exist.**
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("numpi", "'numpi'; allowed: .*; the nearest name is numpy"),
-        (
-            "lowbit_nunpy:Numpy",
-            "there is no module 'lowbit_nunpy' in this folder .*; the nearest name is lowbit_numpy",
-        ),
-        (
-            "lowbit_numpy.groops:X",
-            "there is no module 'lowbit_numpy.groops' .*; the nearest name is groups",
-        ),
-        ("lowbit_numpy:NumpyBackent", "lowbit_numpy has no class 'NumpyBackent'; the nearest name is NumpyBackend"),
-    ],
-)
-def test_a_misspelt_name_is_called_that(name: str, words: str) -> None:
-    """A module or class that does not exist is an argument, and the message has the nearest name."""
-    with pytest.raises(ArgumentError, match=words):
-        registry.find(name)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("import numppy", "imports numppy, which is not installed or misspelt; install numppy, or mend the import"),
-        ("1 / 0", "fails with ZeroDivisionError: division by zero; mend the module"),
-    ],
-)
-def test_a_module_that_fails_is_told_apart(
-    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module that exists and cannot be imported is unavailable, and the message says what in it fails."""
-    name = f"failing_{len(text)}"
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UnavailableError, match=words):
-        registry.find(f"{name}:Mine")

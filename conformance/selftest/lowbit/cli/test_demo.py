@@ -10,8 +10,7 @@ import pytest
 from tiny_gguf import published, write
 from typer.testing import CliRunner, Result
 
-from lowbit.backend import Capabilities, Declaration, PreparedLinear
-from lowbit.backend import base as registry
+from lowbit.backend import Capabilities, Declaration, PreparedLinear, registry
 from lowbit.backend.reference import ReferenceBackend, ReferenceLinear
 from lowbit.cli import app, demo, demo_certification, demo_generation, demo_report
 from lowbit.cli.demo_certification import PROFILE, lacking

@@ -1,0 +1,150 @@
+"""The registry: how lowbit finds a backend.
+
+A package makes its backend known by an entry point in the group ``lowbit.backends``; nothing in lowbit lists them. A
+class that no package has registered yet is named as ``module:Class``.
+
+**The default** wherever no backend is named is the first of `DEFAULT_ORDER` that can run on this machine. Whatever was
+chosen so is named in the output.
+"""
+
+import os
+import re
+import sys
+from contextlib import suppress
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from typing import Any
+
+from lowbit.backend.base import Backend
+from lowbit.contract.checks import spoken
+from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.system.entries import entries, loaded
+
+ENTRY_POINTS = "lowbit.backends"
+DEFAULT_ORDER = ("cppyy", "numpy", "reference")
+"""Where no backend is named, the first of these that can run here computes: from the fastest to the slowest."""
+DIRECT = re.compile(r"[\w.]+:[\w.]+")
+
+
+def names() -> list[str]:
+    """The names of all installed backends, sorted; no package can offer a name that is a ``module:Class``."""
+    return sorted({entry.name for entry in entries(ENTRY_POINTS) if not DIRECT.fullmatch(entry.name)})
+
+
+def find(name: str) -> Backend:
+    """The backend of this name, whether or not it can run here.
+
+    A class that no package has registered yet is named as ``module:Class``, which is useful while it is written.
+
+    Raises:
+        ArgumentError: no installed package offers it, or there is no such module or class.
+        UnavailableError: its package cannot be imported.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError("backend", repr(name), "a name")
+    found = [entry for entry in entries(ENTRY_POINTS) if entry.name == name]
+    if DIRECT.fullmatch(name):
+        found = [EntryPoint(name, name, ENTRY_POINTS)]
+        _find_in_current_folder(name.partition(":")[0].partition(".")[0])
+        _check_exists(found[0])
+    if not found:
+        nearest = _nearest(name, names())
+        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
+    if len(found) > 1:
+        reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
+        raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")
+    backend = loaded(found[0], f"backend {name}", lambda made: made())
+    if not isinstance(backend, Backend):
+        reason = f"{found[0].value} is not a lowbit.backend.Backend"
+        raise UnavailableError(f"backend {name}", reason, "derive it from that class")
+    return backend
+
+
+def import_named(name: str) -> Any:
+    """What ``module:name`` names; the module may lie in the current folder, after all other places.
+
+    Raises:
+        ArgumentError: there is no such module or name.
+        UnavailableError: the module fails while it is imported.
+    """
+    if not DIRECT.fullmatch(name):
+        raise ArgumentError("function", repr(name), "module:function")
+    entry = EntryPoint(name, name, ENTRY_POINTS)
+    _find_in_current_folder(name.partition(":")[0].partition(".")[0])
+    _check_exists(entry)
+    return loaded(entry, f"function {name}")
+
+
+def _find_in_current_folder(module: str) -> None:
+    """Let an unregistered backend be imported from the current folder, after all other places.
+
+    Nothing else is imported from there: a module of the standard library or of an installed package comes first.
+    """
+    if module not in sys.modules and find_spec(module) is None:
+        sys.path.append(os.getcwd())
+
+
+def _check_exists(entry: EntryPoint) -> None:
+    """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
+    module, what = entry.module, f"backend {entry.value}"
+    try:
+        imported = loaded(EntryPoint(entry.name, module, entry.group), what)
+    except UnavailableError as error:
+        missing = error.__cause__
+        if not isinstance(missing, ModuleNotFoundError) or missing.name is None:
+            raise UnavailableError(what, error.reason, "mend the module") from missing
+        if f"{module}.".startswith(f"{missing.name}."):
+            parent = sys.modules.get(missing.name.rpartition(".")[0])
+            siblings = [each.name for each in iter_modules(getattr(parent, "__path__", None))]
+            nearest = _nearest(missing.name.rpartition(".")[2], siblings) or _nearest(module, siblings)
+            sentence = f"there is no module {missing.name!r} in this folder or on Python's path{nearest}"
+            raise ArgumentError("module", missing.name, "a module that can be imported", sentence) from None
+        reason = f"{module} imports {missing.name}, which is not installed or misspelt"
+        raise UnavailableError(what, reason, f"install {missing.name}, or mend the import") from missing
+    there: Any = imported
+    for part in entry.attr.split("."):
+        if not hasattr(there, part):
+            nearest = _nearest(part, [each for each in dir(there) if not each.startswith("_")])
+            sentence = f"{module} has no class {part!r}{nearest}"
+            raise ArgumentError("class", part, f"a class of {module}", sentence)
+        there = getattr(there, part)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """The known name that is like the given one, for the end of a message; empty if there is none."""
+    found = get_close_matches(name, known, 1)
+    return f"; the nearest name is {found[0]}" if found else ""
+
+
+def load(name: str | None = None) -> Backend:
+    """The backend of this name, ready to run; without a name the default, the first usable one of `DEFAULT_ORDER`.
+
+    >>> load("reference").name
+    'reference'
+    >>> load().name in DEFAULT_ORDER
+    True
+    >>> load("abacus")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    lowbit.errors.ArgumentError: backend is 'abacus'; allowed: ...
+
+    Raises:
+        ArgumentError: no installed package offers it.
+        UnavailableError: it cannot run here; the message says why and what to do.
+    """
+    if name is None:
+        return _default()
+    backend = find(name)
+    state = backend.availability()
+    if not state.usable:
+        raise UnavailableError(f"backend {name}", state.reason, state.remedy)
+    return backend
+
+
+def _default() -> Backend:
+    *others, last = DEFAULT_ORDER
+    for name in others:
+        with suppress(ArgumentError, UnavailableError):
+            return load(name)
+    return load(last)  # whose error says why, if it cannot run either
