@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lowbit.backend import Range
-from lowbit.backend.function import Claim, described
+from lowbit.backend.function import ARRAYS, Claim, described
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic
@@ -66,7 +66,8 @@ def function_target(
     words += [word for name, each in given.items() for word in (f"--{name}", each)]
     words += [word for each in limits for word in ("--limit", shlex.quote(each))]
     words += ["--arrays", arrays] * (arrays != "numpy") + ["--device", device] * (device != "cpu")
-    claim = Claim(operation, {**limits_of(limits), **with_result(given)}, None, arrays, device)  # type: ignore[arg-type]  # checked there
+    library = check_choice("--arrays", arrays, ARRAYS)
+    claim = Claim(operation, {**limits_of(limits), **with_result(given)}, None, library, device)
     return tuple(words), ("--function", described(function, claim))
 
 
@@ -93,7 +94,7 @@ def claim_of(
     check_choice("operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
     if arithmetic is not None and OPERATIONS[operation].promise is Promise.EXACT:
         raise ArgumentError("arithmetic", "given", f"None, since {operation} is exact")
-    return Claim(operation, with_result(limits), arithmetic, arrays, device)  # type: ignore[arg-type]  # checked there
+    return Claim(operation, with_result(limits), arithmetic, check_choice("arrays", arrays, ARRAYS), device)
 
 
 def name_of(function: Callable[..., Any] | str) -> str:

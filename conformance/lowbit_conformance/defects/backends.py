@@ -14,7 +14,7 @@ from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
 from lowbit.backend.reference import STORED_PRODUCTS, ReferenceBackend
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, Roundings, any_order
+from lowbit.contract.rounding import Arithmetic, Form, Roundings, any_order
 from lowbit.linear.integer_bounds import integer_loop
 from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
@@ -90,9 +90,9 @@ class BankBackend(Backend):
     def capabilities(self) -> Capabilities:
         operations = {}
         for name in self.defect.operations:
-            form = "dequantised" if name in steps.PRODUCTS or name == "hqq.qgemv" else "direct"
+            form: Form = "dequantised" if name in steps.PRODUCTS or name == "hqq.qgemv" else "direct"
             bounded = OPERATIONS[name].promise is Promise.BOUNDED
-            arithmetic = Arithmetic(form, self.defect.accumulator, self.roundings()) if bounded else None  # type: ignore[arg-type]  # a str that is a form
+            arithmetic = Arithmetic(form, self.defect.accumulator, self.roundings()) if bounded else None
             if name in STORED_PRODUCTS:
                 arithmetic = Arithmetic("dequantised", "float64", self.roundings(), "exact")
             if name == integers.OPERATION:

@@ -15,13 +15,16 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.attention import bounds as attention_bounds
 from lowbit.attention import rope
+from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, Bound, any_order, gamma
+from lowbit.contract.rounding import Arithmetic, Bound, Weights, any_order, gamma
 from lowbit.linear import integer_bounds
+from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.model import bounds as blocks_bounds
 from lowbit.moe import bounds as routing_bounds
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import gptq_bounds, hqq, hqq_solver
+from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_conformance import packing
 from lowbit_conformance.defects import places, steps
 from lowbit_conformance.defects.bank import BANK
@@ -338,6 +341,17 @@ def _linear(x: Array, matrix: Any, right: Array) -> Array:
     return (gamma(matrix.rows + 8, UNIT) * terms).reshape(right.shape)
 
 
+def _stored(x: Any, weights: Stored, *rest: Any) -> Array:
+    """The weights of a kernel may be as short as its activations; it need not have said so."""
+    result, right = check_choice("result", rest[0] if len(rest) > 1 else "float32", RESULTS), rest[-1]
+    wide = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
+    shortest: Weights = "float32" if isinstance(x, Stored) else check_choice("activations", x.dtype.name, RESULTS)
+    declared = Arithmetic("factored", "float32", any_order, shortest)
+    sums = of_sums(x, weights) if isinstance(x, Stored) else 0.0
+    limit: Array = stored_bound(wide, weights, result, declared, np.atleast_2d(right), sums).limit
+    return limit.reshape(right.shape)
+
+
 def _factor(hessian: Array, right: Array) -> Array:
     return np.full(right.shape, 1e-4 * np.abs(right).max())
 
@@ -346,6 +360,9 @@ LIMITS: Mapping[str, Limit] = {
     "linear.qgemv": _linear,
     "linear.qgemm": _linear,
     "linear.qgemm_bfp": lambda x, matrix, right: integer_bounds.integer_bound(x, matrix, INTEGER, right).limit,
+    "linear.gemv": _stored,
+    "linear.gemm": _stored,
+    "linear.gemm_cast": _stored,
     "hqq.qgemv": _of(hqq.qgemv_bound),
     "hqq.step": _of(hqq_solver.step_bound),
     "gptq.hessian": _of(gptq_bounds.hessian_bound),

@@ -88,39 +88,39 @@ def chosen_of(scores: F32, chosen: Ids) -> F64:
     return np.take_along_axis(scores, chosen, axis=1).astype(np.float64)
 
 
-def not_renormalized(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
+def not_renormalized(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
     return chosen_of(scores, chosen) if softmax == "before" else routing.weights(scores, chosen, "after")
 
 
-def softmax_of_all(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
+def softmax_of_all(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
     if softmax == "before":
         return routing.weights(scores, chosen, "before")
     all_of_them = np.exp(scores.astype(np.float64) - scores.max(axis=1, keepdims=True))
     return chosen_of((all_of_them / all_of_them.sum(axis=1, keepdims=True)).astype(np.float32), chosen)
 
 
-def raw_logits(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
+def raw_logits(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
     return chosen_of(scores, chosen) if softmax == "after" else routing.weights(scores, chosen, "before")
 
 
-def weights_of_first(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
+def weights_of_first(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
     """The weights of experts 0 … k − 1, whichever were chosen."""
     first = np.broadcast_to(np.arange(chosen.shape[1]), chosen.shape)
-    right = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
+    right = routing.weights(scores, chosen, softmax)
     try:
-        return routing.weights(scores, np.ascontiguousarray(first), softmax)  # type: ignore[arg-type]  # likewise
+        return routing.weights(scores, np.ascontiguousarray(first), softmax)
     except ValueError:  # none of them has a probability
         return right
 
 
-def by_two_norm(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
-    own = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
+def by_two_norm(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
+    own = routing.weights(scores, chosen, softmax)
     answer: Array = own / np.sqrt((own**2).sum(axis=1, keepdims=True))
     return answer
 
 
-def with_epsilon(scores: F32, chosen: Ids, softmax: str = "after") -> Array:
-    own = routing.weights(scores, chosen, softmax)  # type: ignore[arg-type]  # the caller's own choice
+def with_epsilon(scores: F32, chosen: Ids, softmax: routing.Softmax = "after") -> Array:
+    own = routing.weights(scores, chosen, softmax)
     answer: Array = own / (own.sum(axis=1, keepdims=True) + 1e-3)
     return answer
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lowbit.arrays import F64, Array
-from lowbit.contract.rounding import Arithmetic
-from lowbit.numbers.floats import FLOATS, Name, rounded
-from lowbit.tensor_formats.stored import FORMATS, Stored
+from lowbit.contract.checks import check_choice
+from lowbit.contract.rounding import Arithmetic, Weights
+from lowbit.numbers.floats import FLOATS, NAMES, Overflow, rounded
+from lowbit.tensor_formats.stored import FORMATS, Result, Stored
 from lowbit.tensor_formats.table import Field, Format, Sizes
 from lowbit_conformance.suite.cases import Case
 
@@ -43,7 +44,7 @@ class FormatCase(Case):
     columns: int
     vectors: int = 1
     activations: str = "float32"
-    result: str = "float32"
+    result: Result = "float32"
     options: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -106,8 +107,8 @@ def real(row: Field, shape: tuple[int, ...], rng: np.random.Generator, *, powers
         numbers = np.exp2(rng.normal(-3, 1.5, shape))
     if kind.signed and (row.signed or row.role != "scale"):
         numbers *= rng.choice((-1.0, 1.0), shape)
-    name: Name = row.dtype  # type: ignore[assignment]  # it is one of FLOATS
-    return rounded(numbers, name, "saturate" if kind.specials == "none" else "ieee")
+    overflow: Overflow = "saturate" if kind.specials == "none" else "ieee"
+    return rounded(numbers, check_choice("dtype", row.dtype, NAMES), overflow)
 
 
 # **Activations.**
@@ -115,8 +116,7 @@ def real(row: Field, shape: tuple[int, ...], rng: np.random.Generator, *, powers
 
 def activations(case: FormatCase, numbers: F64) -> Array:
     """T × K numbers in the type of the case; one vector for a product with one."""
-    name: Name = case.activations  # type: ignore[assignment]  # it is one of FLOATS
-    x = rounded(numbers, name)
+    x = rounded(numbers, check_choice("activations", case.activations, NAMES))
     return x[0] if case.operation == "linear.gemv" else x
 
 
@@ -145,11 +145,11 @@ def lattice_numbers(case: FormatCase, weights: Stored, arithmetic: Arithmetic) -
     return x
 
 
-def representable(values: F64, name: str) -> Array:
+def representable(values: F64, name: Weights) -> Array:
     """Which numbers a type of weights holds; all of them where no weight is formed."""
     if name == "exact":
         return np.ones(values.shape, bool)
-    kept = rounded(np.ascontiguousarray(values), name).astype(np.float64)  # type: ignore[arg-type]  # one of FLOATS
+    kept = rounded(np.ascontiguousarray(values), name).astype(np.float64)
     return np.asarray(kept == values)
 
 

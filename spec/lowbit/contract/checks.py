@@ -1,16 +1,19 @@
 """Checks of arguments: one function for each kind of mistake, so that every chapter reports it in the same words.
 
-Each raises `ArgumentError` with the name of the argument, what it was and what is allowed, and returns nothing.
+Each raises `ArgumentError` with the name of the argument, what it was and what is allowed.
 They run before an operation reads or writes an array.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
+
+Choice = TypeVar("Choice")
 
 
 def spoken(choices: Sequence[object]) -> str:
@@ -23,10 +26,12 @@ def spoken(choices: Sequence[object]) -> str:
     return "".join(words) if len(words) < 2 else ", ".join(words[:-1]) + " or " + words[-1]
 
 
-def check_choice(argument: str, given: object, allowed: Sequence[object]) -> None:
-    """Refuse anything but one of the `allowed` values (`True` is not 1 and `4.0` is not 4)."""
-    if not any(type(given) is type(choice) and given == choice for choice in allowed):
-        raise ArgumentError(argument, repr(given), spoken(allowed))
+def check_choice(argument: str, given: object, allowed: Sequence[Choice]) -> Choice:
+    """The one of the `allowed` values that was given; any other is refused (`True` is not 1 and `4.0` is not 4)."""
+    for choice in allowed:
+        if type(given) is type(choice) and given == choice:
+            return choice
+    raise ArgumentError(argument, repr(given), spoken(allowed))
 
 
 def check_integer(argument: str, given: object, least: int, most: int | None = None) -> None:

@@ -42,7 +42,7 @@ Given = dict[str, Any]
 """The arguments of a call by name."""
 Sizes = dict[str, int]
 """The sizes of named dimensions, as the arrays of a call have them."""
-Step = Callable[[Given, Sizes], None]
+Step = Callable[[Given, Sizes], object]
 
 
 # **The vocabulary** of annotations.

@@ -62,7 +62,7 @@ two conversions); OCP Microscaling Formats 1.0 §5.3 (FP6, FP4, E8M0), §6.3 (it
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import ml_dtypes
 import numpy as np
@@ -75,6 +75,8 @@ from lowbit.errors import ArgumentError
 
 Overflow = Literal["saturate", "ieee"]
 Direction = Literal["nearest", "down", "up"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 Specials = Literal["ieee", "nan", "none"]
 
 
@@ -176,6 +178,7 @@ Name = Literal[
     "float4_e2m1fn",
     "float8_e8m0fnu",
 ]
+NAMES: tuple[Name, ...] = get_args(Name)
 Patterns = U8 | U16 | U32
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType, ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 
@@ -54,6 +54,7 @@ OPTIONS = tuple(sorted({name for each in FORMATS.values() for name in each.optio
 """The names of the options that any format has."""
 
 Result = Literal["float32", "float16", "bfloat16"]
+RESULTS: tuple[Result, ...] = get_args(Result)
 
 
 def check_options(options: object) -> None:

@@ -16,7 +16,7 @@ from lowbit.errors import ArgumentError
 from lowbit.linear import linear
 from lowbit.linear.bounds import linear_bound
 from lowbit.quantization import affine, bfp, bfp_dot, gptq, hqq, hqq_solver
-from lowbit.quantization.affine import CONVENTIONS, QuantizedMatrix
+from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
 from lowbit_conformance.isolation.remote import Remote
@@ -165,12 +165,13 @@ MATRICES: dict[str, Change] = {
 
 def matrix_cases(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every kind with every width and convention; where there are activations, each contents of them too."""
+    own: dict[str, tuple[Convention, ...]]
     own = {"affine.dequantize/C1": ("minimum",), "affine.dequantize/C2": ("zero_point",)}
     for variant, bits, convention in product(MATRICES, BITS, own.get(clause, CONVENTIONS)):
         for rows, groups, columns in ((2, 1, 9), (8, 3, 16)):
             sizes = (rows * CODES_PER_UNIT[bits], columns, -(-rows * CODES_PER_UNIT[bits] // groups))
             vectors = 3 if clause.startswith("linear.qgemm/") else 0
-            yield MatrixCase(clause, TIER, variant, bits, *sizes, convention, vectors=vectors)  # type: ignore[arg-type]  # a convention
+            yield MatrixCase(clause, TIER, variant, bits, *sizes, convention, vectors=vectors)
     if clause.startswith("linear."):
         for turn, variant in enumerate(CONTENTS):
             bits = BITS[turn % 4]

@@ -15,7 +15,7 @@ from lowbit.contract.rounding import Bound
 from lowbit.linear.stored import multiplied
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS, rounded
-from lowbit.tensor_formats.stored import FORMATS, Result, Stored
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
@@ -31,7 +31,6 @@ from lowbit_conformance.suite.format_inputs import (
 )
 from lowbit_conformance.suite.marking import Settings, checks
 
-RESULTS: tuple[Result, ...] = ("float32", "float16", "bfloat16")
 GROUPS = (32, 64, 128)
 SHAPES = ((1, 1), (2, 19), (8, 32), (8, 256), (16, 128))
 """Of each case, K in units of the format's own (a block or 32 rows) and N, before both are made to fit its table."""
@@ -108,11 +107,10 @@ def test_each_number_is_that_of_the_table(backend: Remote, case: FormatCase) -> 
     """Random bytes of every field give the numbers of the table, rounded once or through float32; zeros are equal."""
     weights = drawn(case, powers=case.tier == "lattice")
     given = backend.run("formats.dequantize", weights, case.result)
-    name: Result = case.result  # type: ignore[assignment]  # one of RESULTS
-    once = rounded(weights.values, name)
+    once = rounded(weights.values, case.result)
     array = assert_array("numbers", given, once.dtype, once.shape)
     if case.result != "float32":
-        twice = rounded(rounded(weights.values, "float32").astype(np.float64), name)
+        twice = rounded(rounded(weights.values, "float32").astype(np.float64), case.result)
         if (array == twice).all():
             return
     assert_exact("numbers", unsigned_zeros(array), unsigned_zeros(once))
@@ -141,15 +139,15 @@ def test_the_result_has_its_type(backend: Remote, case: FormatCase) -> None:
 
 # **Products.**
 
-TYPES = (
+TYPES: tuple[tuple[Result, Result], ...] = (
     ("float32", "float32"),
     ("float16", "float16"),
     ("bfloat16", "bfloat16"),
     ("float16", "float32"),
     ("bfloat16", "float32"),
 )
-ALL_TYPES = 2
-"""The shape of each format that is tried in all types."""
+ALL_TYPES = len(SHAPES) - 1
+"""The shape of each format that is tried in all types: the largest, which kernels that want multiples of 128 allow."""
 
 
 def products(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -186,7 +184,7 @@ def assert_lattice(backend: Remote, case: FormatCase) -> None:
     x = activations(case, lattice_numbers(case, weights, arithmetic(backend, case)))
     given = backend.run(case.operation, x, weights, case.result)
     exact = exact_of(case, x, weights)
-    expected = rounded(exact, case.result)  # type: ignore[arg-type]  # one of RESULTS
+    expected = rounded(exact, case.result)
     if not (expected.astype(np.float64) == exact).all():
         raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
     array = assert_array("the result", given, expected.dtype, expected.shape)
@@ -222,8 +220,7 @@ def assert_bounded(backend: Remote, case: FormatCase, record_property: Record, n
     declared = arithmetic(backend, case)
     given = backend.run(case.operation, x, weights, case.result)
     exact, wide = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
-    name: Result = case.result  # type: ignore[assignment]  # one of RESULTS
-    bound = limit_of(lambda: stored_bound(wide, weights, name, declared, np.atleast_2d(exact)))
+    bound = limit_of(lambda: stored_bound(wide, weights, case.result, declared, np.atleast_2d(exact)))
     record_property("share", share_of(given, exact, bound, case))
 
 
@@ -252,11 +249,13 @@ def test_a_unit_vector_gives_a_row(backend: Remote, case: FormatCase, record_pro
 
 
 def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """One shape of each format, in each type, that kernels which want multiples of 128 allow."""
     for table in FORMATS.values():
         options = options_of(table, 1)
-        rows, columns = fitted(table, 4 * (table.block or 32), 64, options)
+        rows, columns = fitted(table, 4 * (table.block or 32), 128, options)
         vectors = 1 if clause.startswith("linear.gemv") else 5
-        yield FormatCase(clause, "random", "again", table.name, rows, columns, vectors, options=options)
+        for own in RESULTS:
+            yield FormatCase(clause, "random", "again", table.name, rows, columns, vectors, own, own, options)
 
 
 @checks("linear.gemv/C3", few)
@@ -358,9 +357,8 @@ def test_cast_products_within_the_bound(backend: Remote, case: FormatCase, recor
     weights, x = drawn(case, powers=False), cast_of(case, powers=False)
     given = backend.run(case.operation, x, weights, case.result)
     exact = multiplied(x.values.T, weights)
-    name: Result = case.result  # type: ignore[assignment]  # one of RESULTS
     bound = limit_of(
-        lambda: stored_bound(x.values.T, weights, name, arithmetic(backend, case), exact, of_sums(x, weights))
+        lambda: stored_bound(x.values.T, weights, case.result, arithmetic(backend, case), exact, of_sums(x, weights))
     )
     record_property("share", share_of(given, exact, bound, case))
 

@@ -204,17 +204,18 @@ def matrices(*variants: str) -> Callable[[str, Settings], Iterator[RealZeroCase]
         for variant in variants:
             for bits in BITS:
                 unit = CODES_PER_UNIT[bits]
+                small: tuple[tuple[int, int, int, Axis], ...] = (
+                    (unit, 1, unit, 1),
+                    (2 * unit, 7, unit // 2, 1),
+                    (3 * unit, 16, 3 * unit, 1),
+                    (unit, 4, 4, 0),
+                    (2 * unit, 9, 6, 0),
+                    (unit, 33, 11, 0),
+                    (unit, 6, unit, 0),
+                )
                 for stored in STORED:
-                    for rows, columns, size, axis in (
-                        (unit, 1, unit, 1),
-                        (2 * unit, 7, unit // 2, 1),
-                        (3 * unit, 16, 3 * unit, 1),
-                        (unit, 4, 4, 0),
-                        (2 * unit, 9, 6, 0),
-                        (unit, 33, 11, 0),
-                        (unit, 6, unit, 0),
-                    ):
-                        yield RealZeroCase(clause, tier, variant, bits, rows, columns, size, axis, stored)  # type: ignore[arg-type]  # the axis is 0 or 1
+                    for rows, columns, size, axis in small:
+                        yield RealZeroCase(clause, tier, variant, bits, rows, columns, size, axis, stored)
                 for turn, shape in enumerate(LARGE):
                     stored = STORED[(turn + bits) % 3]
                     yield RealZeroCase(clause, tier, f"{variant}-large".lstrip("-"), bits, *shape, stored)

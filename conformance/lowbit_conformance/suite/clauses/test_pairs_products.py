@@ -13,7 +13,7 @@ from math import lcm
 import numpy as np
 
 from lowbit.quantization import affine, hqq, packing
-from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES
+from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
@@ -120,7 +120,8 @@ def widths(case: MatrixCase) -> Iterator[MatrixCase]:
 def squares(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """As many columns as rows; columns that are many, and rows, with the widths of codes taking turns."""
     vectors = 2 if clause.startswith("linear.qgemm") else 0
-    wanted = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}.get(clause)
+    own: dict[str, Convention] = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}
+    wanted = own.get(clause)
     shapes = [(size, size) for size in (64, 96, 128, 192, 256, 384, 512)]
     shapes += [(size, columns) for size in (256, 512, 1024, 2048) for columns in (16, 64)]
     shapes += [(64, columns) for columns in (256, 320, 384, 512, 640, 768, 1024, 2048, 4096)]
@@ -128,7 +129,7 @@ def squares(clause: str, settings: Settings) -> Iterator[MatrixCase]:
         convention = wanted or CONVENTIONS[turn % 2]
         sizes = (rows, columns, GROUPS[1 + turn % 3] if rows >= 128 else 32)
         bits, dtype = BITS[(turn + turn // 4) % 4], SCALE_DTYPES[turn % 2]
-        yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-square-sparse", bits, *sizes, convention, dtype, vectors)  # type: ignore[arg-type]  # a convention
+        yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-square-sparse", bits, *sizes, convention, dtype, vectors)
     for count in (16, 32, 48, 64, 128, 256) if clause.startswith("linear.qgemm/") else ():
         for bits in BITS:
             yield MatrixCase(clause, TIER, f"{EVERY_PAIR}-tall-full", bits, 64, 64, 32, "minimum", vectors=count)

@@ -12,7 +12,7 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.attention.pooling import METHODS
-from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.quantization.affine import Convention, QuantizedMatrix
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.hqq import HqqMatrix
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, pack
@@ -31,12 +31,12 @@ from lowbit_conformance.suite.marking import Settings, checks
 
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """A small shape of each width, and the groups in use; the clause says which convention."""
-    convention = "minimum" if clause.endswith("C1") else "zero_point"
+    convention: Convention = "minimum" if clause.endswith("C1") else "zero_point"
     for bits in BITS:
         rows = 3 * CODES_PER_UNIT[bits]
-        yield MatrixCase(clause, "edge", "zeros", bits, rows, 9, 2 * CODES_PER_UNIT[bits], convention)  # type: ignore[arg-type]  # a convention
+        yield MatrixCase(clause, "edge", "zeros", bits, rows, 9, 2 * CODES_PER_UNIT[bits], convention)
     for size in GROUPS_IN_USE:
-        yield MatrixCase(clause, "edge", "zeros", 4, 2 * size, 9, size, convention, "float16")  # type: ignore[arg-type]  # likewise
+        yield MatrixCase(clause, "edge", "zeros", 4, 2 * size, 9, size, convention, "float16")
 
 
 def assert_positive_zeros(weights: object, shape: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ from lowbit.model import layers as blocks
 from lowbit.moe import routing
 from lowbit.moe.bounds import weights_bound
 from lowbit.quantization import affine, gptq, packing
-from lowbit.quantization.affine import CONVENTIONS
+from lowbit.quantization.affine import CONVENTIONS, Convention
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
@@ -59,11 +59,12 @@ EVERY = "every-size"
 def matrices(clause: str, settings: Settings) -> Iterator[MatrixCase]:
     """Every N, and of several vectors every T; the width of a code moves on by one more with every sixteen sizes."""
     vectors = 3 if clause.startswith("linear.qgemm") else 0
-    wanted = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}.get(clause)
+    own: dict[str, Convention] = {"affine.dequantize/C1": "minimum", "affine.dequantize/C2": "zero_point"}
+    wanted = own.get(clause)
     for turn, columns in enumerate(MANY):
         bits, convention = BITS[(columns + turn // 16) % 4], wanted or CONVENTIONS[turn // 2 % 2]
         rows = 2 * CODES_PER_UNIT[bits]
-        case = MatrixCase(clause, "exhaustive", f"{EVERY}-full", bits, rows, columns, rows // 2 + 1, convention)  # type: ignore[arg-type]  # a convention
+        case = MatrixCase(clause, "exhaustive", f"{EVERY}-full", bits, rows, columns, rows // 2 + 1, convention)
         if clause.startswith("packing."):
             case = replace(case, group_size=0)
         yield replace(case, vectors=vectors)

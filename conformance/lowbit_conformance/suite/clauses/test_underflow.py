@@ -134,9 +134,9 @@ def test_integer_products_below_the_normal_numbers(backend: Remote, case: Intege
 
 
 def real_zeros(clause: str, settings: Settings) -> Iterator[RealZeroCase]:
-    for kind, bits, axis in product(("scales", "activations"), BITS, (0, 1)):
+    for kind, bits, axis in product(("scales", "activations"), BITS, hqq.AXES):
         if kind == "scales" or clause.startswith("hqq.qgemv"):
-            yield RealZeroCase(clause, "lattice", f"underflow-{kind}", bits, 96, 16, 32, axis, "float32")  # type: ignore[arg-type]  # it is an axis
+            yield RealZeroCase(clause, "lattice", f"underflow-{kind}", bits, 96, 16, 32, axis, "float32")
 
 
 def real_zero_lattice(case: RealZeroCase) -> tuple[F32, hqq.HqqMatrix]:
