@@ -4,9 +4,9 @@ Nothing here knows a format. The table says of each field what it is for (`lowbi
 decides how it is drawn: codes and zeros are any bits, indices run over their range, and scales depend on the tier.
 
 **Lattice.** Float scales are powers of two, so that every weight is a small integer times the least of them. The
-activations are -1, 0 and 1, and only so many of them are not 0 that no sum of magnitudes needs more bits than the
-narrowest of the types concerned: accumulator, weights and result. A row of the matrix is used only if all of its
-weights can be held in the type that a backend turns them into. Then every kernel has one right answer.
+activations are -1, 0 and 1. Few of them are not 0, so that the sum of all magnitudes fits the significand of the
+narrowest type that a sum passes through: the accumulator or the result. An activation is 0 where the type of the
+weights cannot hold a weight of its row. Then every kernel has one right answer.
 """
 
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def random_numbers(case: FormatCase) -> F64:
 
 
 def lattice_numbers(case: FormatCase, weights: Stored, arithmetic: Arithmetic) -> F64:
-    """T × K numbers of -1, 0 and 1, of which no more than keep every partial sum exact are not 0."""
+    """T × K numbers of -1, 0 and 1, with zeros enough that every partial sum is exact."""
     terms, rng = weights.terms, case.generator()
     usable = np.flatnonzero(representable(terms.values, arithmetic.weights).all(axis=1))
     unit = least_unit(terms.products, np.asarray(terms.offsets))

@@ -14,7 +14,7 @@ NVFP4     64      16            ``float8_e4m3fn``, its sign bit 0; one scale for
 ========= ======= ============= =====================================================================
 
 In each *run* of elements, byte :math:`i` of the codes holds element :math:`i` in its low half and the element half a
-run later in its high half. The order of OCP MX and of NVIDIA's NVFP4, neighbours in a byte, is another.
+run later in its high half. OCP MX and NVIDIA's NVFP4 put neighbours into a byte instead.
 
 **Doubled tables.** ggml keeps the 16 floats as integers, twice their value, and halves the scale. The products are the
 same. It reads the scale byte 255 of MXFP4, a NaN in the standard, as :math:`2^{128}`, ignores the sign bit of a scale

@@ -11,8 +11,6 @@ the kernel's choice, the same for all of a call.
 simple casts of weights. The result is exact, byte for byte: ggml computes in float32, and so does the reference. Where
 kernels of the field differ, in ties or in the inverse of a scale, the format names their choices, and a kernel makes
 one of them in all of a call.
-
-Source: lowbit's own; the formats name their owners.
 """
 
 from collections.abc import Iterator, Mapping

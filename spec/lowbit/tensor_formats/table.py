@@ -22,7 +22,7 @@ with fields of its own, for example a scale and 16 bytes of codes.
 rounding errors differ accordingly. So `decode` gives a weight in two parts, the *product* that depends on the code and
 the *offset* that does not. Both are exact in float64 unless a chapter says otherwise.
 
-Source: lowbit's own; each format names its owner.
+**Sources.** Each format names its owner, and traps name where they were met.
 """
 
 import re

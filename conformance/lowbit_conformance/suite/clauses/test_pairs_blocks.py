@@ -128,7 +128,7 @@ def test_dots(backend: Remote, case: BfpCase, record_property: Record) -> None:
 
 @dataclass(frozen=True)
 class RowsCase(BfpCase):
-    """A product of so many rows of a with others of b."""
+    """A product of two operands with different numbers of rows."""
 
     others: int = 1
 
