@@ -1,4 +1,4 @@
-"""What the suite's diagnosis makes of the mistakes of `mistakes_products` and `mistakes_layers`, in this process."""
+"""What the suite's diagnosis makes of three lists of mistakes, in this process."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +8,7 @@ from kills.trial import cases_of, run
 from mistakes_layers import MISTAKES as LAYERS
 from mistakes_products import MISTAKES as PRODUCTS
 from mistakes_products import Mistake
+from mistakes_storage import MISTAKES as STORAGE
 
 from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
@@ -15,7 +16,7 @@ from lowbit_conformance.defects.bank import backend
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
 from lowbit_conformance.suite.explaining import Asked, Explainer
 
-MISTAKES = [*PRODUCTS, *LAYERS]
+MISTAKES = [*PRODUCTS, *LAYERS, *STORAGE]
 CASES = 14  # of each clause
 
 

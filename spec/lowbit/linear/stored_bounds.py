@@ -88,7 +88,7 @@ def stored_bound(
         limit and gauge, T × N; the limit is infinite where a kernel of this arithmetic may overflow.
 
     Raises:
-        ArgumentError: a form that products with stored matrices do not have; a declaration that allows more than a tenth of the gauge.
+        ArgumentError: another form than those of `FORMS`; a declaration that allows more than a tenth of the gauge.
     """
     if arithmetic.form not in FORMS:
         raise ArgumentError("form of a product with a stored matrix", repr(arithmetic.form), " or ".join(FORMS))
