@@ -110,7 +110,7 @@ def certify(
     backend: str | Callable[..., Any],
     operations: str | Sequence[str] = (),
     *,
-    profiles: Sequence[str] = (),
+    profiles: str | Sequence[str] = (),
     seeds: int = 5,
     quick: bool = False,
     model: str | None = None,
@@ -121,12 +121,14 @@ def certify(
     A function is tested in a process of its own, as a backend of one operation (`lowbit.backend.function`)::
 
         lowbit.certify(my_gemv, "linear.gemv", format="gptq-v2", bits=4, activations="bfloat16", arrays="torch")
+        lowbit.certify(my_gemv, profiles="lowbit-1.1/gptq-gemv-bf16", arrays="torch")
 
     Args:
         backend: a name that `lowbit backends` lists, or ``module:Class``; or a function.
         operations: only these operations or clauses, such as ``linear.qgemv``; all by default. For a function the
-            operation that it computes.
-        profiles: only the cases of these profiles, which are certified.
+            operation that it computes, which a profile says too.
+        profiles: only the cases of these profiles, which are certified. For a function one of one operation; it says
+            what the function handles.
         seeds: how many seeds of the random tier.
         quick: only a few cases of each clause.
         model: the path of a GGUF file whose shapes and weights are tested too.

@@ -37,6 +37,10 @@ a clause of most operations, became habit H8 of every operation.
     Keys and values in the same formats, any number of heads and channels. What attention makes of them is another
     matter.
 
+``gptq-gemv-fp16``, ``awq-gemm-bf16``, ``q4_0-q8_0`` …
+    One format, one operation, one type of activations and of results, from the table `SHIPPED`. Sizes are those of
+    published models: K in multiples of 256 and N in multiples of 64, which many kernels require.
+
 ``moe-offload``
     The trace of a whole run and the same request by request. Any arrangement, with both kinds of memory: whether the
     host has room for a second copy of the experts is for the machine to say, and the engine must work on either.
@@ -44,12 +48,13 @@ a clause of most operations, became habit H8 of every operation.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import HABITS, Parameters, sentence
+from lowbit.contract.ranges import Range
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 
@@ -63,13 +68,13 @@ class Profile:
         title: a few words for a table.
         clauses: the clauses that must be kept, by id.
         parameters: for each parameter that is not asked for in full, the values that are; it limits every operation
-            of the profile that has a parameter of this name.
+            of the profile that has a parameter of this name. For a size it may be a `Range`.
     """
 
     id: str
     title: str
     clauses: tuple[str, ...]
-    parameters: Mapping[str, tuple[object, ...]]
+    parameters: Mapping[str, tuple[object, ...] | Range]
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -102,10 +107,15 @@ class Profile:
         return all(parameters[name] in asked for name, asked in self.parameters.items() if name in parameters)
 
     @property
+    def told_parameters(self) -> dict[str, object]:
+        """The parameters in types that JSON has: a list of values, or an object for a `Range`."""
+        return {name: each.told if isinstance(each, Range) else list(each) for name, each in self.parameters.items()}
+
+    @property
     def digest(self) -> str:
         """sha256 of everything that the profile promises, the sentences of its clauses and habits included."""
         promises = {clause: sentence(clause) for clause in (*self.clauses, *self.habits)}
-        content = [self.id, promises, dict(self.parameters)]
+        content = [self.id, promises, self.told_parameters]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -131,6 +141,75 @@ def clauses(operation: str, *numbers: int) -> tuple[str, ...]:
     ('packing.pack/C1', 'packing.pack/C3')
     """
     return tuple(f"{operation}/C{number}" for number in numbers)
+
+
+# **What people ship**: stored weights, and the types of activations with which their kernels are used.
+
+SHORT = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+"""How the names of profiles write the types."""
+
+SIZES = {"rows": Range(256), "columns": Range(64)}
+"""Multiples that divide the layers of published models, K and N, and that kernels in use ask for."""
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """One row of the table of formats as people ship them; each gives a few profiles.
+
+    Attributes:
+        format: of the weights.
+        activations: the types, each with results of the same type, or for activations that are stored a format.
+        options: of the format.
+        name: in the names of profiles; the format's by default.
+    """
+
+    format: str
+    activations: tuple[str, ...]
+    options: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
+
+    def profiles(self) -> Iterator[Profile]:
+        """``NAME-gemv-TYPE`` and ``NAME-gemm-TYPE`` for each type; ``NAME-ACTIVATIONS`` for activations in a format."""
+        options = {name: (value,) for name, value in self.options.items()}
+        with_options = "".join(f", {name} {value}" for name, value in self.options.items())
+        name = self.name or self.format
+        for activations in self.activations:
+            short = SHORT.get(activations)
+            asked: dict[str, tuple[object, ...] | Range] = {
+                "format": (self.format,),
+                **options,
+                **SIZES,
+                "activations": (activations,),
+            }
+            operations = {f"{name}-{activations}": "gemm_cast"}
+            if short:
+                operations = {f"{name}-gemv-{short}": "gemv", f"{name}-gemm-{short}": "gemm"}
+            for own, operation in operations.items():
+                what = "Vector" if operation == "gemv" else "Matrix"
+                yield Profile(
+                    f"lowbit-1.1/{own}",
+                    f"{what} in {activations} times {self.format}{with_options}",
+                    clauses(f"linear.{operation}", *((1, 2, 3, 4) if short else (1, 2, 3))),
+                    asked | {"result": (activations if short else "float32",)},
+                )
+
+
+HALVES = ("float16", "bfloat16")
+GROUPED = {"bits": 4, "group_size": 128}
+SHIPPED = (
+    Shipped("gptq-v1", HALVES, GROUPED, "gptq"),
+    Shipped("gptq-v2", HALVES, GROUPED),
+    Shipped("awq-gemm", HALVES, {"group_size": 128}, "awq"),
+    Shipped("marlin", ("float16",), {"group_size": 128}),
+    Shipped("hqq-axis1", HALVES, {"bits": 4, "group_size": 64}, "hqq"),
+    Shipped("nf4", ("bfloat16",), {"blocksize": 64}),
+    Shipped("matmulnbits", ("float32", "float16"), {"bits": 4, "block_size": 32}),
+    *(Shipped(name, ("bfloat16",)) for name in ("mxfp4", "nvfp4", "fp8-tensor", "fp8-channel", "fp8-block")),
+    *(Shipped(name, ("q8_0",)) for name in ("q4_0", "q5_0", "q8_0", "iq4_nl", "gguf-mxfp4")),
+    *(Shipped(name, ("q8_1",)) for name in ("q4_1", "q5_1")),
+    *(Shipped(name, ("q8_k",)) for name in ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs")),
+)
+"""Formats of published checkpoints, and the activations with which llama.cpp pairs those of GGUF on a CPU."""
 
 
 def _by_id(profiles: Iterable[Profile]) -> Mapping[str, Profile]:
@@ -193,6 +272,7 @@ PROFILES = _by_id(
             clauses("offload.trace", 1, 2, 3, 4, 5, 6) + clauses("offload.engine", 1, 2, 3, 4, 5),
             {},
         ),
+        *(each for row in SHIPPED for each in row.profiles()),
     )
 )
 """The profiles by their names."""

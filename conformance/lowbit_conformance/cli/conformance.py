@@ -33,7 +33,7 @@ from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
 from lowbit.system.memory import check_address_space
 from lowbit.text import quoted
-from lowbit_conformance.cli.functions import claim_of, function_target, name_of
+from lowbit_conformance.cli.functions import claim_of, claimed, function_target, name_of
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import ARGUMENTS, CONTROL, RESULTS
 from lowbit_conformance.isolation.descendants import adopting, end_below
@@ -128,8 +128,8 @@ def conformance(
     types = {"format": format, "activations": activations, "result": result}
     target = judged = _target(name, library, command, function)
     if function is not None:
-        target, judged = function_target(function, operation, types, limit or [], arrays, device)
-        settings["ops"] = op or [operation]
+        target, judged = function_target(function, operation, types, limit or [], arrays, device, profile or [])
+        settings["ops"] = op or ([] if operation is None else [operation])
     elif given := [f"--{key}" for key, each in {"operation": operation, "limit": limit, **types}.items() if each]:
         raise ArgumentError(given[0], "given", "only with --function", f"{given[0]} describes a --function; give one")
     report = run(target, settings, deadline, exitfirst, judged)
@@ -148,7 +148,7 @@ def certify(
     backend: str | Callable[..., Any],
     operations: str | Sequence[str] = (),
     *,
-    profiles: Sequence[str] = (),
+    profiles: str | Sequence[str] = (),
     seeds: int = 5,
     quick: bool = False,
     model: str | None = None,
@@ -172,12 +172,15 @@ def certify(
         LowbitError: the suite refuses an argument, the backend or the function.
     """
     chosen = [operations] if isinstance(operations, str) else list(operations)
-    settings = {"seeds": seeds, "first_seed": 0, "ops": chosen, "profiles": list(profiles)}
+    named = [profiles] if isinstance(profiles, str) else list(profiles)
+    settings = {"seeds": seeds, "first_seed": 0, "ops": chosen, "profiles": named}
     target = judged = (backend,) if isinstance(backend, str) else ("--function", name_of(backend))
     if callable(backend):
+        promised, asked = claimed(named)
+        chosen = chosen or [each for each in (promised,) if each]
         if len(chosen) != 1:
             raise ArgumentError("operations", chosen, "the one operation that the function computes")
-        claim = claim_of(chosen[0], arithmetic, arrays, device, limits)
+        claim = claim_of(chosen[0], arithmetic, arrays, device, {**asked, **limits})
         judged = ("--function", described(backend, claim))
     elif limits or arithmetic is not None:
         given = ", ".join([*limits, *["arithmetic"] * (arithmetic is not None)])

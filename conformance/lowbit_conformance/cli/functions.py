@@ -14,11 +14,12 @@ from typing import Any
 
 from lowbit.backend import Range
 from lowbit.backend.function import ARRAYS, Claim, described
-from lowbit.contract.checks import check_choice
+from lowbit.contract.checks import check_choice, spoken
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
+from lowbit.profiles import profile
 
 LIMIT = re.compile(r"(\w+)=(.+)")
 SIZES = re.compile(r"(?:\*(\d{1,9}))?(?::?(\d{1,9})\.\.(\d{1,9})?)?")
@@ -53,12 +54,15 @@ def function_target(
     limits: Iterable[str],
     arrays: str,
     device: str,
+    profiles: Iterable[str] = (),
 ) -> tuple[tuple[str, ...], tuple[str, str]]:
     """How the command line names a function, and how the judge is told of it.
 
     Raises:
-        ArgumentError: no operation, or one that does not exist; a limit of another form.
+        ArgumentError: no operation and no profile, or one that does not exist; a limit of another form.
     """
+    promised, asked = claimed(profiles)
+    operation = operation or promised
     check_choice("--operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
     assert operation is not None
     given = {name: each for name, each in types.items() if each is not None}
@@ -67,8 +71,28 @@ def function_target(
     words += [word for each in limits for word in ("--limit", shlex.quote(each))]
     words += ["--arrays", arrays] * (arrays != "numpy") + ["--device", device] * (device != "cpu")
     library = check_choice("--arrays", arrays, ARRAYS)
-    claim = Claim(operation, {**limits_of(limits), **with_result(given)}, None, library, device)
+    claim = Claim(operation, {**asked, **limits_of(limits), **with_result(given)}, None, library, device)
     return tuple(words), ("--function", described(function, claim))
+
+
+def claimed(profiles: Iterable[str]) -> tuple[str | None, dict[str, object]]:
+    """The operation of the profiles that a function claims, and its limits; None and no limits without a profile.
+
+    >>> claimed(["lowbit-1.1/q4_0-q8_0"])[1]["activations"]
+    ('q8_0',)
+
+    Raises:
+        ArgumentError: no such profile, or one of several operations; two profiles at once.
+    """
+    names = list(profiles)
+    if not names:
+        return None, {}
+    if len(names) > 1:
+        raise ArgumentError("profiles of a function", len(names), "one")
+    one = profile(names[0])
+    if len(one.operations) > 1:
+        raise ArgumentError("profile of a function", f"{one.id}, of {spoken(one.operations)}", "one of one operation")
+    return one.operations[0], dict(one.parameters)
 
 
 def with_result(types: Mapping[str, object]) -> dict[str, object]:

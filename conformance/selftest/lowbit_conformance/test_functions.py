@@ -41,6 +41,23 @@ def test_a_right_function_is_certified_and_a_wrong_one_is_not() -> None:
     assert any("stored-scale-of-the-neighbour" in each["diagnosis"] for each in found.report["failures"])
 
 
+def test_a_function_claims_a_profile() -> None:
+    """It says operation, format, types and sizes; the certificate names it."""
+    one = "lowbit-1.1/q8_0-q8_0"
+    found = lowbit.certify(stored_product, profiles=one)
+    (certificate,) = found.report["certificates"]
+    assert (found.verdict, certificate["profile"], certificate["certified"]) == ("passed", one, True)
+    with pytest.raises(ArgumentError, match=r"profile of a function is lowbit-1\.1/packing, of .*packing\.unpack"):
+        lowbit.certify(right, profiles="lowbit-1.1/packing")
+    with pytest.raises(ArgumentError, match="profiles of a function is 2; allowed: one"):
+        lowbit.certify(right, profiles=[one, "lowbit-1.1/packing"])
+
+
+def stored_product(x_blocks: Any, blocks: Any, rows: int, columns: int) -> Any:
+    x = weights_of(x_blocks, rows, len(x_blocks))
+    return np.ascontiguousarray(x @ weights_of(blocks, rows, columns).T)
+
+
 def test_a_closure_is_certified() -> None:
     """A function that no module names travels as its code."""
     scale = np.float32(1.0)
@@ -66,8 +83,8 @@ def test_the_decorator_makes_a_test() -> None:
 
 
 def test_a_narrow_function_has_cases_too() -> None:
-    """Only multiples of 128: a quick run takes its cases among these."""
-    found = lowbit.certify(right, "linear.gemv", quick=True, columns=Range(128), rows=Range(128), **Q8)
+    """Only multiples of 64 and 128: a quick run takes its cases among these."""
+    found = lowbit.certify(right, "linear.gemv", quick=True, columns=Range(64), rows=Range(128), **Q8)
     assert (found.verdict, found.failed) == ("passed", 0) and found.passed > 3
 
 

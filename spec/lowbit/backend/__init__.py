@@ -9,11 +9,11 @@ from lowbit.backend.base import (
     Backend,
     Capabilities,
     Declaration,
-    Range,
 )
 from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.registry import DEFAULT_ORDER, ENTRY_POINTS, find, load, names
 from lowbit.backend.session import Session
+from lowbit.contract.ranges import Range
 
 __all__ = [
     "DEFAULT_ORDER",

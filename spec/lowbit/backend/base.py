@@ -48,7 +48,7 @@ Arrays begin at any multiple of the size of their elements; `Capabilities.alignm
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
@@ -58,6 +58,7 @@ from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.session import Session
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.contract.operation import Parameters
+from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.linear.integer import ACTIVATIONS
@@ -71,7 +72,6 @@ if TYPE_CHECKING:  # a model is made of chapters that declare operations, which 
 
 MOST_ALIGNMENT = 4096
 """Bytes: a page of memory."""
-MOST_SIZE = 2**31
 PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 """The operations for which a matrix is prepared."""
 
@@ -86,52 +86,6 @@ class Availability:
     usable: bool
     reason: str = ""
     remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Range:
-    """The sizes that a kernel handles: multiples of a number, between two others.
-
-    >>> 128 in Range(64), 96 in Range(64), 8192 in Range(64, most=4096)
-    (True, False, False)
-
-    Attributes:
-        multiple: each size is a multiple of it.
-        least: the smallest size.
-        most: the largest size; None for no limit.
-
-    Raises:
-        ArgumentError: a number that is no positive integer, or no multiple of `multiple` between the others.
-    """
-
-    multiple: int = 1
-    least: int = 1
-    most: int | None = None
-
-    def __post_init__(self) -> None:
-        check_integer("multiple", self.multiple, 1, MOST_SIZE)
-        check_integer("least", self.least, 1, MOST_SIZE)
-        if self.most is not None:
-            first = -(-self.least // self.multiple) * self.multiple
-            check_integer("most", self.most, first, MOST_SIZE)
-
-    def __iter__(self) -> Iterator[object]:
-        """Every size of it, in order."""
-        return iter(range(-(-self.least // self.multiple) * self.multiple, (self.most or MOST_SIZE) + 1, self.multiple))
-
-    def __contains__(self, size: object) -> bool:
-        if not isinstance(size, int) or size < self.least or (self.most is not None and size > self.most):
-            return False
-        return size % self.multiple == 0
-
-    @property
-    def told(self) -> dict[str, int | None]:
-        """Its JSON form."""
-        return {"multiple": self.multiple, "least": self.least, "most": self.most}
-
-    def __str__(self) -> str:
-        ends = f"from {self.least}" if self.most is None else f"from {self.least} to {self.most}"
-        return f"multiples of {self.multiple} {ends}" if self.multiple > 1 else ends
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from itertools import islice
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from lowbit.backend.base import Availability, Backend, Capabilities, Declaration, Range
+from lowbit.backend.base import Availability, Backend, Capabilities, Declaration
 from lowbit.contract.checks import spoken
 from lowbit.contract.operation import Promise
+from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, words_of
 from lowbit.operations import OPERATIONS

@@ -42,10 +42,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit.backend.base import Availability, Backend, Capabilities, Declaration, Range
+from lowbit.backend.base import Availability, Backend, Capabilities, Declaration
 from lowbit.backend.registry import import_named
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.contract.operation import Promise
+from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic, Weights, any_order
 from lowbit.errors import ArgumentError, words_of
 from lowbit.numbers.floats import FLOATS

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from lowbit.backend import registry
 from lowbit.backend.asking import MOST_SAID, ask
-from lowbit.backend.base import Range
 from lowbit.contract.checks import spoken
+from lowbit.contract.ranges import Range
 from lowbit.text import cleaned, one_line
 
 

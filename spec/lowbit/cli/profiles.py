@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lowbit.contract.operation import sentence
+from lowbit.contract.ranges import Range
 from lowbit.profiles import PROFILES, Profile
 
 
@@ -32,7 +33,7 @@ def describe(profile: Profile) -> dict[str, object]:
         "digest": profile.digest,
         "clauses": {clause: sentence(clause) for clause in profile.clauses},
         "habits": {habit: sentence(habit) for habit in profile.habits},
-        "parameters": {name: list(asked) for name, asked in profile.parameters.items()},
+        "parameters": profile.told_parameters,
     }
 
 
@@ -49,10 +50,14 @@ def said_clauses(clauses: tuple[str, ...]) -> list[str]:
     return [" ".join((operation, *numbers)) for operation, numbers in lines.items()]
 
 
-def said_limits(parameters: Mapping[str, tuple[object, ...]]) -> str:
+def said_limits(parameters: Mapping[str, tuple[object, ...] | Range]) -> str:
     """The parameters of a profile in words.
 
     >>> said_limits({"bits": (4,)}), said_limits({})
     ('bits 4', 'all parameters')
     """
-    return "\n".join(f"{name} {', '.join(map(str, asked))}" for name, asked in parameters.items()) or "all parameters"
+    said = {
+        name: str(asked) if isinstance(asked, Range) else ", ".join(map(str, asked))
+        for name, asked in parameters.items()
+    }
+    return "\n".join(f"{name} {values}" for name, values in said.items()) or "all parameters"

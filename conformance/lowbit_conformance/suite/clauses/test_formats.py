@@ -4,9 +4,11 @@ All cases come from the tables of the formats. Shapes climb from the smallest th
 multiples of 128, 256 and 1024, so that a kernel with limits finds some that it handles.
 """
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from lowbit.contract.rounding import Bound
 from lowbit.linear.stored import multiplied
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS, rounded
+from lowbit.profiles import PROFILES, Profile
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
@@ -92,6 +95,33 @@ def allows(table: Format, rows: int, columns: int, options: tuple[tuple[str, int
     return True
 
 
+# **Profiles** of stored weights (`lowbit.profiles.SHIPPED`): their options, types and sizes, in every random seed.
+
+SHIPPED_SHAPES = ((512, 64), (1024, 192))
+
+
+def shipped(clause: str, tier: str, settings: Settings, most: int = len(SHIPPED_SHAPES)) -> Iterator[FormatCase]:
+    """The cases of each profile of this operation: so many fixed shapes, and one that is drawn from each seed."""
+    for one in PROFILES.values():
+        if clause not in one.clauses or "format" not in one.parameters:
+            continue
+        chosen: dict[str, Any] = {name: next(iter(values)) for name, values in one.parameters.items()}
+        options = tuple((name, chosen[name]) for name in FORMATS[chosen["format"]].options)
+        shapes = [("shipped", rows, columns, 0) for rows, columns in SHIPPED_SHAPES[:most]]
+        shapes += [("shipped-drawn", *drawn_shape(one, seed), seed) for seed in settings.seeds]
+        for turn, (variant, rows, columns, seed) in enumerate(shapes):
+            vectors = 1 if clause.startswith("linear.gemv") else (4, 1, 9)[turn % 3]
+            types = (chosen["activations"], chosen["result"])
+            shape = (rows, columns, vectors)
+            yield FormatCase(clause, tier, variant, chosen["format"], *shape, *types, options, seed=seed)
+
+
+def drawn_shape(one: Profile, seed: int) -> tuple[int, int]:
+    """K and N of a profile, from a seed."""
+    rng = np.random.Generator(np.random.PCG64(zlib.crc32(f"{one.id}/{seed}".encode())))
+    return 256 * int(rng.integers(1, 5)), 64 * int(rng.integers(1, 4))
+
+
 # **Dequantising.**
 
 
@@ -159,6 +189,7 @@ def products(clause: str, settings: Settings) -> Iterator[FormatCase]:
                 continue
             vectors = 1 if single else (1, 3, 8, 17)[(turn + step) % 4]
             yield replace(case, vectors=vectors, activations=x, result=result)
+    yield from shipped(clause, "random", settings)
 
 
 def lattice_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -256,6 +287,7 @@ def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
         vectors = 1 if clause.startswith("linear.gemv") else 5
         for own in RESULTS:
             yield FormatCase(clause, "random", "again", table.name, rows, columns, vectors, own, own, options)
+    yield from shipped(clause, "random", Settings(range(0)), most=1)
 
 
 @checks("linear.gemv/C3", few)
@@ -322,6 +354,7 @@ def cast_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
             if case.rows % unit == 0:
                 x, result = name, RESULTS[turn % 3]
                 yield replace(case, vectors=(1, 3, 8)[turn % 3], activations=x, result=result)
+    yield from shipped(clause, "random", settings)
 
 
 def lattice_cast(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -364,7 +397,8 @@ def test_cast_products_within_the_bound(backend: Remote, case: FormatCase, recor
 
 
 def few_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One case of each format with each of the activations."""
+    """One case of each format with each of the activations, and one of each profile."""
+    yield from shipped(clause, "random", Settings(range(0)), most=1)
     seen = set()
     for case in cast_products(clause, settings):
         if (case.format, case.activations) not in seen:
