@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, Array
+from lowbit.arrays import F32, F64, Array
+from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.gguf_encode import extreme, inverse, packed, rounded_down
+from lowbit.tensor_formats.int8 import runs
 from lowbit.tensor_formats.stored import Stored, quantized
 from lowbit_conformance.defects.defect import Defect, of, unchecked
 from lowbit_conformance.defects.stored import Change, first, neighbour, nibbles
@@ -82,23 +84,27 @@ def in_eight(
 ) -> Stored:
     """A cast to signed codes of 8 bits; casts to other formats are right."""
     right = quantized(x, format, options)
-    fields = right.table.fields_of(right.by_name, right.sizes)
-    block = right.table.block
-    if block is None or "qs" not in fields or fields["qs"].dtype != np.int8:
+    table, at = right.table, right.sizes
+    rows = {row.role: row for row in table.fields}
+    if rows["codes"].dtype != "int8" or rows["scale"].dtype == "float8_e8m0fnu":
         return right
-    numbers = x.reshape(len(x), -1, block)
+    fields = table.fields_of(right.by_name, at)
+    scale, name = rows["scale"].name, rows["codes"].name
+    numbers = runs(np.asarray(x.T, np.float64), at, table.block or dict(options).get("group_size", at.K))
     d = absmax(numbers) / np.float32(levels)
     with np.errstate(all="ignore"):
         codes = integer(np.nan_to_num(numbers / seen(d), posinf=levels, neginf=-levels)).clip(-128, 127).astype(np.int8)
-        scales = d[..., 0].astype(fields["d"].dtype)
+        scales = d[..., 0].astype(fields[scale].dtype)
     if right.format == "q8_k":  # its reference gives the number of largest magnitude the code -127
         sign = np.sign(fields["d"])
         codes, scales = (codes * sign[..., None]).astype(np.int8), scales * sign
-    changed = {**fields, "d": scales.astype(fields["d"].dtype), "qs": codes}
+    if table.block is None:
+        codes = np.ascontiguousarray(codes.reshape(at.N, -1)[:, : at.K])
+    changed = {**fields, scale: scales.astype(fields[scale].dtype), name: codes}
     if "s" in changed:
         changed["s"] = in_float16(d[..., 0] * codes.sum(axis=-1, dtype=np.int64).astype(np.float32)).astype(np.float16)
-    elif right.table.complete is not None:
-        changed = right.table.complete(changed, right.sizes)
+    elif table.complete is not None:
+        changed = table.complete(changed, at)
     return stored_as(right, changed)
 
 
@@ -147,6 +153,41 @@ def of_all_rows(x: F32, format: str, options: Options = ()) -> Stored:
     return stored_as(mine, {**fields, **scales})
 
 
+# **Casts to small floats**: the shared scale.
+
+
+def of_powers(scaling: Callable[[F64, float], Array], x: F32, format: str, options: Options = ()) -> Stored:
+    """A cast to a format of OCP MX with another rule for the power of two; casts to other formats are right."""
+    right = quantized(x, format, options)
+    if "standard" not in right.table.encode:
+        return right
+    encode: Any = right.table.encode["standard"]
+    return stored_as(right, encode.func(scaling, np.asarray(x.T, np.float64), right.sizes))
+
+
+def one_higher(blocks: F64, largest: float) -> Array:
+    """The exponent of the scale is rounded up where the standard rounds down."""
+    exponents = np.frexp(np.abs(blocks).max(axis=-1))
+    ceilings = exponents[1] - (exponents[0] == 0.5)
+    return np.asarray((ceilings - np.frexp(largest)[1] + 128).clip(0, 254), np.uint8)
+
+
+def of_mantissa(blocks: F64, largest: float) -> Array:
+    """The exponent of the scale is not lowered by that of the largest element."""
+    return np.asarray((np.frexp(np.abs(blocks).max(axis=-1))[1] + 126).clip(0, 254), np.uint8)
+
+
+def in_e4m3(factor: float, shared: bool, x: F32, format: str, options: Options = ()) -> Stored:
+    """A cast to FP8 whose scale is larger by a factor, or the largest of all tokens; casts to others are right."""
+    right = quantized(x, format, options)
+    if "weight_scale" not in right.by_name or right.by_name["weight"].dtype.name != "float8_e4m3fn":
+        return right
+    scales = right.by_name["weight_scale"] * np.float32(factor)
+    scales = np.full_like(scales, scales.max()) if shared else scales
+    elements = rounded((x / np.where(scales == 0, np.float32(1), scales)).astype(np.float64), "float8_e4m3fn")
+    return stored_as(right, {"weight": elements, "weight_scale": scales})
+
+
 MISTAKES: tuple[tuple[str, str, str, Callable[..., Stored]], ...] = (
     ("cast-truncates", "Codes are rounded towards zero.", "C1", eight(integer=np.trunc)),
     ("cast-rounds-down", "Codes are rounded down.", "C1", eight(integer=np.floor)),
@@ -167,6 +208,31 @@ MISTAKES: tuple[tuple[str, str, str, Callable[..., Stored]], ...] = (
     ("cast-sum-without-scale", "The sum of a block is that of its codes.", "C1", sum_of_codes),
     ("cast-scale-of-all-rows", "The scale of a block takes in the same block of all rows.", "C1 C2", of_all_rows),
     ("cast-extreme-without-sign", "The scale of Q4_0 and Q5_0 is never negative.", "C1", partial(in_four, False, 0.5)),
+    (
+        "cast-minimum-of-neighbour",
+        "A group has the minimum of the one before.",
+        "C1",
+        partial(with_fields, neighbour, "zero"),
+    ),
+    (
+        "cast-exponent-rounded-up",
+        "The exponent of an MX scale is rounded up.",
+        "C1",
+        partial(of_powers, one_higher),
+    ),
+    (
+        "cast-exponent-of-element-forgotten",
+        "An MX scale is the exponent of the largest number itself.",
+        "C1",
+        partial(of_powers, of_mantissa),
+    ),
+    (
+        "cast-fp8-by-240",
+        "The scale is the largest magnitude over 240, not 448.",
+        "C1",
+        partial(in_e4m3, 448 / 240, False),
+    ),
+    ("cast-fp8-one-scale", "All tokens have the scale of the largest.", "C1 C2", partial(in_e4m3, 1.0, True)),
     ("cast-half-not-added", "Codes of Q4_0 and Q5_0 are not rounded.", "C1", partial(in_four, True, 0.0)),
 )
 DEFECTS: tuple[Defect, ...] = tuple(of("formats.quantize", *each) for each in MISTAKES)

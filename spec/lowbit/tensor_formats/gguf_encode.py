@@ -94,11 +94,11 @@ def eight(x: F32, quotient: Quotient, ties: Ties) -> tuple[F32, Integers]:
     if quotient == "x (1/d)":
         return d, nearest(x * by_inverse, ties)
     if quotient == "x (127/absmax)":
-        return d, nearest(x * _over(np.float32(127), largest), ties)
-    return d, nearest(_over(x, d), ties)
+        return d, nearest(x * over(np.float32(127), largest), ties)
+    return d, nearest(over(x, d), ties)
 
 
-def _over(above: F32 | np.float32, below: F32) -> F32:
+def over(above: F32 | np.float32, below: F32) -> F32:
     """A quotient in float32, and 0 where the divisor is 0."""
     divisor = np.where(below == 0, np.float32(1), below)
     return np.where(below == 0, np.float32(0), above / divisor).astype(np.float32)
@@ -134,7 +134,7 @@ def extreme(x: F32) -> F32:
 def q8_k(numbers: F64, at: Sizes) -> dict[str, Array]:
     """The fields of Q8_K."""
     x = numbers.astype(np.float32)
-    factor = -_over(np.float32(127), extreme(x))
+    factor = -over(np.float32(127), extreme(x))
     codes = np.minimum(nearest(factor * x, "even"), 127)
     d = inverse(factor)[..., 0]
     return {"d": d, "qs": codes.astype(np.int8), "bsums": sums_of_16(codes)}

@@ -22,18 +22,28 @@ mxint8       int8 of 1/64 each        127/64                       0
 
 where numbers beyond the largest element saturate, and rounding is to nearest, ties to even. The standard leaves two
 choices open. For a block of zeros we take the least scale. The result of a conversion of NaN is left to the
-implementation there; here it is refused. ``mxint8`` uses -127 to 127, so that negation stays exact; a stored -128 is
-valid and means -2.
+implementation there; here it is refused.
+
+**The scale rounded up** is the other choice of the field, and conforms as well: with the largest element
+:math:`P_{max}`,
+
+.. math:: X = 2^{\lceil \log_2 (m / P_{max}) \rceil},
+
+so that nothing saturates. compressed-tensors, torchao's ``RCEIL`` and the conversions of NVIDIA's Blackwell compute it
+from the float32 quotient :math:`m / P_{max}`.
+
+``mxint8`` uses -127 to 127, so that negation stays exact; a stored -128 is valid and means -2.
 
 **Layout.** The standard says nothing of memory. The one here is that of compressed-tensors and of the GPUs' libraries:
 a row of N holds its elements along K and apart from them its scales; two codes of 4 bits share a byte, the first in the
 low half; four codes of 6 bits share three bytes, little-endian.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0, §5.1 to §5.3, §6.1, §6.3; the layout as in compressed-tensors,
-``mxfp4``, ``mxfp6`` and ``mxfp8``.
+``mxfp4``, ``mxfp6`` and ``mxfp8``; the scale rounded up as in its ``calculate_qparams``.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -59,12 +69,26 @@ def scaled(elements: F64, scales: Array, at: Sizes) -> Terms:
     return Terms(products.reshape(at.N, at.K).T)
 
 
-def shared_scale(blocks: F64, largest_exponent: int) -> Array:
-    """The pattern of X for each block, N × blocks: exponents are read from the float, never computed by a logarithm."""
+Scaling = Callable[[F64, float], Array]
+"""From blocks of numbers, N × blocks × 32, and the largest element to the pattern of X for each block, N × blocks."""
+
+
+def rounded_down(blocks: F64, largest_element: float) -> Array:
+    """The standard's X: exponents are read from the float, never computed by a logarithm."""
     largest = np.abs(blocks).max(axis=-1)
     _, exponents = np.frexp(largest)  # 2^(e−1) ≤ m < 2^e
-    chosen = np.where(largest > 0, exponents - 1 - largest_exponent, -127)
+    chosen = np.where(largest > 0, exponents - np.frexp(largest_element)[1], -127)
     return (np.clip(chosen, -127, 127) + 127).astype(np.uint8)
+
+
+def rounded_up(blocks: F64, largest_element: float) -> Array:
+    """The power of two at or above the quotient."""
+    largest = np.abs(blocks).max(axis=-1).astype(np.float32)
+    quotients = (largest / np.float32(largest_element)).astype(np.float64)
+    return round_to(quotients.reshape(-1), "float8_e8m0fnu", direction="up").reshape(quotients.shape)
+
+
+SCALINGS: dict[str, Scaling] = {"standard": rounded_down, "scale rounded up": rounded_up}
 
 
 # **How elements are packed.**
@@ -109,7 +133,7 @@ PACKED: dict[int, tuple[str, Callable[[Array], Array], Callable[[Array], Array]]
 """By bits: the bytes of a row, packing, and unpacking."""
 
 
-def of_floats(name: str, element: Name, largest_exponent: int) -> Format:
+def of_floats(name: str, element: Name) -> Format:
     """An MX format of floats."""
     kind = FLOATS[element]
     size, pack, unpack = PACKED[kind.bits]
@@ -119,9 +143,9 @@ def of_floats(name: str, element: Name, largest_exponent: int) -> Format:
         codes = np.ascontiguousarray(unpack(tensors["elements"].view(np.uint8)))
         return scaled(decode(codes.reshape(-1), element).reshape(codes.shape), tensors["scale"], at)
 
-    def write(weights: F64, at: Sizes) -> dict[str, Array]:
+    def write(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
         blocks = blocks_of(weights, at)
-        scale = shared_scale(blocks, largest_exponent)
+        scale = scaling(blocks, kind.largest)
         shares = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
         codes = round_to(shares.reshape(-1), element).reshape(at.N, at.K)
         return {"elements": pack(codes).view(stored), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
@@ -131,9 +155,9 @@ def of_floats(name: str, element: Name, largest_exponent: int) -> Format:
         title=f"OCP MX with elements of {element}",
         fields=(Field("elements", stored.name, ("N", size), "codes", f"{element} along K"), SCALE),
         decode=read,
-        encode={"standard": write},
+        encode={choice: partial(write, scaling) for choice, scaling in SCALINGS.items()},
         source=SOURCE,
-        traps=("The scale of a block is a power of two rounded down, and not to nearest.",),
+        traps=("The scale of a block is rounded down, or up so that nothing saturates, and never to nearest.",),
     )
 
 
@@ -141,24 +165,24 @@ def _integers(tensors: Tensors, at: Sizes) -> Terms:
     return scaled(exact(tensors["elements"]) / 64, tensors["scale"], at)
 
 
-def _to_integers(weights: F64, at: Sizes) -> dict[str, Array]:
+def _to_integers(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
     blocks = blocks_of(weights, at)
-    scale = shared_scale(blocks, 0)
+    scale = scaling(blocks, 127 / 64)
     shares = np.ldexp(blocks, 127 + 6 - scale.astype(np.int64)[..., np.newaxis])
     codes = np.clip(np.rint(shares), -127, 127).astype(np.int8)
     return {"elements": codes.reshape(at.N, at.K), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
 
 
-MXFP8_E5M2 = of_floats("mxfp8-e5m2", "float8_e5m2", 15)
-MXFP8_E4M3 = of_floats("mxfp8-e4m3", "float8_e4m3fn", 8)
-MXFP6_E3M2 = of_floats("mxfp6-e3m2", "float6_e3m2fn", 4)
-MXFP6_E2M3 = of_floats("mxfp6-e2m3", "float6_e2m3fn", 2)
-MXFP4 = of_floats("mxfp4", "float4_e2m1fn", 2)
+MXFP8_E5M2 = of_floats("mxfp8-e5m2", "float8_e5m2")
+MXFP8_E4M3 = of_floats("mxfp8-e4m3", "float8_e4m3fn")
+MXFP6_E3M2 = of_floats("mxfp6-e3m2", "float6_e3m2fn")
+MXFP6_E2M3 = of_floats("mxfp6-e2m3", "float6_e2m3fn")
+MXFP4 = of_floats("mxfp4", "float4_e2m1fn")
 MXINT8 = Format(
     name="mxint8",
     title="OCP MX with elements of 8-bit integers",
     fields=(Field("elements", "int8", ("N", "K"), "codes", "64ths along K, two's complement"), SCALE),
     decode=_integers,
-    encode={"standard": _to_integers},
+    encode={choice: partial(_to_integers, scaling) for choice, scaling in SCALINGS.items()},
     source=SOURCE,
 )

@@ -15,16 +15,34 @@ nvfp4-pack          ``weight_global_scale``  :math:`P \cdot s_{block} / g`
 
 The quotient of the second is no float64 in general; it is rounded there, far below any bound.
 
-Source: ModelOpt's NVFP4 (``nvfp4``); compressed-tensors, ``nvfp4-pack-quantized`` (``nvfp4-pack``).
+**Casts** compute in float32 from the largest magnitudes: *a* of the tensor and :math:`m_b` of each block.
+
+=============== =================================== ===============================================================
+step            nvfp4                               nvfp4-pack
+=============== =================================== ===============================================================
+of the tensor   :math:`s_2 = a / 2688`              :math:`g = 2688 / a`
+of a block      :math:`m_b / (6 s_2)`               :math:`g \cdot (m_b / 6)`, at most 448
+a scale of 0    of zeros: 1                         after rounding: 0.125
+an element      :math:`x / (s_{block} \cdot s_2)`    :math:`x / (s_{block} / g)`
+=============== =================================== ===============================================================
+
+2688 is 6 · 448, the largest element times the largest scale. Scales and elements are rounded to nearest, ties to even;
+elements beyond 6 saturate. Where ModelOpt rounds the scale of a block to 0, its elements are worth 0 whatever they are.
+For a tensor of zeros neither owner has a rule; here :math:`s_2` is 0 and *g* is 1. vLLM's CUDA kernel takes approximate
+reciprocals, which no standard defines to the bit.
+
+Source: ModelOpt's ``NVFP4QTensor`` (``nvfp4``); compressed-tensors, ``nvfp4-pack-quantized``, ``calculate_qparams`` and
+``generate_gparam`` (``nvfp4-pack``).
 """
 
 import numpy as np
 
-from lowbit.arrays import F64
+from lowbit.arrays import F32, F64, U8, Array
 from lowbit.errors import ArgumentError
-from lowbit.numbers.floats import decode
+from lowbit.numbers.floats import decode, round_to, rounded
 from lowbit.tensor_formats.bits import exact
-from lowbit.tensor_formats.microscaling import from_pairs
+from lowbit.tensor_formats.gguf_encode import over
+from lowbit.tensor_formats.microscaling import from_pairs, pairs
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 BLOCK = 16
@@ -51,6 +69,44 @@ def _not_zero(tensors: Tensors, at: Sizes) -> None:
         raise ArgumentError("weight_global_scale", 0, "a number that is not 0, since it is divided by")
 
 
+# **Casts.**
+
+LARGEST = np.float32(6)
+OF_TENSOR = np.float32(6 * 448)
+
+
+def _magnitudes(numbers: F64, at: Sizes) -> tuple[F32, F32, F32]:
+    """The numbers, N × blocks × 16, and the largest magnitudes of all and of each block, N × blocks × 1."""
+    x = np.ascontiguousarray(numbers.T, np.float32).reshape(at.N, -1, BLOCK)
+    of_blocks = np.abs(x).max(axis=-1, keepdims=True)
+    return x, of_blocks.max().reshape(1), of_blocks
+
+
+def _elements(x: F32, scales: F32, at: Sizes) -> U8:
+    """Two elements a byte: the numbers over the scale of each; infinities saturate, and 0 over 0 is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = np.where(x == 0, x, x / scales)
+    return pairs(round_to(exact(quotients).reshape(-1), "float4_e2m1fn").reshape(at.N, at.K))
+
+
+def _of_model_opt(numbers: F64, at: Sizes) -> dict[str, Array]:
+    x, largest, of_blocks = _magnitudes(numbers, at)
+    second: F32 = largest / OF_TENSOR
+    scales = over(of_blocks, np.broadcast_to(LARGEST * second, of_blocks.shape))
+    kept = rounded(exact(np.where(scales == 0, np.float32(1), scales)), "float8_e4m3fn", "saturate")
+    elements = _elements(x, kept.astype(np.float32) * second, at)
+    return {"weight": elements, "weight_scale": kept[..., 0], "weight_scale_2": second}
+
+
+def _of_compressed_tensors(numbers: F64, at: Sizes) -> dict[str, Array]:
+    x, largest, of_blocks = _magnitudes(numbers, at)
+    factor: F32 = np.where(largest == 0, np.float32(1), OF_TENSOR / np.where(largest == 0, np.float32(1), largest))
+    scales = rounded(exact(factor * (of_blocks / LARGEST)), "float8_e4m3fn", "saturate")
+    kept = np.where(scales == 0, np.asarray(0.125, scales.dtype), scales)
+    elements = _elements(x, kept.astype(np.float32) / factor, at)
+    return {"weight_packed": elements, "weight_scale": kept[..., 0], "weight_global_scale": factor}
+
+
 SCALE = Field("weight_scale", "float8_e4m3fn", ("N", "K/16"), "scale", "the scale of each 16 elements of a row")
 NVFP4 = Format(
     name="nvfp4",
@@ -61,6 +117,7 @@ NVFP4 = Format(
         Field("weight_scale_2", "float32", (1,), "scale", "multiplied by every scale"),
     ),
     decode=_multiplied,
+    encode={"reference": _of_model_opt},
     source="ModelOpt, NVFP4QTensor",
 )
 NVFP4_PACK = Format(
@@ -72,6 +129,7 @@ NVFP4_PACK = Format(
         Field("weight_global_scale", "float32", (1,), "scale", "divides every scale"),
     ),
     decode=_divided,
+    encode={"reference": _of_compressed_tensors},
     check=_not_zero,
     source="compressed-tensors, nvfp4-pack-quantized",
     traps=("weight_global_scale divides; ModelOpt's weight_scale_2 multiplies.",),

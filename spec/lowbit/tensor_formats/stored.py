@@ -243,7 +243,8 @@ operation(
     parameters=_parameters,
     clauses={
         "C1": "Every code, scale, minimum and sum is that of the owner's reference, or of one of the choices that the "
-        "format's chapter names, the same in every block of a call. A zero may have either sign.",
+        "format's chapter names, the same in every block of a call. A zero may have either sign, and codes whose scale "
+        "is 0 may be any.",
         "C2": "A block depends on its own numbers only.",
     },
 )

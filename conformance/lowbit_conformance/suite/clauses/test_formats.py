@@ -343,7 +343,7 @@ def assert_non_finite(backend: Remote, case: FormatCase) -> None:
 
 # **Activations that are stored, too.**
 
-CAST = ("q8_0", "q8_1", "q8_k")
+CAST = ("q8_0", "q8_1", "q8_k", "int8-token", "fp8-channel")
 """The formats of activations; each is tried with every format of weights that it can meet."""
 
 

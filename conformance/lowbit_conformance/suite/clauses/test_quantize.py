@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from lowbit.arrays import F32, Array
+from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.stored import FORMATS, Stored, quantized
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.clauses.test_formats import MOST_ROWS, fitted, options_of
@@ -100,8 +101,9 @@ def casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 
 def few(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """Ordinary numbers for every format in which no scale is shared by several rows of them."""
     for case in casts(clause, settings):
-        if case.tier == "edge" and case.variant == "normal":
+        if case.tier == "edge" and case.variant == "normal" and all("N" in row.shape for row in case.table.tensors):
             yield case
 
 
@@ -114,9 +116,17 @@ def test_every_field_is_that_of_a_reference(backend: Remote, case: FormatCase) -
     """All fields equal those of one choice of the format's table; zeros are equal."""
     x = numbers_of(case)
     given = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
-    choices = [quantized(x, case.format, case.options, choice) for choice in case.table.encode]
+    choices = [each for choice in case.table.encode if (each := cast_by(choice, x, case)) is not None]
     differences = [difference(given, each) for each in choices]
     assert "" in differences, f"WRONG: {differences[0]} (the reference; none of {len(choices)} choices agrees)"
+
+
+def cast_by(choice: str, x: F32, case: FormatCase) -> Stored | None:
+    """What a choice makes of the numbers; None where it cannot hold them, which the first choice always can."""
+    try:
+        return quantized(x, case.format, case.options, choice)
+    except ArgumentError:
+        return None
 
 
 @checks("formats.quantize/C2", few)
@@ -146,11 +156,15 @@ def stored_in(case: FormatCase, given: object) -> Stored:
 
 
 def difference(given: Stored, expected: Stored) -> str:
-    """In which field two matrices first differ, in words; empty if in none that matters."""
+    """In which field two matrices first differ, in words; empty if in none that matters.
+
+    Codes that differ and stand for equal numbers are zeros of either sign, or have a scale of 0.
+    """
     table = given.table
     found, wanted = (table.fields_of(each.by_name, each.sizes) for each in (given, expected))
+    equal = np.array_equal(given.values, expected.values)
     for row in table.fields:
-        if row.role == "sum":  # a Stored has been checked for these
+        if row.role == "sum" or (row.role == "codes" and equal):  # a Stored has been checked for sums
             continue
         left, right = comparable(found[row.name]), comparable(wanted[row.name])
         if wrong := int((left != right).sum()):
