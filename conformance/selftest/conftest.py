@@ -24,7 +24,8 @@ from lowbit_cppyy.runtime import hardware
 from lowbit_cppyy.tuning import outcomes
 
 HERE = Path(__file__).parent
-SLOW = {line.split()[1] for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")}
+LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
+SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}
 TOOLCHAIN = (
     "lowbit_conformance/test_compiled_helpers.py",
     "lowbit_cppyy/",
@@ -51,14 +52,18 @@ settings.load_profile("lowbit")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what its -m does not choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow and what needs a compiler."""
+    """Mark what is slow and what needs a compiler, and begin with the slowest: no worker waits for it at the end."""
+    cost: dict[pytest.Item, float] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.path.is_relative_to(HERE):
             path = item.path.relative_to(HERE).as_posix()
-            if f"{path}::{item.originalname}" in SLOW:
+            name = f"{path}::{item.originalname}"
+            if name in SLOW:
                 item.add_marker(pytest.mark.slow)
+                cost[item] = SLOW[name]
             if path.startswith(TOOLCHAIN):
                 item.add_marker(pytest.mark.toolchain)
+    items.sort(key=lambda item: -cost.get(item, 0.0))
 
 
 @pytest.fixture
