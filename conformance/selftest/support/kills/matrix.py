@@ -1,11 +1,13 @@
 """The kill matrix: every defect against the suite, and the control beside them.
 
-``python -m kills.matrix --out FILE`` runs each arithmetical defect, and each habit of all
-operations, to its first kill by every clause that it is said to break, and each other habit to its first kill by any;
-``--first-kill`` stops every defect at its first, and ``--all`` runs every case. What was done before is not done again,
-as long as the suite and the settings are the same. ``--sample N`` tries one defect in N, always the same ones. A defect
-that survives, a clause that does not find it, one that is found for another reason than its own, and a false alarm over
-the control, which has no defect, make the exit status 1.
+``python -m kills.matrix --out FILE`` runs each arithmetical defect, and each habit of all operations, to its first kill
+by every clause that it is said to break, and each other habit to its first kill by any; ``--first-kill`` stops every
+defect at its first, and ``--all`` runs every case. What was done before is not done again, as long as the suite and the
+settings are the same. A defect that survives, a clause that does not find it, one that is found for another reason than
+its own, and a false alarm over the control, which has no defect, make the exit status 1.
+
+``--sample N`` tries one defect in N, and the control on one operation in N, always the same ones. The tests run the
+whole suite on the reference, which computes what the control computes.
 """
 
 import json
@@ -93,7 +95,8 @@ class Matrix:
     """
 
     def __init__(self, file: Path, seeds: int, mode: Mode, sample: int = 1) -> None:
-        self._file, self._saved, self._names = file, 0.0, list(ALL)[::sample]
+        self._file, self._saved = file, 0.0
+        self._names, self._operations = list(ALL)[::sample], list(OPERATIONS)[::sample]
         settings = {"suite": suite().sha256, "seeds": seeds, "mode": mode} | ({"sample": sample} if sample > 1 else {})
         self.content: Entry = {"schema": SCHEMA, **settings, "version": suite().version, "machine": asdict(machine())}
         self.content |= {"date": "", "control": {}, "defects": {}}
@@ -113,7 +116,9 @@ class Matrix:
 
     def missing(self) -> list[tuple[str, str]]:
         """What is left to do: the name of a defect, or the control with the operation that it is tried on."""
-        control = [(CONTROL.name, operation) for operation in OPERATIONS if operation not in self.content["control"]]
+        control = [
+            (CONTROL.name, operation) for operation in self._operations if operation not in self.content["control"]
+        ]
         return control + [(name, "") for name in self._names if name not in self.content["defects"]]
 
     def add(self, name: str, operation: str, entry: Entry) -> None:
@@ -190,7 +195,9 @@ def main(
     seeds: Annotated[int, typer.Option(min=0, help="Seeds of the random tier.")] = 20,
     first_kill: Annotated[bool, typer.Option("--first-kill", help="Stop every defect at its first kill.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Run every case.")] = False,
-    sample: Annotated[int, typer.Option(min=1, help="Try one defect in this many, always the same ones.")] = 1,
+    sample: Annotated[
+        int, typer.Option(min=1, help="Try one defect and one operation of the control in this many.")
+    ] = 1,
     deadline: Annotated[
         float | None,
         typer.Option(min=0.1, help="Seconds that one call may take.", show_default="3 for what hangs, else 120"),
