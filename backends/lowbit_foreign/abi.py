@@ -6,6 +6,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from lowbit.backend.wire import OWN_DTYPES, dtype_name
+
 ABI = 1
 MESSAGE_BYTES = 1024
 
@@ -33,9 +35,12 @@ class Kind(IntEnum):
 
 
 NO_DTYPE = 0
-NAMES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")  # in the order of the header
-DTYPES: dict[int, np.dtype[np.generic]] = {number + 1: np.dtype(name) for number, name in enumerate(NAMES)}
-DTYPE_NUMBERS = {dtype.str: number for number, dtype in DTYPES.items()}
+NAMES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", *OWN_DTYPES)
+"""In the order of the header, which appends those of `lowbit.numbers.floats` that numpy lacks."""
+DTYPES: dict[int, np.dtype[np.generic]] = {
+    number: OWN_DTYPES[name] if name in OWN_DTYPES else np.dtype(name) for number, name in enumerate(NAMES, 1)
+}
+DTYPE_NUMBERS = {dtype_name(dtype): number for number, dtype in DTYPES.items()}
 
 
 class Value(ctypes.Structure):

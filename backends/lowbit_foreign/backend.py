@@ -10,7 +10,7 @@ from typing import Any
 
 from lowbit.backend import PRODUCTS, Availability, Backend
 from lowbit.contract.operation import OPERATIONS
-from lowbit.errors import UnavailableError
+from lowbit.errors import ArgumentError, UnavailableError
 
 
 def named(check: Callable[..., None], arguments: Sequence[Any], choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,6 +37,8 @@ class ForeignBackend(Backend):
             self.capabilities()
         except UnavailableError as error:
             return Availability(False, error.reason, error.remedy)
+        except ArgumentError:  # it can run; `capabilities` says what is wrong in its declaration
+            return Availability(True)
         return Availability(True)
 
     @abstractmethod

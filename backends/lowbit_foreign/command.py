@@ -116,7 +116,7 @@ class CommandBackend(ForeignBackend):
                     if isinstance(error, UnavailableError):
                         raise
                     raise UnavailableError(what, on_one_line(error), "it must say its capabilities first") from None
-                said = read(answer, what)
+                said = read(answer)
                 capabilities = replace(said.capabilities, concurrent=False)  # one line at a time
                 self._declared = replace(said, capabilities=capabilities)
                 self.name = said.name

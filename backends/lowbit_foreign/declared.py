@@ -1,11 +1,12 @@
 """Declarations: the capabilities of a library or a program, read from JSON.
 
-Nothing is guessed: an unknown key, a wrong type or an operation that the specification does not have makes the backend
-unavailable, with the reason in one line. A misspelt limit would otherwise declare more than the author meant.
+Nothing is guessed: an unknown key, a wrong type or an operation that the specification does not have is refused, with
+one sentence that names the place. A misspelt limit would otherwise declare more than the author meant.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,32 +58,26 @@ def read_text(text: bytes, what: str) -> Declared:
     """The declaration in a JSON text.
 
     Raises:
-        UnavailableError: it is not a JSON object, or has a key twice; or see `read`.
+        UnavailableError: it is not a JSON object, or has a key twice.
+        ArgumentError: see `read`.
     """
     try:
         document = parsed("its capabilities", text).values
     except FormatError as error:
         raise UnavailableError(what, f"in {error}", "correct them") from None
-    return read(dict(document), what)
+    return read(dict(document))
 
 
-def read(document: object, what: str) -> Declared:
+def read(document: object) -> Declared:
     """The declaration in a JSON object.
 
     Args:
         document: as `json.loads` gives it.
-        what: the name of the library or program, for messages.
 
     Raises:
-        UnavailableError: a part of it is not as ``lowbit.h`` specifies.
+        ArgumentError: a part of it is not as ``lowbit.h`` specifies.
     """
-    try:
-        return _read(_object("the whole", document))
-    except ArgumentError as error:
-        raise UnavailableError(what, f"in its capabilities {error}", "correct them") from None
-
-
-def _read(document: dict[str, Any]) -> Declared:
+    document = _object("the whole", document)
     _check_keys("keys", document, ("name", "operations"), KEYS)
     name = _text("name", document["name"])
     declared = _object("operations", document["operations"])
@@ -110,7 +105,8 @@ def _declaration(operation: str, said: object) -> Declaration:
     for name, allowed in _object(f"limits of {operation}", declared.get("limits", {})).items():
         if isinstance(allowed, dict):
             _check_keys(f"keys of limit {name} of {operation}", allowed, (), ("multiple", "least", "most"))
-            limits[name] = Range(**allowed)
+            with _named(f"limit {name} of {operation}"):
+                limits[name] = Range(**allowed)
             continue
         values = _list(f"limit {name} of {operation}", allowed)
         if not values or not all(isinstance(value, str | int | float) or value is None for value in values):
@@ -128,7 +124,8 @@ def _arithmetic(operation: str, said: object) -> Arithmetic:
     keys, more = ("form", "accumulator", "roundings"), ("weights", "promotion")
     _check_keys(f"keys of arithmetic of {operation}", declared, keys, (*keys, *more))
     choices = {name: declared[name] for name in more if name in declared}
-    return Arithmetic(declared["form"], declared["accumulator"], _roundings(declared["roundings"]), **choices)
+    with _named(f"arithmetic of {operation}"):
+        return Arithmetic(declared["form"], declared["accumulator"], _roundings(declared["roundings"]), **choices)
 
 
 def _roundings(said: object) -> Roundings:
@@ -141,6 +138,15 @@ def _roundings(said: object) -> Roundings:
             return LinearRoundings(*numbers)
     allowed = f"{spoken(list(ROUNDINGS))}, or an object of numbers of at least 0, rows, groups and constant"
     raise ArgumentError("roundings", repr(said), allowed)
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    """Refusals inside say where in the declaration the argument stands."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(f"{error.argument} of {place}", error.given, error.allowed) from None
 
 
 # **One check for each kind of JSON value.**

@@ -1,4 +1,8 @@
-"""Arguments and results for C: the trees of `lowbit.backend.wire`, flattened to lists of parts by path."""
+"""Arguments and results for C: the trees of `lowbit.backend.wire`, flattened to lists of parts by path.
+
+The tensors and options of a stored matrix have paths by name besides those by number, since its format's table is what
+an author has at hand: ``weights.qweight`` is ``weights.tensors.0``, ``weights.bits`` is ``weights.options.0.1``.
+"""
 
 import math
 from typing import Any, NamedTuple
@@ -6,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit.backend.wire import MOST_DEPTH, NOT_FINITE, Tree, decode, encode
+from lowbit.backend.wire import MOST_DEPTH, NOT_FINITE, Tree, decode, dtype_name, encode
 from lowbit.errors import ArgumentError
+from lowbit.tensor_formats.stored import FORMATS
 from lowbit.text import quoted
 from lowbit_foreign.abi import DTYPE_NUMBERS, DTYPES, NO_DTYPE, Kind
 from lowbit_foreign.memory import GuardedArray, OutOfBoundsError, address
@@ -17,6 +22,9 @@ MOST_ITEMS = 2**20
 MOST_DIMENSIONS = 8
 MOST_BYTES = 2**31
 """Of all parts of a result together."""
+
+
+STORED = "formats.Stored"
 
 
 class Entry(NamedTuple):
@@ -51,7 +59,8 @@ def _flatten(path: str, tree: Tree) -> list[Entry]:
         case {"float": str(name)}:
             return [Entry(path, Kind.REAL, NO_DTYPE, NOT_FINITE[name])]
         case {"type": str(name), "fields": dict(fields)}:
-            parts = [_flatten(f"{path}.{field}", part) for field, part in fields.items()]
+            named = _by_table(fields) if name == STORED else {}
+            parts = [_flatten(f"{path}.{field}", part) for field, part in (fields | named).items()]
             return [Entry(path, Kind.RECORD, NO_DTYPE, name), *(entry for part in parts for entry in part)]
         case list():
             parts = [_flatten(f"{path}.{index}", part) for index, part in enumerate(tree)]
@@ -60,6 +69,25 @@ def _flatten(path: str, tree: Tree) -> list[Entry]:
             raise ArgumentError(path, tree, "an integer of 64 bits")
     kinds = {type(None): Kind.NONE, bool: Kind.BOOL, int: Kind.INTEGER, float: Kind.REAL, str: Kind.TEXT}
     return [Entry(path, kinds[type(tree)], NO_DTYPE, tree)]
+
+
+def _by_table(fields: dict[str, Tree]) -> dict[str, Tree]:
+    """The tensors and options of a stored matrix by the names of its format's table."""
+    names = [row.name for row in FORMATS[fields["format"]].tensors]
+    return dict(zip(names, fields["tensors"], strict=True)) | dict(fields["options"])
+
+
+def _from_table(fields: dict[str, Tree]) -> dict[str, Tree]:
+    """The fields of a stored matrix whose tensors and options a library has given by name; the inverse of `_by_table`.
+
+    What the table does not have stays, and is refused as a field that a stored matrix does not have.
+    """
+    if "tensors" in fields or fields.get("format") not in FORMATS:
+        return fields
+    table, left = FORMATS[fields["format"]], dict(fields)
+    tensors = [left.pop(row.name) for row in table.tensors if row.name in left]
+    options = [[name, left.pop(name)] for name in table.options if name in left]
+    return left | {"tensors": tensors, "options": options}
 
 
 def _number(path: str, name: str) -> int:
@@ -154,12 +182,13 @@ class Results:
             case Kind.NONE:
                 return None
             case Kind.ARRAY:
-                return {"array": array.dtype.str, "shape": list(array.shape), "data": array}
+                return {"array": dtype_name(array.dtype), "shape": list(array.shape), "data": array}
             case Kind.TEXT:
                 return array.tobytes().decode()
             case Kind.RECORD:
                 fields = {child.rpartition(".")[2]: self._tree(child, children) for child in children.get(path, [])}
-                return {"type": array.tobytes().decode(), "fields": fields}
+                name = array.tobytes().decode()
+                return {"type": name, "fields": _from_table(fields) if name == STORED else fields}
             case Kind.LIST:
                 return [self._tree(f"{path}.{index}", children) for index in range(int(array[0]))]
             case Kind.BOOL:

@@ -17,6 +17,21 @@
  * 4. Who allocates frees. The library never frees what the caller hands it, and the caller gives back a handle by
  *    lowbit_release or lowbit_close, once.
  *
+ * A matrix stored in a format of the field (GPTQ, Q4_0, MXFP4 ...) is a record too. Its tensors and options have the
+ * names of the format's table, on the specification's page of formats:
+ *
+ *     path              kind             content
+ *     weights           LOWBIT_RECORD    "formats.Stored"
+ *     weights.format    LOWBIT_TEXT      "gptq-v2"
+ *     weights.rows      LOWBIT_INTEGER   K, the length of the sums of y = x W
+ *     weights.columns   LOWBIT_INTEGER   N
+ *     weights.qweight   LOWBIT_ARRAY     a tensor of the table; likewise weights.qzeros, weights.scales, weights.g_idx
+ *     weights.bits      LOWBIT_INTEGER   an option of the table; likewise weights.group_size
+ *
+ * A block format, such as those of GGUF, has one tensor, weights.blocks: N rows of bytes. The same parts also come by
+ * number, as lists: weights.tensors.0 ..., and weights.options.0.0 (a name) and weights.options.0.1 (its value). A
+ * result of this type is written by names or by numbers, see lowbit_begin_stored.
+ *
  * Structures begin with their size as the caller was compiled, so that later versions can append to them.
  *
  * License: Apache-2.0.
@@ -77,7 +92,15 @@ enum {
     LOWBIT_UINT64 = 9,
     LOWBIT_FLOAT16 = 10,
     LOWBIT_FLOAT32 = 11,
-    LOWBIT_FLOAT64 = 12
+    LOWBIT_FLOAT64 = 12,
+    /* Their elements are bit patterns, of two bytes (bfloat16) or one, as the chapter `floats` defines them. */
+    LOWBIT_BFLOAT16 = 13,
+    LOWBIT_FLOAT8_E5M2 = 14,
+    LOWBIT_FLOAT8_E4M3FN = 15,
+    LOWBIT_FLOAT6_E3M2FN = 16, /* in the low 6 bits of a byte */
+    LOWBIT_FLOAT6_E2M3FN = 17,
+    LOWBIT_FLOAT4_E2M1FN = 18, /* in the low 4 bits of a byte */
+    LOWBIT_FLOAT8_E8M0FNU = 19
 };
 
 typedef struct lowbit_value {
@@ -147,11 +170,22 @@ LOWBIT_EXPORT uint32_t lowbit_abi_version(void);
  *                                        "roundings": "any_order"}}}}
  *
  * Only "name" and "operations" must be there. "limits" names each parameter of the operation that is not handled in
- * full, with the values that are. "arithmetic" is for bounded operations: the form of the computation, the accumulator
- * and the most roundings that a term of the sum meets, "any_order" (rows + 1), "one_loop" (equation 2 as a plain
- * loop), or {"rows": a, "groups": b, "constant": c} for a·rows + b·groups + c, rounded up. "concurrent" says that
- * several threads may call at once, "alignment" to how many bytes arrays must be aligned (0: to their elements), and
- * "overread" how many bytes past the end of an array may be read (never used).
+ * full, with the values that are, or for a size with a range of which each key may be left out:
+ *
+ *     "linear.gemv": {"limits": {"format": ["gptq-v2"], "bits": [4], "activations": ["float16"], "result": ["float16"],
+ *                                "columns": {"multiple": 8, "least": 8, "most": 65536}},
+ *                     "arithmetic": {"form": "dequantised", "accumulator": "float32", "roundings": "any_order",
+ *                                    "weights": "float16"}}
+ *
+ * "arithmetic" is for bounded operations: the form of the computation, the accumulator and the most roundings that a
+ * term of the sum meets, "any_order" (rows + 1), "one_loop" (equation 2 as a plain loop), or {"rows": a, "groups": b,
+ * "constant": c} for a·rows + b·groups + c, rounded up. Products of stored matrices may add "weights", the type into
+ * which weights are turned before they are multiplied ("float32" if it is left out; "exact" if nothing is rounded on
+ * the way to a weight, or none is formed), and for the accumulator "float16" the "promotion", the number of products
+ * after which the sum is added to one in float32 (0: never).
+ *
+ * "concurrent" says that several threads may call at once, "alignment" to how many bytes arrays must be aligned (0: to
+ * their elements), and "overread" how many bytes past the end of an array may be read (never used).
  */
 LOWBIT_EXPORT const char *lowbit_capabilities(void);
 
@@ -163,7 +197,8 @@ LOWBIT_EXPORT int32_t lowbit_run(lowbit_call *call);
 /*
  * Makes the argument `matrix` ready. lowbit_run is then called for linear.qgemv, linear.qgemm and linear.qgemm_bfp with
  * this handle and with `x` alone. A library that exports no lowbit_prepare gets `x` and `matrix` in each call. It may
- * ask for the result "nbytes", an integer: the bytes of weights that one product reads.
+ * ask for the result "nbytes", an integer: the bytes of weights that one product reads. Stored matrices are not
+ * prepared: linear.gemv, linear.gemm and linear.gemm_cast get `x` and `weights` in each call.
  */
 LOWBIT_EXPORT int32_t lowbit_prepare(lowbit_call *call, void **handle);
 LOWBIT_EXPORT void lowbit_release(void *handle);
@@ -218,6 +253,34 @@ static inline const char *lowbit_text(const lowbit_call *call, const char *path)
 {
     const lowbit_value *value = lowbit_argument(call, path);
     return value && value->kind == LOWBIT_TEXT ? value->text : "";
+}
+
+/* Writes a part of the result that is a text or the type of a record; 0 if the caller cannot have it. */
+static inline int lowbit_put_text(lowbit_call *call, const char *path, int32_t kind, const char *text)
+{
+    int64_t length = (int64_t)strlen(text);
+    void *room = call->result(call, path, kind, LOWBIT_NO_DTYPE, 1, &length);
+    if (room)
+        memcpy(room, text, (size_t)length);
+    return room != NULL;
+}
+
+/* Writes a part of the result that is an integer; 0 if the caller cannot have it. */
+static inline int lowbit_put_integer(lowbit_call *call, const char *path, int64_t number)
+{
+    int64_t *room = (int64_t *)call->result(call, path, LOWBIT_INTEGER, LOWBIT_NO_DTYPE, 0, NULL);
+    if (room)
+        *room = number;
+    return room != NULL;
+}
+
+/* Begins a result that is a stored matrix, K x N; 0 if the caller cannot have it. Afterwards ask for its tensors and
+   options by name: "result.blocks", or "result.qweight", "result.bits" and so on. */
+static inline int lowbit_begin_stored(lowbit_call *call, const char *format, int64_t rows, int64_t columns)
+{
+    return lowbit_put_text(call, "result", LOWBIT_RECORD, "formats.Stored") &&
+           lowbit_put_text(call, "result.format", LOWBIT_TEXT, format) &&
+           lowbit_put_integer(call, "result.rows", rows) && lowbit_put_integer(call, "result.columns", columns);
 }
 
 /* Says what is wrong, cut to the caller's buffer, and returns the status, so that one line does both. */

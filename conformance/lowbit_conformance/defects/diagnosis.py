@@ -22,6 +22,7 @@ from lowbit.linear import integer_bounds
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.model import bounds as blocks_bounds
 from lowbit.moe import bounds as routing_bounds
+from lowbit.numbers.floats import rounded
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import gptq_bounds, hqq, hqq_solver
 from lowbit.tensor_formats.stored import RESULTS, Stored
@@ -77,7 +78,7 @@ class Seen:
         """A call with `arguments`, `choices`, what was `given` and the `steps` of a session."""
         right = _answer(OPERATIONS[operation].reference, call.arguments, call.choices, call.steps)
         limits = _limits(operation, call.arguments, call.choices, right)
-        if limits is None and isinstance(right, np.ndarray) and right.dtype.kind == "f":
+        if limits is None and isinstance(right, np.ndarray) and floating(right):
             limits = np.zeros(right.shape)  # a mistake may be made with another rounding
         wrong = unequal = 0
         if not _identical(call.given, right):
@@ -94,7 +95,7 @@ class Seen:
     def finite(self) -> bool:
         """Whether there is neither NaN nor infinity in what was given and what is right."""
         parts = [part for value in (self.given, self.right) for _, part in leaves(value)]
-        return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and part.dtype.kind == "f")
+        return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and floating(part))
 
     def explained(self, defect: Defect) -> bool:
         """Whether the defect gives this wrong result."""
@@ -252,6 +253,11 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
+def floating(array: Array) -> bool:
+    """Whether its elements are floats, of which bfloat16 is one; numpy itself does not know that."""
+    return array.dtype.kind == "f" or array.dtype.name in RESULTS
+
+
 def _distance(given: Any, wrong: Any, right: Any, limits: Array | None) -> float | None:
     """0 for equal bits, else how much of the tolerance is used; None if the defect does not explain what was given."""
     if wrong is None or _identical(wrong, right):
@@ -283,10 +289,10 @@ def _nearer(given: Array, wrong: Array, right: Array) -> bool:
 
 
 def _identical(given: Any, other: Any) -> bool:
-    """Whether two results have equal bits, the one that a reference computed in float64 rounded to float32."""
+    """Whether two results have equal bits, one that was computed in float64 rounded to the other's type."""
     if isinstance(given, np.ndarray) and isinstance(other, np.ndarray) and other.dtype == np.float64:
-        with np.errstate(over="ignore"):
-            other = other.astype(np.float32) if given.dtype == np.float32 else other
+        with np.errstate(all="ignore"):
+            other = rounded(other, given.dtype.name) if given.dtype.name in RESULTS else other
     if isinstance(other, np.ndarray) and isinstance(given, np.ndarray) and given.dtype == np.float64 != other.dtype:
         return False
     ours, theirs = list(leaves(given)), list(leaves(other))
@@ -311,7 +317,7 @@ def _close(given: Any, other: Any, limits: Array, slack: float) -> bool:
     if (
         not (isinstance(given, np.ndarray) and isinstance(other, np.ndarray))
         or given.shape != other.shape
-        or given.dtype.kind != "f"
+        or not floating(given)
     ):
         return False
     with np.errstate(all="ignore"):

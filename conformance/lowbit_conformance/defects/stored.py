@@ -102,13 +102,19 @@ def zero_off_by_one(change: int, weights: Stored) -> Terms:
 
 
 def one_code(weights: Stored) -> Array:
-    """What the product of each element grows by with its code, for formats whose products are scale times code."""
-    products = np.abs(weights.terms.products)
-    smallest = np.where(products > 0, products, np.inf)
-    run = min(weights.rows, 16)
-    found = np.min(smallest[: weights.rows // run * run].reshape(-1, run, weights.columns), axis=1)
-    step = np.repeat(found, run, axis=0)
-    return np.where(np.isfinite(step), step, 0) if len(step) == weights.rows else np.zeros(products.shape)
+    """What the product of each element grows by with its code, for formats whose products are scale times code: the
+    least step between the products of a group, and from 0."""
+    products, run = weights.terms.products, dict(weights.options).get("group_size", min(weights.rows, 16))
+    if weights.rows % run:
+        return np.zeros(products.shape)
+    index = [weights.by_name[row.name] for row in weights.table.fields if row.role == "index"]
+    order = np.argsort(index[0], kind="stable") if index else np.arange(weights.rows)
+    groups = np.abs(products[order]).reshape(-1, run, weights.columns)
+    steps = np.diff(np.sort(groups, axis=1), axis=1, prepend=0.0)
+    found = np.min(np.where(steps > 0, steps, np.inf), axis=1)
+    step = np.empty(products.shape)
+    step[order] = np.repeat(np.where(np.isfinite(found), found, 0), run, axis=0)
+    return step
 
 
 def transposed(weights: Stored) -> Terms:

@@ -1,5 +1,7 @@
 """The examples of the docs in C, C++, Rust and over the line protocol: each is built as it says and passes the suite.
 
+Those of stored matrices (Q4_0, GPTQ, MXFP4, AWQ) also fail it with a mistake planted, and the diagnosis names it.
+
 A language whose compiler is not installed is skipped, with the compiler's name as the reason.
 """
 
@@ -7,6 +9,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from building import EXAMPLES, SOURCES, STRICT, build, c_library, compiler
@@ -15,53 +18,106 @@ QUICK = ["--quick"]
 DECLARED = ("packing.pack", "packing.unpack", "linear.qgemv")
 
 
-def build_c(target: Path) -> None:
-    c_library(EXAMPLES / "c/mine.c", target)
+def library(source: Path, target: Path) -> Path:
+    """The shared library of one file in C, C++ or Rust."""
+    if source.suffix == ".c":
+        return c_library(source, target, "-O2", libraries=("-lm",))
+    if source.suffix == ".cpp":
+        cpp = compiler("c++", "g++", "clang++")
+        build([cpp, "-std=c++17", "-O2", "-shared", "-fPIC", *STRICT, str(source), "-o", str(target)])
+    else:
+        rust = [compiler("rustc"), "--edition", "2021", "-O", "--crate-type", "cdylib", "-C", "panic=abort"]
+        build([*rust, "-D", "warnings", str(source), "-o", str(target)])
+    return target
 
 
-def build_cpp(target: Path) -> None:
-    cpp = compiler("c++", "g++", "clang++")
-    build([cpp, "-std=c++17", "-O2", "-shared", "-fPIC", *STRICT, str(EXAMPLES / "cpp/mine.cpp"), "-o", str(target)])
+def command_line(source: Path) -> str:
+    return f"'{sys.executable}' -I -S '{source}'"
 
 
-def build_rust(target: Path) -> None:
-    rust = [compiler("rustc"), "--edition", "2021", "-O", "--crate-type", "cdylib", "-C", "panic=abort"]
-    build([*rust, "-D", "warnings", str(EXAMPLES / "rust/mine.rs"), "-o", str(target)])
+def run(option: str, value: str, operations: tuple[str, ...], *rest: str) -> tuple[int, dict[str, Any]]:
+    """The status and the report of `lowbit conformance`."""
+    chosen = [word for operation in operations for word in ("--op", operation)]
+    words = [sys.executable, "-m", "lowbit", "conformance", option, value, *chosen, "--json", *rest]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    return done.returncode, json.loads(done.stdout)
 
 
 def conform(option: str, value: str, *rest: str, declared: tuple[str, ...] = DECLARED) -> None:
     """`lowbit conformance` must pass, and have run every operation that the example declares."""
-    chosen = [word for operation in declared for word in ("--op", operation)]
-    words = [sys.executable, "-m", "lowbit", "conformance", option, value, *chosen, "--json", *rest]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
-    report = json.loads(done.stdout)
-    assert done.returncode == 0, report["failures"][:3]
+    status, report = run(option, value, declared, *rest)
+    assert status == 0, report["failures"][:3]
     rows = {row["operation"]: row for row in report["operations"] if row["passed"]}
     assert set(rows) - {"backend"} == set(declared)
     assert all(row["passed"] == row["declared"] for row in rows.values())
 
 
-@pytest.mark.parametrize(("builder", "cases"), [(build_c, ["--seeds", "1"]), (build_cpp, QUICK), (build_rust, QUICK)])
-def test_examples_pass_the_suite(builder, cases: list[str], tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # one of three
+@pytest.mark.parametrize(
+    ("source", "cases"), [("c/mine.c", ["--seeds", "1"]), ("cpp/mine.cpp", QUICK), ("rust/mine.rs", QUICK)]
+)
+def test_examples_pass_the_suite(source: str, cases: list[str], tmp_path: Path) -> None:
     """The example compiles without a warning and passes what it declares.
 
     The one in C passes every case. The others have the same kernels behind the same header, and pass a few of every
     clause.
     """
-    target = tmp_path / "libmine.so"
-    builder(target)
+    target = library(EXAMPLES / source, tmp_path / "libmine.so")
     conform("--library", str(target), *cases)
+
+
+STORED = {
+    "c/q4_0.c": ("linear.gemv", "linear.gemm_cast"),
+    "cpp/gptq.cpp": ("linear.gemv",),
+    "rust/mxfp4.rs": ("linear.gemv",),
+    "command/awq.py": ("linear.gemv",),
+}
+"""The examples of stored matrices, and what they declare."""
+
+
+def stored_example(source: Path, folder: Path) -> tuple[str, str]:
+    """The option and value by which the suite is given an example."""
+    if source.suffix == ".py":
+        return "--command", command_line(source)
+    return "--library", str(library(source, folder / "libmine.so"))
+
+
+@pytest.mark.parametrize("source", STORED)
+def test_examples_of_stored_matrices_pass_the_suite(source: str, tmp_path: Path) -> None:
+    """Q4_0, GPTQ, MXFP4 and AWQ, in float32, float16, bfloat16 and Q8_0, with and without a limit of sizes."""
+    conform(*stored_example(EXAMPLES / source, tmp_path), *QUICK, declared=STORED[source])
+
+
+MISTAKES = {
+    "c/q4_0.c": ("element < 16", "element >= 16", "stored-nibbles-swapped"),
+    "cpp/gptq.cpp": ("g_idx[k]", "g_idx[k] * 0 + k / (K / 8)", "stored-group-index-ignored"),
+    "rust/mxfp4.rs": ("scales[k / 32]", "scales[0]", "stored-scale-of-the-first"),
+    "command/awq.py": ("* (code - zero)", "* code", "stored-offset-forgotten"),
+}
+"""In each example a piece of text, the mistake in its place, and the defect that it is."""
+
+
+@pytest.mark.parametrize("source", MISTAKES)
+def test_a_mistake_in_an_example_is_named(source: str, tmp_path: Path) -> None:
+    """The example with one mistake fails, and the diagnosis says which mistake it is."""
+    right, wrong, defect = MISTAKES[source]
+    text = (EXAMPLES / source).read_text()
+    assert right in text
+    spoilt = tmp_path / Path(source).name
+    spoilt.write_text(text.replace(right, wrong))
+    status, report = run(*stored_example(spoilt, tmp_path), ("linear.gemv/C2",))
+    assert status == 1
+    assert any(defect in failure["diagnosis"] for failure in report["failures"]), report["failures"][:3]
 
 
 def test_the_first_example_passes_the_suite(tmp_path: Path) -> None:
     """The smallest library, which has one operation at one width."""
-    target = c_library(EXAMPLES / "c/first.c", tmp_path / "libfirst.so")
+    target = library(EXAMPLES / "c/first.c", tmp_path / "libfirst.so")
     conform("--library", str(target), "--quick", declared=("packing.unpack",))
 
 
 def test_the_line_protocol_example_passes_the_suite() -> None:
     """A program in plain Python passes a few cases of every clause that it declares; all of them take it a minute."""
-    conform("--command", f"'{sys.executable}' -I -S '{EXAMPLES / 'command/mine.py'}'", "--quick")
+    conform("--command", command_line(EXAMPLES / "command/mine.py"), "--quick")
 
 
 def test_blocks_cross_the_border() -> None:
@@ -70,16 +126,22 @@ def test_blocks_cross_the_border() -> None:
     conform("--command", f"'{sys.executable}' '{program}'", "--quick", declared=("linear.qgemm_bfp",))
 
 
-def test_the_c_example_keeps_to_its_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("driver", "source"), [("driver.c", "c/mine.c"), ("stored.c", "c/q4_0.c"), ("stored.c", "cpp/gptq.cpp")]
+)
+def test_examples_keep_to_their_memory(driver: str, source: str, tmp_path: Path) -> None:
     """Under the address and undefined-behaviour sanitizers, on arrays of exactly their size, and without a leak."""
     program, sanitizers = tmp_path / "driver", "-fsanitize=address,undefined"
-    sources = [str(SOURCES / "driver.c"), str(EXAMPLES / "c/mine.c")]
-    c = compiler("gcc", "clang")
+    c, cpp = (compiler("gcc", "clang"), compiler("g++", "clang++"))
     probe = tmp_path / "probe.c"
     probe.write_text("int main(void) { return 0; }\n")
     if subprocess.run([c, sanitizers, str(probe), "-o", str(program)], capture_output=True).returncode:
         pytest.skip(f"{c} has no sanitizers")
-    build([c, "-std=c99", "-O1", "-g", sanitizers, "-fno-sanitize-recover=all", *STRICT, *sources, "-o", str(program)])
+    words = ["-O1", "-g", sanitizers, "-fno-sanitize-recover=all", *STRICT]
+    which = ["-DGPTQ"] if source.endswith(".cpp") else []
+    build([c, "-std=c99", *words, *which, "-c", str(SOURCES / driver), "-o", f"{program}.o"])
+    own = [cpp, "-std=c++17"] if source.endswith(".cpp") else [c, "-std=c99"]
+    build([*own, *words, f"{program}.o", str(EXAMPLES / source), "-o", str(program), "-lm"])
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kept to its memory" in done.stdout

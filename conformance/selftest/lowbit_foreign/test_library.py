@@ -201,8 +201,8 @@ CAPABILITIES = {
     "": "its capabilities: content is 'Expecting value.*JSON in UTF-8",
     "[1]": r"content is \[1\]; allowed: an object",
     '{"name": "x", "name": "y", "operations": {}}': "the key 'name' is there twice",
-    '{"name": "x", "operations": {}, "alignment": 1e999}': "alignment is inf",
     '{"name": "x", "operations": {}, "alignment": ' + "9" * 5000 + "}": "Exceeds the limit",
+    '{"name": "x", "operations": {}, "alignment": 1e999}': "alignment is inf",
     '{"name": "x"}': "without operations",
     '{"name": "", "operations": {}}': "name is ''",
     '{"name": "x", "operations": {}, "alignement": 3}': "alignement",
@@ -216,20 +216,33 @@ CAPABILITIES = {
     '{"name": "x", "operations": {"linear.qgemv": {}}}': "arithmetic of linear.qgemv is missing",
     '{"name": "x", "operations": {"packing.pack": {"arithmetic": {}}}}': "arithmetic of packing.pack is given",
     '{"name": "x", "operations": {"linear.qgemv": {"arithmetic": {"form": "wide", "accumulator": "float32", '
-    '"roundings": "any_order"}}}}': "form is 'wide'",
+    '"roundings": "any_order"}}}}': "form of arithmetic of linear.qgemv is 'wide'",
     '{"name": "x", "operations": {"linear.qgemv": {"arithmetic": {"form": "factored", "accumulator": "float32", '
-    '"roundings": "few"}}}}': "roundings is 'few'",
+    '"roundings": "few"}}}}': "roundings of arithmetic of linear.qgemv is 'few'",
     '{"name": "x", "operations": {"linear.qgemv": {"arithmetic": {"form": "factored", "accumulator": "float32", '
-    '"roundings": {"rows": "1", "groups": 1, "constant": 1}}}}}': "roundings is",
+    '"roundings": {"rows": "1", "groups": 1, "constant": 1}}}}}': "roundings of .* is {",
+    '{"name": "x", "operations": {"linear.gemv": {"limits": {"columns": {"multiple": 0}}}}}': "multiple of limit "
+    "columns of linear.gemv is 0; allowed: an integer from 1",
+    '{"name": "x", "operations": {"linear.gemv": {"limits": {"columns": {"step": 8}}}}}': "keys of limit columns of "
+    "linear.gemv is 'step'",
+    '{"name": "x", "operations": {"linear.gemv": {"limits": {"rows": {"least": 64, "most": 32}}}}}': "most of limit "
+    "rows of linear.gemv is 32; allowed: an integer from 64",
+    '{"name": "x", "operations": {"linear.gemv": {"arithmetic": {"form": "dequantised", "accumulator": "float16", '
+    '"roundings": "any_order", "promotion": -1}}}}': "promotion of arithmetic of linear.gemv is -1",
 }
+
+
+NO_JSON = tuple(CAPABILITIES)[:4]
+"""Texts that are no declaration at all: the backend is unavailable. Any other wrong one is refused as a declaration."""
 
 
 @pytest.mark.parametrize("text", CAPABILITIES)
 def test_wrong_capabilities_are_refused(text: str) -> None:
-    """What a declaration says wrongly is named, on one line; nothing is guessed."""
+    """What a declaration says wrongly is named, on one line, with its place; nothing is guessed."""
     from lowbit_foreign.declared import read_text
 
-    with pytest.raises(UnavailableError, match=CAPABILITIES[text]) as caught:
+    kind = UnavailableError if text in NO_JSON else ArgumentError
+    with pytest.raises(kind, match=CAPABILITIES[text]) as caught:
         read_text(text.encode(), "library x")
     assert "\n" not in str(caught.value)
 

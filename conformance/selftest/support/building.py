@@ -30,8 +30,8 @@ def build(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def c_library(source: Path, target: Path, *options: str) -> Path:
+def c_library(source: Path, target: Path, *options: str, libraries: tuple[str, ...] = ()) -> Path:
     """A shared library of one C file."""
     c = compiler("cc", "gcc", "clang")
-    build([c, "-std=c99", "-O1", "-shared", "-fPIC", *STRICT, *options, str(source), "-o", str(target)])
+    build([c, "-std=c99", "-O1", "-shared", "-fPIC", *STRICT, *options, str(source), "-o", str(target), *libraries])
     return target

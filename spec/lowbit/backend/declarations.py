@@ -23,7 +23,7 @@ from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, words_of
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import PROFILES
-from lowbit.tensor_formats.stored import OPTIONS
+from lowbit.tensor_formats.stored import FORMATS, OPTIONS, RESULTS
 from lowbit.text import one_line
 
 T = TypeVar("T")
@@ -87,6 +87,13 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "pooling.pool": ("method",),
 }
 """The parameters of each operation that a declaration may limit; an operation that is not here has none."""
+
+NAMED: Mapping[str, Collection[str]] = {
+    "format": FORMATS,
+    "activations": (*RESULTS, *FORMATS),
+    "result": RESULTS,
+}
+"""Parameters whose values are names of the specification, of which no other is a value."""
 
 
 def availability_of(backend: Backend) -> Availability:
@@ -190,7 +197,11 @@ def _declaration(operation: str, declaration: Any) -> Declaration:
         if not _is(name, str) or name not in known:
             allowed = _close(name, known) if known else "none, since it has no parameter that can be limited"
             raise ArgumentError(f"a limit of {operation}", _shown(name), allowed)
-        limits[name] = _values(f"limit {name} of {operation}", values)
+        what_limited = f"limit {name} of {operation}"
+        limits[name] = _values(what_limited, values)
+        for value in limits[name] if name in NAMED else ():
+            if value not in NAMED[name]:
+                raise ArgumentError(f"a value of {what_limited}", _shown(value), _close(value, NAMED[name]))
     arithmetic = _field(declaration, "arithmetic", operation)
     if OPERATIONS[operation].promise is Promise.BOUNDED and arithmetic is None:
         allowed = "an Arithmetic, since the operation is bounded: Declaration(arithmetic=Arithmetic(...))"

@@ -111,7 +111,7 @@ def encode(value: object, put: Put) -> Tree:
         case None | bool() | str():
             return value
         case np.generic() if not isinstance(value.item(), np.generic):  # a long double remains one
-            return {"scalar": _dtype_name(value.dtype), "value": encode(value.item(), put)}
+            return {"scalar": dtype_name(value.dtype), "value": encode(value.item(), put)}
         case int():
             return int(value)
         case float():
@@ -119,7 +119,7 @@ def encode(value: object, put: Put) -> Tree:
         case list() | tuple():
             return [encode(part, put) for part in value]
         case np.ndarray():
-            return {"array": _dtype_name(value.dtype), "shape": list(value.shape)} | put(value)
+            return {"array": dtype_name(value.dtype), "shape": list(value.shape)} | put(value)
     own: Any = type(value)
     if name := _type_name(own):
         fields = _field_names(_known(name))
@@ -197,7 +197,12 @@ def _shown(tree: Tree) -> str:
     return f"a {type(tree).__name__}"
 
 
-def _dtype_name(dtype: np.dtype[Any]) -> str:
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """The name of a dtype on the wire.
+
+    Raises:
+        ArgumentError: a dtype of something other than numbers.
+    """
     if dtype.name in OWN_DTYPES:
         return dtype.name
     if dtype.kind not in "biufc":
