@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from lowbit.backend.reference import STORED_PRODUCTS
 from lowbit.backend.wire import MOST_DEPTH, Tree
 from lowbit.contract.operation import OPERATIONS, Operation
-from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.system.json_files import Fields, described, parsed, read_bytes
 from lowbit.system.storage import write_whole
@@ -58,7 +58,7 @@ def as_text(recorded: Vectors, seeds: int) -> str:
         "title": operation.title,
         "source": operation.source,
         "promise": operation.promise.value,
-        "arithmetic": _stated(STATED.get(operation.id)),
+        "arithmetic": _stated(operation.id),
         "clauses": dict(operation.clauses),
         "seeds": seeds,
         "left_out": dict(sorted(recorded.left_out.items())),
@@ -68,10 +68,13 @@ def as_text(recorded: Vectors, seeds: int) -> str:
     return "{\n" + ",\n".join(lines) + f',\n"vectors": [\n{vectors}\n]\n}}\n'
 
 
-def _stated(arithmetic: Arithmetic | None) -> dict[str, str] | None:
+def _stated(operation: str) -> dict[str, str] | None:
+    arithmetic = STATED.get(operation)
     if arithmetic is None:
         return None
-    return {"form": arithmetic.form, "accumulator": arithmetic.accumulator, "roundings": arithmetic.roundings.__name__}
+    names = {"form": arithmetic.form, "accumulator": arithmetic.accumulator}
+    weights = {"weights": "activations"} if operation in STORED_PRODUCTS else {}
+    return names | {"roundings": arithmetic.roundings.__name__} | weights
 
 
 # **Reading** checks everything. The outer form is checked here: kinds of fields, sizes, depth. The values inside stay

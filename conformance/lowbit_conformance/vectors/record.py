@@ -3,9 +3,9 @@
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,12 @@ from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import rounded
 from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.tensor_formats.stored import RESULTS
 from lowbit_conformance.isolation.calls import Call, Variant
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
 from lowbit_conformance.suite.clauses import load_suite
 from lowbit_conformance.suite.clauses.test_habits import HabitCase
+from lowbit_conformance.suite.format_inputs import FormatCase
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 from lowbit_conformance.suite.mistakes import made, mistakes
 from lowbit_conformance.vectors.judging import STATED, right_answer
@@ -58,27 +60,57 @@ class Vectors:
 def record(operation: str, settings: Settings) -> Vectors:
     """All calls of one operation that the suite's cases make.
 
-    A call that another case has made before is not repeated. Calls that depend on where arrays lie in memory, on
-    threads or on a model file cannot be written down and are counted.
+    A format of stored matrices has a vector in each of the types that it is tried in, its smallest case where no other
+    is small enough. A call that another case has made before is not repeated. Calls that depend on where arrays lie in
+    memory, on threads or on a model file cannot be written down and are counted.
     """
     recorded = Vectors(operation)
     seen: set[str] = set()
+    tried: list[tuple[Case, Mark, bool]] = []
+
+    def keep(case: Case, mark: Mark) -> None:
+        before = len(recorded.vectors)
+        for vector in vectors_of(case, mark, recorded.left_out):
+            said = json.dumps([vector["arguments"], vector.get("steps")])
+            if len(json.dumps(vector)) > MOST_TEXT:
+                recorded.left_out[TOO_LARGE] += 1
+            elif said in seen:
+                recorded.left_out["equal to another"] += 1
+            else:
+                seen.add(said)
+                recorded.vectors.append(vector)
+        tried.append((case, mark, len(recorded.vectors) > before))
+
     for mark in marks_of(operation):
         for case in {case.id: case for case in mark.generator(mark.clause, settings)}.values():
             if case.variant == CONCURRENT:
                 recorded.left_out["called from several threads"] += 1
                 continue
-            for vector in vectors_of(case, mark, recorded.left_out):
-                said = json.dumps([vector["arguments"], vector.get("steps")])
-                if len(json.dumps(vector)) > MOST_TEXT:
-                    recorded.left_out[TOO_LARGE] += 1
-                elif said in seen:
-                    recorded.left_out["equal to another"] += 1
-                else:
-                    seen.add(said)
-                    recorded.vectors.append(vector)
+            keep(case, mark)
+    for case, mark in types_left_out(tried):
+        keep(case, mark)
     recorded.vectors += refusals(operation, recorded)
     return recorded
+
+
+def types_left_out(tried: Iterable[tuple[Case, Mark, bool]]) -> list[tuple[Case, Mark]]:
+    """The smallest case of each format and tier, in the types in which every case was too large.
+
+    The suite tries all types in one large shape, so that a kernel of large tiles can take part.
+    """
+    groups: dict[tuple[str, str], list[tuple[FormatCase, Mark, bool]]] = {}
+    for case, mark, kept in tried:
+        if isinstance(case, FormatCase) and case.activations in RESULTS:
+            groups.setdefault((case.format, case.tier), []).append((case, mark, kept))
+    found: list[tuple[Case, Mark]] = []
+    for group in groups.values():
+        small = [(case, mark) for case, mark, kept in group if kept]
+        have = {(case.activations, case.result) for case, _ in small}
+        missing = dict.fromkeys((case.activations, case.result) for case, _, _ in group)
+        if small:
+            case, mark = min(small, key=lambda each: each[0].rows * each[0].columns)
+            found += [(replace(case, activations=x, result=y), mark) for x, y in missing if (x, y) not in have]
+    return found
 
 
 def refusals(operation: str, recorded: Vectors) -> list[dict[str, Tree]]:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from lowbit.backend.wire import as_json, from_json
 from lowbit.contract.operation import Promise
 from lowbit.errors import FormatError
 from lowbit.operations import OPERATIONS
+from lowbit.tensor_formats.stored import Stored
 from lowbit_conformance.cli.vectors import app
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.marking import Settings
+from lowbit_conformance.suite.marking import Mark, Settings
 from lowbit_conformance.vectors import checking, files
+from lowbit_conformance.vectors import record as recording
 from lowbit_conformance.vectors.judging import BOUNDS, STATED
 from lowbit_conformance.vectors.record import MOST_TEXT, Recorder, Vectors, record
 
@@ -93,6 +96,47 @@ def test_files_keep_the_schema(documents: dict[str, dict[str, Any]]) -> None:
         document["vectors"] = document["vectors"][:1]
         spoil(document["vectors"][0])
         assert not validator.is_valid(document)
+
+
+FEW = ("q4_k", "mxfp4", "gptq-v2", "fp8-channel")
+"""Formats of large blocks, of small floats, of options, and of a float16 or bfloat16 scale."""
+
+
+@pytest.mark.parametrize("operation", ["formats.dequantize", "linear.gemv", "linear.gemm_cast"])
+def test_stored_matrices_have_vectors_in_all_types(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each format has vectors in each pair of types that the suite tries, on the lattice and at random, though the
+    suite's own cases of some are too large; the file keeps the schema, and this version agrees with it."""
+
+    def of_few(mark: Mark) -> Mark:
+        return replace(mark, generator=lambda *given: [each for each in mark.generator(*given) if each.format in FEW])
+
+    marks = [of_few(mark) for mark in recording.marks_of(operation)]
+    monkeypatch.setattr(recording, "marks_of", lambda operation: marks)
+    settings = Settings(range(1))
+    tried = {types_of(case) for mark in marks for case in mark.generator(mark.clause, settings) if case.tier != "edge"}
+    document = json.loads(files.as_text(record(operation, settings), 1))
+    right = [vector for vector in document["vectors"] if "must-refuse" not in vector["flags"]]
+    found = {types_in(vector) for vector in right}
+    if operation == "linear.gemm_cast":  # which is small enough in some types of each of the activations
+        assert {each[:2] for each in tried} == {each[:2] for each in found}
+    else:
+        assert found >= tried
+    assert len({vector["id"] for vector in document["vectors"]}) == len(document["vectors"])
+    schema = jsonschema.Draft202012Validator(json.loads(files.schema_text()))
+    schema.validate(document | {"vectors": [each for each in right if "mxfp4" in each["id"]][:4]})
+    assert list(checking.disagreements(parsed(document))) == []
+
+
+def types_of(case: Any) -> tuple[str, str, str, str]:
+    return case.format, case.tier, case.activations, case.result
+
+
+def types_in(vector: dict[str, Any]) -> tuple[str, str, str, str]:
+    """The same of a vector."""
+    given = {name: from_json(tree) for name, tree in vector["arguments"].items()}
+    x, weights = given.get("x"), given["weights"]
+    x_type = "float32" if x is None else x.format if isinstance(x, Stored) else x.dtype.name
+    return weights.format, vector["tier"], x_type, given["result"]
 
 
 def test_the_recorder_answers_every_test() -> None:
