@@ -121,7 +121,7 @@ def _declaration(operation: str, said: object) -> Declaration:
 
 def _arithmetic(operation: str, said: object) -> Arithmetic:
     declared = _object(f"arithmetic of {operation}", said)
-    keys, more = ("form", "accumulator", "roundings"), ("weights", "promotion")
+    keys, more = ("form", "accumulator", "roundings"), ("weights", "promotion", "intermediate")
     _check_keys(f"keys of arithmetic of {operation}", declared, keys, (*keys, *more))
     choices = {name: declared[name] for name in more if name in declared}
     with _named(f"arithmetic of {operation}"):

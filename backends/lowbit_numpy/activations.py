@@ -7,8 +7,9 @@ import numpy as np
 from lowbit.arrays import F32
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
+from lowbit_numpy.widening import TYPES, widened
 
-DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
+DIRECT = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
 
 
 class ActivationOperations:
@@ -16,6 +17,7 @@ class ActivationOperations:
 
     declared: ClassVar[dict[str, Declaration]] = dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), DIRECT)
 
+    @widened
     def _blocks_rms_norm(self, x: F32, gain: F32, epsilon: float) -> F32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             root = np.sqrt(np.square(x).mean(axis=1) + np.float32(epsilon))
@@ -23,6 +25,7 @@ class ActivationOperations:
             result: F32 = x / root[:, None] * gain
         return result
 
+    @widened
     def _blocks_swiglu(self, gate: F32, up: F32) -> F32:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             result: F32 = gate / (1 + np.exp(-gate)) * up

@@ -12,8 +12,9 @@ from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
+from lowbit_numpy.widening import TYPES, widened
 
-BOUNDED = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
+BOUNDED = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
 
 
 EXACT = ("bfp.cast", "bfp.decode", "bfp.dot", "ksort.permutation", "ksort.relabel", "kvcache.bfp")
@@ -55,17 +56,20 @@ class CacheOperations:
         exponents = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
         return BlockSums(np.add.reduceat(products, ends, axis=2), exponents)
 
+    @widened
     def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
         cos, sin = turn.cos.astype(np.float32)[:, None], turn.sin.astype(np.float32)[:, None]
         result: F32 = x * cos + x[..., turn.layout.partner] * sin
         return result
 
+    @widened
     def _attention_softmax(self, scores: F32) -> F32:
         with np.errstate(under="ignore"):
             powers: F32 = np.exp(scores - scores.max(axis=-1, keepdims=True))
         total: F32 = powers.sum(axis=-1, keepdims=True)
         return powers / total
 
+    @widened
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
         """Keys and values repeated for every query head, and one mask for all."""
         tokens, heads, head_dim = queries.shape

@@ -1,5 +1,6 @@
 """Routing, all tokens at once: the weights of each token's experts are gathered and multiplied in one batch."""
 
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -8,25 +9,33 @@ from lowbit.arrays import F32
 from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.moe.routing import Ids, Scores, Softmax
+from lowbit_numpy.widening import TYPES, widened
 
-BOUNDED = ("routing.gate", "routing.weights", "routing.expert", "routing.sparse")
+EXPERTS, GATES = ("routing.expert", "routing.sparse"), ("routing.gate", "routing.weights")
 DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
 
 
 class RoutingOperations:
     """The hooks of the chapter `lowbit.moe.routing`."""
 
-    declared: ClassVar[dict[str, Declaration]] = {"routing.top_k": Declaration()} | dict.fromkeys(BOUNDED, DIRECT)
+    declared: ClassVar[dict[str, Declaration]] = {
+        "routing.top_k": Declaration(TYPES),
+        **dict.fromkeys(GATES, replace(DIRECT, limits=TYPES)),
+        **dict.fromkeys(EXPERTS, DIRECT),
+    }
 
+    @widened
     def _routing_gate(self, x: F32, router: F32, scores: Scores = "logits") -> F32:
         with np.errstate(invalid="ignore", over="ignore"):
             logits = x @ router
         return logits if scores == "logits" else _softmax(logits)
 
+    @widened
     def _routing_top_k(self, scores: F32, k: int) -> Ids:
         ids = np.broadcast_to(np.arange(scores.shape[1]), scores.shape)
         return np.lexsort((ids, -scores), axis=-1)[:, :k].astype(np.int64)  # by score downwards, then by id upwards
 
+    @widened
     def _routing_weights(self, scores: F32, chosen: Ids, softmax: Softmax = "after") -> F32:
         own: F32 = scores[np.arange(len(scores))[:, None], chosen]
         return _softmax(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)

@@ -19,5 +19,7 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 U16 = npt.NDArray[np.uint16]
 U32 = npt.NDArray[np.uint32]
+Activations = F32 | F16 | BF16
+"""Numbers in one of the three types in which models compute."""
 Array = npt.NDArray[Any]
 """An array of any dtype; the docstring says which are meant."""

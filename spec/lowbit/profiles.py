@@ -53,7 +53,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from lowbit.contract.checks import check_choice
-from lowbit.contract.operation import HABITS, Parameters, sentence
+from lowbit.contract.operation import HABITS, IMPLIED, Parameters, sentence
 from lowbit.contract.ranges import Range
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
@@ -68,7 +68,8 @@ class Profile:
         title: a few words for a table.
         clauses: the clauses that must be kept, by id.
         parameters: for each parameter that is not asked for in full, the values that are; it limits every operation
-            of the profile that has a parameter of this name. For a size it may be a `Range`.
+            of the profile that has a parameter of this name. For a size it may be a `Range`. One of `IMPLIED` that is
+            not named has its value there.
     """
 
     id: str
@@ -104,7 +105,9 @@ class Profile:
         """
         if clause not in self.clauses and clause not in self.habits:
             return False
-        return all(parameters[name] in asked for name, asked in self.parameters.items() if name in parameters)
+        given = {**IMPLIED, **parameters}
+        wanted = {**{name: (value,) for name, value in IMPLIED.items()}, **self.parameters}
+        return all(given[name] in asked for name, asked in wanted.items() if name in given)
 
     @property
     def told_parameters(self) -> dict[str, object]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit.backend import PRODUCTS, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.backend.reference import STORED_PRODUCTS, ReferenceBackend
+from lowbit.backend.declarations import LIMITS
+from lowbit.backend.reference import STORED_PRODUCTS, ReferenceBackend, in_type
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, Form, Roundings, any_order
 from lowbit.linear.integer_bounds import integer_loop
@@ -29,12 +30,11 @@ def right(operation: str) -> Function:
     return own[operation] if operation in own else OPERATIONS[operation].reference
 
 
-def rounded(operation: str, result: Any) -> Any:
-    """The result as a backend gives it: float32 where the reference answers in float64."""
+def rounded(operation: str, result: Any, inputs: str = "float32") -> Any:
+    """The result as a backend gives it: in the type of its inputs where the reference answers in float64."""
     if OPERATIONS[operation].promise is not Promise.BOUNDED or not isinstance(result, np.ndarray):
         return result
-    with np.errstate(over="ignore"):
-        return result.astype(np.float32)
+    return in_type(result, inputs) if result.dtype == np.float64 or inputs == "float32" else result
 
 
 class BankLinear(PreparedLinear):
@@ -97,7 +97,8 @@ class BankBackend(Backend):
                 arithmetic = Arithmetic("dequantised", "float64", self.roundings(), "exact")
             if name == integers.OPERATION:
                 arithmetic = Arithmetic("integer", "float64", integer_loop(1))
-            operations[name] = Declaration(arithmetic=arithmetic)
+            limits = {"inputs": self.defect.inputs} if "inputs" in LIMITS.get(name, ()) else {}
+            operations[name] = Declaration(limits, arithmetic)
         return Capabilities(operations)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
@@ -112,7 +113,8 @@ class BankBackend(Backend):
         function = wrong or right(operation)
 
         def compute(*arguments: Any, **choices: Any) -> Any:
-            return rounded(operation, function(*arguments, **choices))
+            inputs = OPERATIONS[operation].result_type(*arguments, **choices)
+            return rounded(operation, function(*arguments, **choices), inputs)
 
         return compute
 
@@ -125,4 +127,6 @@ class Control(Defect):
         return tuple(OPERATIONS)
 
 
-CONTROL = Control("none", "No mistake: the control, which must pass.", (), verdicts=())
+CONTROL = Control(
+    "none", "No mistake: the control, which must pass.", (), verdicts=(), inputs=("float32", "float16", "bfloat16")
+)

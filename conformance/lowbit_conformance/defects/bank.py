@@ -39,6 +39,7 @@ from lowbit_conformance.defects import (
     stored,
     subnormal,
     sums,
+    types,
     zeros,
 )
 from lowbit_conformance.defects.backends import CONTROL, BankBackend
@@ -46,7 +47,7 @@ from lowbit_conformance.defects.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-FORMATS = (small_floats, stored, casts)
+FORMATS = (small_floats, stored, casts, types)
 LAYERS = (routes, experts, activations, quantisers, reals, depth, orders, subnormal)
 MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, common)
 

@@ -40,6 +40,7 @@ class Defect:
         weights: of a product with quantised weights, what makes weights of a matrix, once for many products.
         product: of the same, what multiplies them.
         accumulator: the format of running sums that it declares.
+        inputs: the types of arrays that it declares, of operations that have several.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Defect:
     weights: Callable[[QuantizedMatrix], F32] | None = None
     product: Callable[[F32, F32], Array] | None = None
     accumulator: Accumulator = "float32"
+    inputs: tuple[str, ...] = ("float32",)
 
     @property
     def operations(self) -> tuple[str, ...]:

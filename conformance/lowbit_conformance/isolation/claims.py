@@ -25,9 +25,8 @@ def claimed(told: Message, own: Callable[[str], Roundings]) -> Capabilities:
         arithmetic = None
         if claim := declaration["arithmetic"]:
             roundings = {"any_order": any_order, "one_loop": one_loop}.get(claim["roundings"]) or own(name)
-            arithmetic = Arithmetic(
-                claim["form"], claim["accumulator"], roundings, claim["weights"], claim["promotion"]
-            )
+            more = {name: claim[name] for name in ("weights", "promotion", "intermediate")}
+            arithmetic = Arithmetic(claim["form"], claim["accumulator"], roundings, **more)
         operations[name] = Declaration(limits, arithmetic)
     known = {item.name for item in dataclasses.fields(Capabilities)}
     rest = {key: _plain(value) for key, value in told.items() if key in known}

@@ -474,6 +474,7 @@ class Host:
                     "roundings": {any_order: "any_order", one_loop: "one_loop"}.get(arithmetic.roundings, "own"),
                     "weights": arithmetic.weights,
                     "promotion": arithmetic.promotion,
+                    "intermediate": arithmetic.intermediate,
                 },
             }
         rest = {

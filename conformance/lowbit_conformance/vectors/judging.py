@@ -15,7 +15,7 @@ import numpy as np
 from lowbit.arrays import F64
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.attention.rope import rotate_bound
-from lowbit.backend.reference import STORED_PRODUCTS
+from lowbit.backend.reference import STORED_PRODUCTS, in_type
 from lowbit.backend.wire import as_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.contract.rounding import Arithmetic, Bound, any_order
@@ -24,7 +24,6 @@ from lowbit.linear.integer_bounds import integer_bound, integer_loop
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
-from lowbit.numbers.floats import rounded
 from lowbit.operations import OPERATIONS as _ALL
 from lowbit.quantization.gptq_bounds import hessian_bound, targets_bound
 from lowbit.quantization.hqq import qgemv_bound
@@ -103,7 +102,8 @@ def right_answer(operation: str, arguments: Mapping[str, Any], exact: Any) -> di
     if OPERATIONS[operation].promise is not Promise.BOUNDED:
         return {"result": as_json(exact), "flags": set()}
     with np.errstate(all="ignore"):
-        representable = np.array_equal(rounded(exact, arguments.get("result", "float32")).astype(np.float64), exact)
+        kept = in_type(exact, OPERATIONS[operation].result_type(**arguments))
+        representable = np.array_equal(kept.astype(np.float64), exact)
     answer: dict[str, Any] = {"exact": as_json(exact), "flags": set(), "representable": bool(representable)}
     if operation not in BOUNDS:
         answer["flags"].add("residual")

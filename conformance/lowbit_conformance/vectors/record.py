@@ -12,12 +12,11 @@ import numpy as np
 
 from lowbit.arrays import F32, Array
 from lowbit.backend import Capabilities, Declaration
-from lowbit.backend.reference import ReferenceBackend
+from lowbit.backend.reference import ReferenceBackend, in_type
 from lowbit.backend.session import Session
 from lowbit.backend.wire import Tree, as_json, encode, from_json
 from lowbit.contract.operation import OPERATIONS, Promise
 from lowbit.errors import ArgumentError
-from lowbit.numbers.floats import rounded
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.tensor_formats.stored import RESULTS
 from lowbit_conformance.isolation.calls import Call, Variant
@@ -210,7 +209,7 @@ class Recorder:
                 raise
             result = exact
             if specified.promise is Promise.BOUNDED:
-                result = rounded(exact, specified.signature.given(arguments, choices).get("result", "float32"))
+                result = in_type(exact, specified.result_type(*arguments, **choices))
         check_size(exact)
         if operation == self._operation:
             given = named(operation, arguments, choices)

@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from lowbit.backend.reference import in_type
 from lowbit.backend.wire import as_json, from_json
 from lowbit.contract.operation import Promise
+from lowbit.contract.rounding import UNIT_ROUNDOFF
 from lowbit.errors import FormatError
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import Stored
@@ -191,17 +193,19 @@ def test_answers_are_right_without_numpy(documents: dict[str, dict[str, Any]]) -
 
 
 def test_bounded_vectors_state_a_bound(documents: dict[str, dict[str, Any]]) -> None:
-    """A float32 rounding of the exact result is within the bound; lattice vectors are float32 numbers; there are
-    vectors with and without a bound, and refusals."""
+    """A rounding of the exact result to the type of the scores is within the bound; lattice vectors are numbers of that
+    type; there are vectors with and without a bound, and refusals."""
     flags: set[str] = set()
     for vector in documents["routing.weights"]["vectors"]:
         flags.update(vector["flags"])
         if "bound" in vector:
             exact, bound = from_json(vector["exact"]), from_json(vector["bound"])
-            assert (np.abs(exact.astype(np.float32) - exact) <= bound).all()
-            assert (bound <= 1e-3 * np.abs(exact) + 1e-6).all(), "a bound that anything meets"
-        if "lattice" in vector["flags"]:
-            assert (exact.astype(np.float32) == exact).all()
+            kind = from_json(vector["arguments"]["scores"]).dtype.name
+            assert (np.abs(in_type(exact, kind).astype(np.float64) - exact) <= bound).all()
+            share = 1e-3 if kind == "float32" else 4 * UNIT_ROUNDOFF[kind]
+            assert (bound <= share * np.abs(exact) + 1e-6).all(), "a bound that anything meets"
+            if "lattice" in vector["flags"]:
+                assert (in_type(exact, kind) == exact).all()
     assert {"must-refuse"} <= flags
     assert all(
         "residual" in vector["flags"] or "must-refuse" in vector["flags"]

@@ -33,10 +33,10 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F32, F64, Activations
 from lowbit.contract.checks import check_integer, check_view
 from lowbit.contract.operation import BOUNDED, operation
-from lowbit.contract.signature import FINITE, In, Shape, View, checked
+from lowbit.contract.signature import FINITE, ONE_TYPE, In, Shape, View, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import softmax
 
@@ -205,21 +205,23 @@ def _grown(array: F64, capacity: int) -> F64:
     return larger
 
 
-# **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
-# is measured against. The bounds are derived in the chapter `lowbit.attention.bounds`.
+# **What a backend promises.** A backend takes float32, float16 or bfloat16, all arrays in one type, and returns that
+# type; the functions above, given the exact values of its inputs, are what it is measured against. The bounds are
+# derived in the chapter `lowbit.attention.bounds`.
 
 
-def _check_rows(scores: F32) -> None:
+def _check_rows(scores: Activations) -> None:
     """Every row has a finite score; −∞ is welcome, NaN and +∞ are not."""
-    if np.isnan(scores).any() or np.isposinf(scores).any():
+    wide = scores.astype(np.float64)
+    if np.isnan(wide).any() or np.isposinf(wide).any():
         raise ArgumentError("scores", "NaN or +∞ somewhere", "finite numbers and −∞")
-    if np.isneginf(scores).all(axis=-1).any():
+    if np.isneginf(wide).all(axis=-1).any():
         raise ArgumentError("scores", "−∞ all through a row", "at least one finite number a row")
 
 
 @checked(also=_check_rows)
-def softmax_of(scores: Annotated[F32, Shape("R", "S")]) -> F64:
-    """`softmax` of float32 scores, R × S, in float64: the reference of `attention.softmax`.
+def softmax_of(scores: Annotated[Activations, Shape("R", "S"), ONE_TYPE]) -> F64:
+    """`softmax` of scores, R × S, in float64: the reference of `attention.softmax`.
 
     Raises:
         ArgumentError: wrong dtype, shape or layout; NaN, +∞, or a row of nothing but −∞.
@@ -229,12 +231,12 @@ def softmax_of(scores: Annotated[F32, Shape("R", "S")]) -> F64:
 
 @checked(also=_check_heads)
 def attend_to(
-    queries: Annotated[F32, Shape("T", "H", "d_h"), FINITE],
-    keys: Annotated[F32, Shape("G", "S", "d_h"), FINITE],
-    values: Annotated[F32, Shape("G", "S", "d_h"), FINITE],
+    queries: Annotated[Activations, Shape("T", "H", "d_h"), FINITE, ONE_TYPE],
+    keys: Annotated[Activations, Shape("G", "S", "d_h"), FINITE, ONE_TYPE],
+    values: Annotated[Activations, Shape("G", "S", "d_h"), FINITE, ONE_TYPE],
     window: Annotated[int, In(1)] | None = None,
 ) -> F64:
-    """`attend` for float32 inputs, in float64: the reference of `attention.attend`.
+    """`attend` for float32, float16 or bfloat16 inputs, in float64: the reference of `attention.attend`.
 
     Raises:
         ArgumentError: wrong dtypes, shapes or layouts; numbers that are not finite; a window below 1.

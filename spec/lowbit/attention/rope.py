@@ -34,12 +34,13 @@ from typing import Annotated
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, I64
+from lowbit.arrays import F64, I64, Activations
 from lowbit.contract.checks import check_array, check_integer, check_view
 from lowbit.contract.operation import BOUNDED, operation
-from lowbit.contract.rounding import Arithmetic, Bound, direct_bound
-from lowbit.contract.signature import Shape, Valid, View, checked
+from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound, direct_bound, gamma, returned
+from lowbit.contract.signature import ONE_TYPE, Shape, Valid, View, checked
 from lowbit.errors import ArgumentError
+from lowbit.linear.propagation import declared
 
 MOST_CHANNELS = 2**16
 MOST_ANGLES = 2**28
@@ -231,13 +232,13 @@ def _rotated(x: F64, turn: Rotation) -> F64:
     return x * cos + x[..., turn.layout.partner] * sin
 
 
-# **What a backend promises.** It rotates float32 heads; cosines and sines are given, since how they are computed is not
-# part of the operation, and a backend may round them to float32 first.
+# **What a backend promises.** It rotates heads of float32, float16 or bfloat16 and returns that type; cosines and sines
+# are given, since how they are computed is not part of the operation, and a backend may round them to float32 first.
 
 
 @checked
-def rotate_heads(x: Annotated[F32, Shape("turn.count", "heads", "turn.head_dim")], turn: Turn) -> F64:
-    """`rotate` for float32 heads, in float64: the reference of `rope.rotate`.
+def rotate_heads(x: Annotated[Activations, Shape("turn.count", "heads", "turn.head_dim"), ONE_TYPE], turn: Turn) -> F64:
+    """`rotate` for float32, float16 or bfloat16 heads, in float64: the reference of `rope.rotate`.
 
     Raises:
         ArgumentError: wrong dtype, shape or layout.
@@ -247,15 +248,17 @@ def rotate_heads(x: Annotated[F32, Shape("turn.count", "heads", "turn.head_dim")
     return _rotated(x.astype(np.float64), turn)
 
 
-def rotate_bound(x: F32, turn: Rotation, arithmetic: Arithmetic, exact: F64) -> Bound:
+def rotate_bound(x: Activations, turn: Rotation, arithmetic: Arithmetic, exact: F64) -> Bound:
     r"""The bound of `rope.rotate`: a term is rounded when its cosine or sine is stored, multiplied and added.
 
     .. math:: |\hat y - y| \le \gamma_D\,(|x||\cos| + |x_i||\sin|) + \text{underflow},
 
-    where a backend declares D for a sum of two terms: 3 for a plain one.
+    where a backend declares D for a sum of two terms: 3 for a plain one. A kernel that rounds what passes between its
+    steps to the type of x, as vLLM's does, stores cosines and sines in it and rounds both products to it: two roundings
+    more for each term, and :math:`\eta_T (2 + |x| + |x_i|)`.
 
     Args:
-        x: float32, T × heads × d_h.
+        x: float32, float16 or bfloat16, T × heads × d_h.
         turn: the rotation.
         arithmetic: what the backend declares; its roundings are taken at 2.
         exact: float64: the reference's result.
@@ -265,9 +268,12 @@ def rotate_bound(x: F32, turn: Rotation, arithmetic: Arithmetic, exact: F64) -> 
     """
     size, partner = np.abs(x.astype(np.float64)), turn.layout.partner
     cos, sin = np.abs(turn.cos[:, np.newaxis]), np.abs(turn.sin[:, np.newaxis])
-    return direct_bound(
-        size * cos + size[..., partner] * sin, 2, arithmetic, exact, 2 * (2 + size + size[..., partner])
-    )
+    gauge, lost, inputs = size * cos + size[..., partner] * sin, 2 + size + size[..., partner], x.dtype.name
+    bound = direct_bound(gauge, 2, arithmetic, exact, 2 * lost)
+    if declared(arithmetic, inputs).handed is not None:
+        limit = bound.limit + gamma(2, UNIT_ROUNDOFF[inputs]) * (gauge + bound.limit) + ETA[inputs] * lost * 2
+        bound = Bound(limit, gauge, f"{bound.derivation} + cosines, sines and products in {inputs}")
+    return returned(bound, exact, inputs)
 
 
 operation(

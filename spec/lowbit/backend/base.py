@@ -57,7 +57,7 @@ from lowbit.arrays import F32
 from lowbit.backend.prepared import PreparedLinear
 from lowbit.backend.session import Session
 from lowbit.contract.checks import check_choice, check_integer
-from lowbit.contract.operation import Parameters
+from lowbit.contract.operation import IMPLIED, Parameters
 from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, NotDeclaredError
@@ -88,6 +88,9 @@ class Availability:
     remedy: str = ""
 
 
+_IMPLIED_LIMITS = {name: (value,) for name, value in IMPLIED.items()}
+
+
 @dataclass(frozen=True)
 class Declaration:
     """What a backend claims for one operation.
@@ -95,7 +98,8 @@ class Declaration:
     Attributes:
         limits: for each parameter of the operation of which it handles only some values, those values:
             ``{"bits": (2, 4), "convention": ("minimum",)}``, or for a size a `Range`: ``{"columns": Range(8)}``. A
-            parameter that is not named has no limit, and a limit of a parameter that a call does not have says nothing.
+            parameter that is not named has no limit, except those of `IMPLIED`: a declaration that does not name the
+            type of its ``inputs`` handles float32. A limit of a parameter that a call does not have says nothing.
         arithmetic: how it computes, for a bounded operation; ``None`` for an exact one.
     """
 
@@ -112,10 +116,13 @@ class Declaration:
 
         >>> Declaration({"bits": (2, 4)}).lacks({"bits": 3, "convention": "minimum"})
         'bits 3'
+        >>> Declaration().lacks({"inputs": "float16"}), Declaration({"inputs": ("float16",)}).lacks({})
+        ('inputs float16', 'inputs float32')
         """
-        for name, allowed in self.limits.items():
-            if name in parameters and parameters[name] not in allowed:
-                return f"{name} {parameters[name]}"
+        for name, allowed in {**_IMPLIED_LIMITS, **self.limits}.items():
+            meant = parameters.get(name, IMPLIED.get(name))
+            if meant not in allowed and (name in parameters or name in IMPLIED):
+                return f"{name} {meant}"
         return ""
 
 

@@ -63,15 +63,18 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "bfp.store": _BLOCKS,
     "bfp.load": _BLOCKS,
     "bfp.dot": ("block", "mantissa_a", "mantissa_b"),
-    "attention.attend": ("head_dim", "window"),
-    "routing.gate": ("scores",),
-    "routing.top_k": ("k",),
-    "routing.weights": ("softmax",),
-    "rope.rotate": ("head_dim",),
+    "attention.softmax": ("inputs",),
+    "attention.attend": ("inputs", "head_dim", "window"),
+    "blocks.rms_norm": ("inputs",),
+    "blocks.swiglu": ("inputs",),
+    "routing.gate": ("inputs", "scores"),
+    "routing.top_k": ("inputs", "k"),
+    "routing.weights": ("inputs", "softmax"),
+    "rope.rotate": ("inputs", "head_dim"),
     "floats.decode": ("type",),
     "floats.round": ("type", "overflow", "direction"),
     "formats.dequantize": _STORED,
-    "formats.quantize": ("format", *OPTIONS, "rows", "columns"),
+    "formats.quantize": ("inputs", "format", *OPTIONS, "rows", "columns"),
     "linear.gemv": _PRODUCT,
     "linear.gemm": _PRODUCT,
     "linear.gemm_cast": _PRODUCT,
@@ -249,8 +252,8 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
     what = f"arithmetic of {operation}"
     if not _is(arithmetic, Arithmetic):
         raise ArgumentError(what, _shown(arithmetic), "a lowbit.contract.rounding.Arithmetic")
-    names = ("form", "accumulator", "roundings", "weights", "promotion")
-    form, accumulator, roundings, weights, promotion = (_field(arithmetic, name, what) for name in names)
+    names = ("form", "accumulator", "roundings", "weights", "promotion", "intermediate")
+    form, accumulator, roundings, weights, promotion, between = (_field(arithmetic, name, what) for name in names)
     if not callable(roundings):
         allowed = "a function of rows and group size, such as lowbit.contract.rounding.any_order"
         raise ArgumentError(f"roundings of {operation}", _shown(roundings), allowed)
@@ -260,7 +263,7 @@ def _arithmetic(operation: str, arithmetic: Any) -> Arithmetic:
         raise ArgumentError(asked, _shown(count), "an integer of at least 1")
     if accumulator == "float16" and not operation.startswith("linear.gem"):
         raise ArgumentError(f"accumulator of {operation}", repr(accumulator), "'float32' or 'float64'")
-    return Arithmetic(form, accumulator, roundings, weights, _whole(f"promotion of {operation}", promotion))
+    return Arithmetic(form, accumulator, roundings, weights, _whole(f"promotion of {operation}", promotion), between)
 
 
 # **Reading objects of other code.**

@@ -8,12 +8,14 @@ Source: the chapters.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, Array
 from lowbit.backend.base import Backend, Capabilities, Declaration
+from lowbit.backend.declarations import LIMITS
 from lowbit.backend.prepared import PreparedLinear
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, one_loop
@@ -26,6 +28,18 @@ from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 
 STORED_PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
+
+
+def in_type(result: Array, kind: str) -> Array:
+    """A result in float64, rounded once to the type of the arrays of its call."""
+    with np.errstate(over="ignore"):
+        return result.astype(np.float32) if kind == "float32" else rounded(result, kind)  # type: ignore[arg-type]  # one of the three types of arrays
+
+
+def answered(operation: str, *arguments: Any, **choices: Any) -> Array:
+    """The reference's result of a bounded operation, as a backend gives it."""
+    specified = OPERATIONS[operation]
+    return in_type(specified.compute(*arguments, **choices), specified.result_type(*arguments, **choices))
 
 
 class ReferenceLinear(PreparedLinear):
@@ -63,6 +77,10 @@ class ReferenceBackend(Backend):
         operations["linear.qgemm_bfp"] = Declaration(arithmetic=Arithmetic("integer", "float64", integer_loop(1)))
         exact_weights = Declaration(arithmetic=replace(arithmetic, form="dequantised", weights="exact"))
         operations |= dict.fromkeys(STORED_PRODUCTS, exact_weights)
+        types = {"inputs": ("float32", "float16", "bfloat16")}
+        for name, limits in LIMITS.items():
+            if "inputs" in limits:
+                operations[name] = replace(operations[name], limits=types)
         return Capabilities(operations, concurrent=True)
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
@@ -71,8 +89,6 @@ class ReferenceBackend(Backend):
     def _hook(self, operation: str) -> Callable[..., Any]:
         """The reference function itself; the float64 answer of a bounded operation is rounded to its type."""
         specified = OPERATIONS[operation]
-        if operation in STORED_PRODUCTS:
-            return lambda x, weights, result="float32": rounded(specified.compute(x, weights, result), result)
         if specified.promise is Promise.BOUNDED:
-            return lambda *arguments, **choices: specified.compute(*arguments, **choices).astype(np.float32)
+            return partial(answered, operation)
         return specified.compute

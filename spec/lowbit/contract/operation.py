@@ -34,7 +34,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from lowbit.contract.signature import Signature, signature_of, unchecked
+from lowbit.contract.signature import INPUTS, Signature, signature_of, unchecked
 
 
 class Promise(Enum):
@@ -88,11 +88,20 @@ class Operation:
         """The reference without its checks, for arguments that have passed `check`."""
         return unchecked(self.reference)
 
+    def result_type(self, *arguments: Any, **choices: Any) -> str:
+        """The type of a bounded operation's result: what the argument `result` names, or the type of the inputs."""
+        named = self.signature.given(arguments, choices).get("result")
+        return str(named or {**IMPLIED, **self.signature.inputs(*arguments, **choices)}[INPUTS])
+
     @property
     def stateful(self) -> bool:
         """Whether it is opened and takes steps (`lowbit.backend.base.Backend.open`) rather than run once."""
         return self.check_step is not None
 
+
+IMPLIED: Mapping[str, object] = MappingProxyType({INPUTS: "float32"})
+"""What a declaration, a profile or a call means of a parameter that it does not name: operations whose arrays have one
+type had float32 arrays only at first, so whoever does not name the type of the inputs means float32."""
 
 _operations: dict[str, Operation] = {}
 
@@ -133,7 +142,7 @@ def operation(
         raise ValueError(f"operation {id} is declared twice")
     signature = signature_of(reference)
     full = MappingProxyType({f"{id}/{number}": sentence for number, sentence in clauses.items()})
-    parameters = parameters or signature.parameters
+    parameters = signature.with_inputs(parameters) if parameters else signature.parameters
     _operations[id] = Operation(id, title, promise, source, reference, signature.check, parameters, full, check_step)
     return _operations[id]
 

@@ -30,6 +30,16 @@ different terms; the chapter `lowbit.linear.bounds` derives it for each form of 
 accumulator that is finer than the float32 result adds the final rounding, :math:`u|y|`. The reference itself, which
 sums in float64, adds its own :math:`\gamma`, about :math:`2^{-29}` of the whole.
 
+**Types of 16 bits.** Norms, rotations, attention and gates take float16 and bfloat16 too, all arrays of a call in one
+type T, and return that type, as the kernels of vLLM, PyTorch and llama.cpp do. They compute in float32 between the
+ends, so the bound of float32, :math:`L`, grows by one rounding of the result:
+
+.. math:: |\hat y - y| \;\le\; L + u_T\,(|y| + L) + \eta_T .
+
+Some kernels round what passes from one step to the next to T as well (`Arithmetic.intermediate`). Each bound says which
+values these are, and charges each of them :math:`u_T` and :math:`\eta_T`. Where :math:`|y| + L` passes the largest
+number of T, a right kernel may overflow, and the element is not judged.
+
 **A bound must mean something.** A declaration with :math:`\gamma_D > 1/10` is refused, because almost any result lies
 within a tenth of the gauge. A declaration of several times more roundings than a plain loop over the sum has is refused
 too. Even an honest bound is about :math:`\sqrt{D}` times wider than the typical error, so one dropped product among
@@ -52,12 +62,15 @@ from lowbit.errors import ArgumentError
 Form = Literal["dequantised", "factored", "offset", "direct", "integer"]
 Accumulator = Literal["float16", "float32", "float64"]
 Weights = Literal["exact", "float16", "bfloat16", "float32"]
+Intermediate = Literal["float32", "inputs"]
 FORMS: tuple[Form, ...] = ("dequantised", "factored", "offset", "direct", "integer")
 
 UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 HALF_LEAST_SUBNORMAL = 2.0**-150
 ETA = {"bfloat16": 2.0**-134, "float16": 2.0**-25, "float32": HALF_LEAST_SUBNORMAL, "float64": 2.0**-1074}
 """Half the least subnormal number of each type; of float64 the whole, since its half is no number."""
+LARGEST = {"bfloat16": 2.0**128 - 2.0**120, "float16": 65504.0}
+"""The largest number of each type of 16 bits."""
 LARGEST_GAMMA = 0.1
 
 Roundings = Callable[[int, int], int]
@@ -94,6 +107,8 @@ class Arithmetic:
         roundings: the most roundings on the way of any term, as a function of (rows, group_size).
         weights: for products with stored matrices, the type into which weights are turned before they are multiplied;
             ``exact`` if codes and scales are applied without forming a weight.
+        intermediate: the type of what passes from one step of an operation to the next, for example of a probability
+            before it is multiplied: ``float32`` (or better), or ``inputs`` for the type of the arrays of the call.
         promotion: with a float16 accumulator, the number of products after which its sum is added to one in float32;
             0 for never.
 
@@ -106,12 +121,14 @@ class Arithmetic:
     roundings: Roundings = any_order
     weights: Weights = "float32"
     promotion: int = 0
+    intermediate: Intermediate = "float32"
 
     def __post_init__(self) -> None:
         check_choice("form", self.form, FORMS)
         check_choice("accumulator", self.accumulator, get_args(Accumulator))
         check_choice("weights", self.weights, get_args(Weights))
         check_integer("promotion", self.promotion, 0)
+        check_choice("intermediate", self.intermediate, get_args(Intermediate))
 
 
 def gamma(roundings: int, unit_roundoff: float) -> float:
@@ -141,6 +158,19 @@ class Bound:
     limit: F64
     gauge: F64
     derivation: str
+
+
+def returned(bound: Bound, exact: F64, inputs: str) -> Bound:
+    """The bound of a result in the type of its inputs, from that of the same result in float32.
+
+    >>> returned(Bound(np.zeros(1), np.ones(1), "exact"), np.ones(1), "bfloat16").limit
+    array([0.00390625])
+    """
+    if inputs == "float32":
+        return bound
+    limit = bound.limit + UNIT_ROUNDOFF[inputs] * (np.abs(exact) + bound.limit) + ETA[inputs]
+    limit = np.where(np.abs(exact) + bound.limit > LARGEST[inputs], np.inf, limit)
+    return Bound(limit, bound.gauge, f"{bound.derivation} + rounding to {inputs}")
 
 
 def direct_bound(terms: F64, length: int, arithmetic: Arithmetic, exact: F64, underflows: float | F64) -> Bound:

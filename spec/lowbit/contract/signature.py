@@ -14,6 +14,7 @@ lines::
 
 - an array type (`lowbit.arrays`) asks for its dtype, or one of several: ``F32 | F64``; `Shape` for its sizes, which
   must agree wherever a name occurs twice; `FINITE` for finite numbers, `POSITIVE` for numbers above 0;
+- arrays marked `ONE_TYPE` have the same dtype, which is the type of the call's *inputs*;
 - a ``Literal``, or `OneOf`, asks for one of its values; `In` for a number of a range;
 - a class asks for an instance of it, and `Valid` for what else must hold of the instance;
 - ``| None`` allows None.
@@ -102,7 +103,15 @@ class Choice:
         return "CHOICE"
 
 
+class OneType:
+    """Marks the arrays of a call that have one dtype, and the type of the result of a backend with them."""
+
+    def __repr__(self) -> str:
+        return "ONE_TYPE"
+
+
 CHOICE = Choice()
+ONE_TYPE = OneType()
 FINITE = Contents()
 POSITIVE = Contents(above_zero=True)
 
@@ -124,6 +133,7 @@ class Argument:
         choice: whether it is one of the choices that a backend may limit.
         valid: further checks of this argument alone.
         optional: whether None is allowed.
+        one_type: whether it has the dtype of all arrays that are marked so.
     """
 
     name: str
@@ -135,6 +145,7 @@ class Argument:
     choice: bool = False
     valid: tuple[Valid, ...] = ()
     optional: bool = False
+    one_type: bool = False
 
 
 def described(name: str, annotation: Any) -> Argument:
@@ -165,7 +176,9 @@ def described(name: str, annotation: Any) -> Argument:
         kinds = tuple(get_origin(each) or each for each in kinds)
     choice = choices is not None or one(Choice) is not None
     valid = tuple(each for each in marks if isinstance(each, Valid))
-    return Argument(name, kinds, shape, choices, one(In), one(Contents), choice, valid, optional)
+    return Argument(
+        name, kinds, shape, choices, one(In), one(Contents), choice, valid, optional, one(OneType) is not None
+    )
 
 
 def _is(annotation: Any, form: Any) -> bool:
@@ -278,7 +291,24 @@ def _contents_steps(argument: Argument) -> list[Step]:
     return [check]
 
 
+def _type_steps(argument: Argument) -> list[Step]:
+    """An array of one type agrees with those before it."""
+    if not argument.one_type:
+        return []
+    name = argument.name
+
+    def check(given: Given, sizes: Sizes) -> None:
+        kind = given[name].dtype
+        if sizes.setdefault(INPUTS, kind.num) != kind.num:
+            raise ArgumentError(f"dtype of {name}", kind, "that of the other arrays")
+
+    return [check]
+
+
 # **The whole signature.**
+
+INPUTS = "inputs"
+"""The parameter that names the type of a call's arrays."""
 
 
 class Signature:
@@ -297,7 +327,7 @@ class Signature:
         self._positional = sum(each.kind is not each.KEYWORD_ONLY for each in self._parameters.parameters.values())
         self.arguments = tuple(described(name, hints[name]) for name in self._names if name in hints)
         self.also = also
-        phases = (_kind_steps, _array_steps, _range_steps, _contents_steps)
+        phases = (_kind_steps, _array_steps, _type_steps, _range_steps, _contents_steps)
         self._steps = tuple(step for phase in phases for each in self.arguments for step in phase(each))
         self.check = self._made_check(function.__name__)
 
@@ -316,13 +346,24 @@ class Signature:
     def parameters(self, *arguments: Any, **choices: Any) -> dict[str, object]:
         """The choices that a call makes: arguments that are choices, and those that are part of an argument's value
         (a value of a class says so by a property `parameters`)."""
-        given, found = self.given(arguments, choices), dict[str, object]()
+        given, found = self.given(arguments, choices), self.inputs(*arguments, **choices)
         for each in self.arguments:
             if each.choice:
                 found[each.name] = given[each.name]
             elif any(hasattr(kind, "parameters") for kind in each.classes):
                 found.update(given[each.name].parameters)
         return found
+
+    def inputs(self, *arguments: Any, **choices: Any) -> dict[str, object]:
+        """The type of the arrays that have one type, as a parameter; empty where no array is marked so."""
+        typed = next((each.name for each in self.arguments if each.one_type), None)
+        return {} if typed is None else {INPUTS: self.given(arguments, choices)[typed].dtype.name}
+
+    def with_inputs(self, named: Callable[..., Mapping[str, object]]) -> Callable[..., Mapping[str, object]]:
+        """A function that names choices of a call, and before them the type of its arrays if they have one type."""
+        if not any(each.one_type for each in self.arguments):
+            return named
+        return lambda *arguments, **choices: {**self.inputs(*arguments, **choices), **named(*arguments, **choices)}
 
     def _made_check(self, name: str) -> Callable[..., None]:
         steps, also, order = self._steps, self.also, self._names

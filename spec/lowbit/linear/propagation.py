@@ -35,8 +35,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F64, Activations
 from lowbit.contract.rounding import (
+    ETA,
     HALF_LEAST_SUBNORMAL,
     UNIT_ROUNDOFF,
     Arithmetic,
@@ -60,10 +61,13 @@ class Steps:
     Attributes:
         arithmetic: its accumulator and the roundings of its sums.
         unit: unit roundoff of everything between the sums.
+        handed: the type to which values that pass from one step to the next are rounded, or None where that rounding
+            is one of those between the sums.
     """
 
     arithmetic: Arithmetic
     unit: float
+    handed: str | None = None
 
     def sum_gamma(self, length: int) -> float:
         """γ_D of a sum of `length` terms.
@@ -79,22 +83,30 @@ class Steps:
             return error + self.unit * (np.abs(value) + error)
         return error
 
+    def passed(self, value: F64, error: F64) -> F64:
+        """The error of a value after it has been handed to the next step."""
+        if self.handed is None:
+            return error
+        return error + UNIT_ROUNDOFF[self.handed] * (np.abs(value) + error) + ETA[self.handed]
 
-def declared(arithmetic: Arithmetic) -> Steps:
-    """The steps that a backend declares: its sums as declared, float32 between them."""
-    return Steps(arithmetic, UNIT_ROUNDOFF["float32"])
+
+def declared(arithmetic: Arithmetic, inputs: str = "float32") -> Steps:
+    """The steps that a backend declares: its sums as declared, float32 between them, or what passes from one to the
+    next in the type of the inputs."""
+    handed = inputs if arithmetic.intermediate == "inputs" and inputs != "float32" else None
+    return Steps(arithmetic, UNIT_ROUNDOFF["float32"], handed)
 
 
 REFERENCE = Steps(Arithmetic("direct", "float64", one_loop), UNIT_ROUNDOFF["float64"])
 """The steps of the reference: plain loops in float64."""
 
 
-def product_error(steps: Steps, x: F64, error: F64, matrix: F32) -> F64:
+def product_error(steps: Steps, x: F64, error: F64, matrix: Activations) -> F64:
     """The error of ``x W``, where that of x is at most `error`: float64, T × N."""
     relative, magnitudes = steps.sum_gamma(matrix.shape[0]), np.abs(matrix.astype(np.float64))
     summed = relative * ((np.abs(x) + error) @ magnitudes) + error @ magnitudes
     underflow = HALF_LEAST_SUBNORMAL * (1 + relative) * (matrix.shape[0] + 1)
-    return steps.stored(product(x, matrix), summed + underflow)
+    return steps.stored(product(x, matrix.astype(np.float64)), summed + underflow)
 
 
 def silu_error(steps: Steps, a: F64, error: F64) -> F64:

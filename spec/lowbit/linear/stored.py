@@ -22,14 +22,12 @@ from typing import Annotated, Any
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import BF16, F16, F32, F64
+from lowbit.arrays import F64, Activations
 from lowbit.contract.operation import BOUNDED, Parameters, operation
 from lowbit.contract.signature import Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.elementary import product
 from lowbit.tensor_formats.stored import Result, Stored
-
-Activations = F32 | F16 | BF16
 
 
 @checked

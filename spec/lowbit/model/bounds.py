@@ -37,13 +37,16 @@ which it is from :math:`a = -87.3` on; that loses at most :math:`87.4 \cdot 2^{-
 .. math:: |\hat y - y| \;\le\; (1 + u)\bigl(|\mathrm{silu}(a)| + \epsilon\bigr)\,|b| - |y| + 2\eta, \qquad
    \epsilon = \gamma_{13}\,|\mathrm{silu}(a)| + 2^{-121} + 2^{-119}.
 
+**Between the steps** a kernel of 16 bits may round the product of x and root, before the gain, and silu, before its
+product, to the type of the inputs: :math:`u_T` of the value and :math:`\eta_T` times what it is multiplied by.
+
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
 """
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
-from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma
+from lowbit.arrays import F64, Activations
+from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, gamma, returned
 from lowbit.linear.elementary import silu
 from lowbit.linear.propagation import QUOTIENT, REFERENCE, Steps, declared, silu_error
 
@@ -53,7 +56,13 @@ EXPONENTIAL_VANISHED = 2.0**-119
 
 
 def rms_norm_bound(
-    x: F32, gain: F32, epsilon: float, arithmetic: Arithmetic, exact: F64, *, summed_exactly: bool = False
+    x: Activations,
+    gain: Activations,
+    epsilon: float,
+    arithmetic: Arithmetic,
+    exact: F64,
+    *,
+    summed_exactly: bool = False,
 ) -> Bound:
     """The bound of `blocks.rms_norm`.
 
@@ -70,15 +79,18 @@ def rms_norm_bound(
     """
     wide = x.astype(np.float64)
     under_root = np.mean(wide * wide, axis=1, keepdims=True) + epsilon
-    limit = np.zeros(exact.shape)
-    for steps in (declared(arithmetic), REFERENCE):
+    limit, inputs, factor = np.zeros(exact.shape), x.dtype.name, np.abs(gain.astype(np.float64))
+    normal = np.abs(wide) / np.sqrt(under_root)
+    for steps in (declared(arithmetic, inputs), REFERENCE):
         sums = steps.sum_gamma(x.shape[1])
         relative = 1 / np.sqrt(1 - mean_error(steps, 0.0 if summed_exactly else sums, under_root))
-        limit += np.abs(exact) * (relative * (1 + gamma(QUOTIENT + PRODUCTS, steps.unit)) - 1)
+        own = normal * (relative * (1 + gamma(QUOTIENT + PRODUCTS, steps.unit)) - 1)
+        limit += factor * steps.passed(normal, own)
     lost = HALF_LEAST_SUBNORMAL * (1 + np.abs(gain.astype(np.float64)) + 1 / np.sqrt(under_root))
     depth = arithmetic.roundings(x.shape[1], x.shape[1])
     summed = "an exact sum" if summed_exactly else f"half of γ_{depth}({arithmetic.accumulator})"
-    return Bound(limit + lost, np.abs(exact), f"{summed}, and a mean, a root, a quotient and two products in float32")
+    how = f"{summed}, and a mean, a root, a quotient and two products in float32"
+    return returned(Bound(limit + lost, np.abs(exact), how), exact, inputs)
 
 
 def mean_error(steps: Steps, sums: float, under_root: F64) -> F64:
@@ -86,7 +98,7 @@ def mean_error(steps: Steps, sums: float, under_root: F64) -> F64:
     return (1 + sums) * (1 + gamma(MEAN_ROUNDINGS, steps.unit)) - 1 + 3 * HALF_LEAST_SUBNORMAL / under_root
 
 
-def swiglu_bound(gate: F32, up: F32, arithmetic: Arithmetic, exact: F64) -> Bound:
+def swiglu_bound(gate: Activations, up: Activations, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `blocks.swiglu`, which has no sum, so that of the declared arithmetic nothing matters but that it is
     float32 or better.
 
@@ -97,8 +109,9 @@ def swiglu_bound(gate: F32, up: F32, arithmetic: Arithmetic, exact: F64) -> Boun
         exact: float64, T × m: the reference's result.
     """
     a, b = gate.astype(np.float64), np.abs(up.astype(np.float64))
-    size, limit = np.abs(silu(a)), np.zeros(exact.shape)
-    for steps in (declared(arithmetic), REFERENCE):
-        error = silu_error(steps, a, np.zeros_like(a)) + EXPONENTIAL_VANISHED
+    size, limit, inputs = np.abs(silu(a)), np.zeros(exact.shape), gate.dtype.name
+    for steps in (declared(arithmetic, inputs), REFERENCE):
+        error = steps.passed(size, silu_error(steps, a, np.zeros_like(a)) + EXPONENTIAL_VANISHED)
         limit += (size * steps.unit + error * (1 + steps.unit)) * b + 2 * HALF_LEAST_SUBNORMAL
-    return Bound(limit, np.abs(exact), "an exponential, a sum, a quotient and a product in float32")
+    how = "an exponential, a sum, a quotient and a product in float32"
+    return returned(Bound(limit, np.abs(exact), how), exact, inputs)

@@ -17,9 +17,9 @@ from typing import Annotated
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F32, F64, Activations
 from lowbit.contract.operation import BOUNDED, operation
-from lowbit.contract.signature import In, Shape, checked
+from lowbit.contract.signature import ONE_TYPE, In, Shape, checked
 from lowbit.linear.elementary import silu
 
 
@@ -60,27 +60,27 @@ def gelu(a: F64) -> F64:
     return a * gate
 
 
-# **What a backend promises.** A backend computes in float32; the functions above, given its float32 inputs, are what it
-# is measured against. The bounds are derived in the chapter `lowbit.model.bounds`. A zero ε is refused: a row of zeros
-# would have no norm.
+# **What a backend promises.** A backend takes float32, float16 or bfloat16, all arrays in one type, and returns that
+# type; the functions above, given the exact values of its inputs, are what it is measured against. The bounds are
+# derived in the chapter `lowbit.model.bounds`. A zero ε is refused: a row of zeros would have no norm.
 
 LEAST_EPSILON, LARGEST = 2.0**-126, float(np.finfo(np.float32).max)
 
 
 @checked
 def rms_norm_of(
-    x: Annotated[F32, Shape("T", "n")],
-    gain: Annotated[F32, Shape("n")],
+    x: Annotated[Activations, Shape("T", "n"), ONE_TYPE],
+    gain: Annotated[Activations, Shape("n"), ONE_TYPE],
     epsilon: Annotated[float, In(LEAST_EPSILON, LARGEST)],
 ) -> F64:
-    """`rms_norm` of float32 rows, in float64: the reference of `blocks.rms_norm`.
+    """`rms_norm` of rows of one type, in float64: the reference of `blocks.rms_norm`.
 
     >>> rms_norm_of(np.array([[1, -1, 1, 1]], np.float32), np.array([1, 2, 3, 4], np.float32), 3.0)
     array([[ 0.5, -1. ,  1.5,  2. ]])
 
     Args:
-        x: float32, T × n.
-        gain: float32, n.
+        x: float32, float16 or bfloat16, T × n.
+        gain: of the same type, n.
         epsilon: above 0.
 
     Returns:
@@ -96,15 +96,17 @@ def rms_norm_of(
 
 
 @checked
-def swiglu_of(gate: Annotated[F32, Shape("T", "m")], up: Annotated[F32, Shape("T", "m")]) -> F64:
-    """silu(gate) ⊗ up for float32 inputs, in float64: the reference of `blocks.swiglu`.
+def swiglu_of(
+    gate: Annotated[Activations, Shape("T", "m"), ONE_TYPE], up: Annotated[Activations, Shape("T", "m"), ONE_TYPE]
+) -> F64:
+    """silu(gate) ⊗ up for inputs of one type, in float64: the reference of `blocks.swiglu`.
 
     >>> swiglu_of(np.array([[2, -1000]], np.float32), np.array([[2, 5]], np.float32)).round(4)
     array([[ 3.5232, -0.    ]])
 
     Args:
-        gate: float32, T × m: what the gate's linear layer gave.
-        up: float32, T × m: what the other one gave.
+        gate: float32, float16 or bfloat16, T × m: what the gate's linear layer gave.
+        up: of the same type, T × m: what the other one gave.
 
     Returns:
         float64, T × m.
@@ -115,7 +117,7 @@ def swiglu_of(gate: Annotated[F32, Shape("T", "m")], up: Annotated[F32, Shape("T
     Source: arXiv 2002.05202, equation 6.
     """
     with np.errstate(invalid="ignore"):
-        return silu(gate.astype(np.float64)) * up
+        return silu(gate.astype(np.float64)) * up.astype(np.float64)
 
 
 operation(
@@ -132,8 +134,8 @@ operation(
         "C3": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
         "from the declared arithmetic.",
         "C4": "A row of zeros gives zeros.",
-        "C5": "The result is float32, T × n; row t depends on nothing but row t of x, the gain and ε; the same call "
-        "gives the same bits.",
+        "C5": "The result has the type of x, T × n; row t depends on nothing but row t of x, the gain and ε; the same "
+        "call gives the same bits.",
         "C6": "A NaN in row t leaves no finite element in row t; an infinity leaves none at its place, and nothing "
         "but zeros and NaN beside it; neither changes another row. What is not finite in the gain leaves no finite "
         "element in its column, unless x is 0 there, and changes no other.",
@@ -154,8 +156,8 @@ operation(
         "C2": "For finite inputs whose product gate · up does not overflow, each element differs from the formula by "
         "at most the bound derived from the declared arithmetic.",
         "C3": "There the result is finite, however large the gate is: an exponential that overflows is not seen.",
-        "C4": "The result is float32, T × m; an element depends on nothing but the gate and the up at its own place; "
-        "the same call gives the same bits.",
+        "C4": "The result has the type of the gate, T × m; an element depends on nothing but gate and up at its own "
+        "place; the same call gives the same bits.",
         "C5": "What is not finite in gate or up leaves an element that is not finite at its place, and changes no "
         "other.",
     },

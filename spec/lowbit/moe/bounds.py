@@ -3,6 +3,8 @@ r"""Bounds of routing: how far a correct gate, weight, expert or layer may lie f
 The gate is a product and, where probabilities are asked for, a softmax. An expert is two products, a silu, and a third
 product. The steps are those of `lowbit.linear.propagation`; here they are composed.
 
+**Between the steps** of a gate a kernel of 16 bits may round the logits to the type of its inputs before their softmax.
+
 **The layer** sums :math:`k` experts, each within its own bound and weighted by a number that is given.
 
 Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., §3.1, Lemma 3.1.
@@ -10,8 +12,8 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., �
 
 import numpy as np
 
-from lowbit.arrays import F32, F64
-from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, direct_bound, gamma
+from lowbit.arrays import F32, F64, Activations
+from lowbit.contract.rounding import HALF_LEAST_SUBNORMAL, Arithmetic, Bound, direct_bound, gamma, returned
 from lowbit.linear.elementary import product, silu
 from lowbit.linear.propagation import (
     QUOTIENT,
@@ -45,7 +47,7 @@ def _described(arithmetic: Arithmetic, length: int) -> str:
     return f"γ_{depth}({arithmetic.accumulator}) for a sum of {length}"
 
 
-def gate_bound(x: F32, router: F32, scores: Scores, arithmetic: Arithmetic, exact: F64) -> Bound:
+def gate_bound(x: Activations, router: Activations, scores: Scores, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `routing.gate`.
 
     Args:
@@ -59,20 +61,22 @@ def gate_bound(x: F32, router: F32, scores: Scores, arithmetic: Arithmetic, exac
         ArgumentError: the declared arithmetic would allow more than a tenth of the gauge.
     """
     gauge = np.abs(x.astype(np.float64)) @ np.abs(router.astype(np.float64))
+    inputs = x.dtype.name
     if scores == "logits":
-        return direct_bound(gauge, len(router), arithmetic, exact, underflows=len(router))
-    wide, exactly, logits = x.astype(np.float64), np.zeros(x.shape), product(x, router)
+        bound = direct_bound(gauge, len(router), arithmetic, exact, underflows=len(router))
+        return returned(bound, exact, inputs)
+    wide, exactly, logits = x.astype(np.float64), np.zeros(x.shape), product(x, router.astype(np.float64))
     limit = sum(
-        softmax_error(steps, logits, product_error(steps, wide, exactly, router))
-        for steps in (declared(arithmetic), REFERENCE)
+        softmax_error(steps, logits, steps.passed(logits, product_error(steps, wide, exactly, router)))
+        for steps in (declared(arithmetic, inputs), REFERENCE)
     )
     how = (
         f"logits by {_described(arithmetic, len(router))}, then {_described(arithmetic, router.shape[1])} exponentials"
     )
-    return Bound(np.asarray(limit), gauge, how)
+    return returned(Bound(np.asarray(limit), gauge, how), exact, inputs)
 
 
-def weights_bound(scores: F32, chosen: Ids, softmax: Softmax, arithmetic: Arithmetic, exact: F64) -> Bound:
+def weights_bound(scores: Activations, chosen: Ids, softmax: Softmax, arithmetic: Arithmetic, exact: F64) -> Bound:
     """The bound of `routing.weights`.
 
     Args:
@@ -94,7 +98,8 @@ def weights_bound(scores: F32, chosen: Ids, softmax: Softmax, arithmetic: Arithm
             sums = 2 * steps.sum_gamma(k)
             limit += ((1 + gamma(QUOTIENT, steps.unit)) * (1 + sums) - 1) * exact + HALF_LEAST_SUBNORMAL
     what = "exponentials" if softmax == "after" else "probabilities"
-    return Bound(limit, exact, f"{_described(arithmetic, k)} {what} and a quotient")
+    how = f"{_described(arithmetic, k)} {what} and a quotient"
+    return returned(Bound(limit, exact, how), exact, scores.dtype.name)
 
 
 def expert_bound(x: F32, gate: F32, up: F32, down: F32, arithmetic: Arithmetic) -> Bound:

@@ -45,9 +45,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, I64
+from lowbit.arrays import F32, F64, I64, Activations
 from lowbit.contract.operation import BOUNDED, EXACT, operation
-from lowbit.contract.signature import CHOICE, FINITE, In, Shape, checked
+from lowbit.contract.signature import CHOICE, FINITE, ONE_TYPE, In, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear import elementary
 from lowbit.linear.elementary import product, silu
@@ -60,13 +60,15 @@ Softmax = Literal["before", "after"]
 SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
 
 
-# **Gate and choice.**
+# **Gate and choice.** Arrays are float32, float16 or bfloat16, all of a call in one type. Scores and weights have that
+# type, too, as PyTorch's layers return them; a kernel that returns float32 for inputs of 16 bits, as vLLM's does for
+# the weights, is one whose caller rounds. Experts are float32 here: those of 16 bits are products with stored matrices.
 
 
 @checked
 def gate(
-    x: Annotated[F32, Shape("T", "hidden")],
-    router: Annotated[F32, Shape("hidden", "E")],
+    x: Annotated[Activations, Shape("T", "hidden"), ONE_TYPE],
+    router: Annotated[Activations, Shape("hidden", "E"), ONE_TYPE],
     scores: Scores = "logits",
 ) -> F64:
     """The score of every expert for every token.
@@ -78,8 +80,8 @@ def gate(
     array([[0.3333, 0.3333, 0.3333]])
 
     Args:
-        x: float32, T × hidden.
-        router: float32, hidden × E.
+        x: float32, float16 or bfloat16, T × hidden.
+        router: of the same type, hidden × E.
         scores: ``logits``, or ``probabilities`` after a softmax over all experts.
 
     Returns:
@@ -90,20 +92,22 @@ def gate(
 
     Source: MoE offloading §2.1.
     """
-    logits = product(x, router)
+    logits = product(x, router.astype(np.float64))
     with np.errstate(invalid="ignore"):
         return logits if scores == "logits" else elementary.softmax(logits)
 
 
 @checked
-def top_k(scores: Annotated[F32, Shape("T", "E"), FINITE], k: Annotated[int, In(1, "E"), CHOICE]) -> Ids:
+def top_k(
+    scores: Annotated[Activations, Shape("T", "E"), FINITE, ONE_TYPE], k: Annotated[int, In(1, "E"), CHOICE]
+) -> Ids:
     """The k experts of the greatest scores, best first; of equal scores the lowest id first.
 
     >>> top_k(np.array([[0.5, 2.0, 0.5, 2.0]], np.float32), k=3)
     array([[1, 3, 0]])
 
     Args:
-        scores: float32, T × E, finite; +0 and −0 are equal.
+        scores: float32, float16 or bfloat16, T × E, finite; +0 and −0 are equal.
         k: 1 to E.
 
     Returns:
@@ -112,7 +116,9 @@ def top_k(scores: Annotated[F32, Shape("T", "E"), FINITE], k: Annotated[int, In(
     Raises:
         ArgumentError: wrong dtype, shape or layout; a score that is not finite, which has no rank; k out of range.
     """
-    return np.argsort(-scores, axis=1, kind="stable")[:, :k].astype(np.int64)  # stable: equals keep their order
+    return np.argsort(-scores.astype(np.float64), axis=1, kind="stable")[:, :k].astype(
+        np.int64
+    )  # stable: equals keep their order
 
 
 def check_chosen(chosen: Ids, experts: int) -> None:
@@ -125,8 +131,9 @@ def check_chosen(chosen: Ids, experts: int) -> None:
         raise ArgumentError("chosen", "an expert twice for one token", "distinct experts")
 
 
-def _check_weights(scores: F32, chosen: Ids, softmax: Softmax) -> None:
+def _check_weights(scores: Activations, chosen: Ids, softmax: Softmax) -> None:
     check_chosen(chosen, scores.shape[1])
+    scores = scores.astype(np.float32)
     if softmax == "before":
         if (scores < 0).any():
             raise ArgumentError("scores", f"as low as {scores.min()}", "probabilities of at least 0")
@@ -136,7 +143,7 @@ def _check_weights(scores: F32, chosen: Ids, softmax: Softmax) -> None:
 
 @checked(also=_check_weights)
 def weights(
-    scores: Annotated[F32, Shape("T", "E"), FINITE],
+    scores: Annotated[Activations, Shape("T", "E"), FINITE, ONE_TYPE],
     chosen: Annotated[Ids, Shape("T", "k")],
     softmax: Softmax = "after",
 ) -> F64:
@@ -149,8 +156,8 @@ def weights(
     array([[0.5714, 0.4286]])
 
     Args:
-        scores: float32, T × E, finite: logits with the softmax ``after`` the choice; probabilities, none of them
-            negative, with the softmax ``before`` it.
+        scores: float32, float16 or bfloat16, T × E, finite: logits with the softmax ``after`` the choice;
+            probabilities, none of them negative, with the softmax ``before`` it.
         chosen: int64, T × k: distinct experts.
         softmax: ``after`` or ``before``.
 
@@ -266,8 +273,8 @@ operation(
         "C2": "For finite x without overflow, each logit differs from x W by at most the bound derived from the "
         "declared arithmetic.",
         "C3": "Likewise each probability differs from the softmax of x W by at most its derived bound.",
-        "C4": "The result is float32, T × E; row t depends on nothing but row t of x and the router; the same call "
-        "gives the same bits.",
+        "C4": "The result has the type of x, T × E; row t depends on nothing but row t of x and the router; the same "
+        "call gives the same bits.",
         "C5": "A NaN or an infinity in row t makes no finite logit in row t, and changes no other row.",
     },
 )

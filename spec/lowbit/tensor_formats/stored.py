@@ -23,10 +23,10 @@ from typing import Annotated, Any, Literal, get_args
 import numpy as np
 
 import lowbit.tensor_formats
-from lowbit.arrays import F32, F64, Array
+from lowbit.arrays import F64, Activations, Array
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import EXACT, Parameters, operation
-from lowbit.contract.signature import FINITE, Shape, checked
+from lowbit.contract.signature import FINITE, ONE_TYPE, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.table import Format, Sizes, Terms
@@ -197,7 +197,7 @@ def _check_quantize(x: Array, format: str, options: tuple[tuple[str, int], ...] 
 
 @checked(also=_check_quantize)
 def quantize(
-    x: Annotated[F32, Shape("N", "K"), FINITE],
+    x: Annotated[Activations, Shape("N", "K"), FINITE, ONE_TYPE],
     format: str,
     options: tuple[tuple[str, int], ...] = (),
 ) -> Stored:
@@ -208,7 +208,8 @@ def quantize(
     [8, 32, 129, 137]
 
     Args:
-        x: float32, N × K, finite: each row becomes a column of the matrix, so T rows of activations become K × T.
+        x: float32, float16 or bfloat16, which a cast widens first, N × K, finite: each row becomes a column of the
+            matrix, so T rows of activations become K × T.
         format: one that says how numbers become codes.
         options: name and value of each option of the format.
 
@@ -222,7 +223,9 @@ def quantize(
     return quantized(x, format, options)
 
 
-def quantized(x: F32, format: str, options: tuple[tuple[str, int], ...] = (), choice: str | None = None) -> Stored:
+def quantized(
+    x: Activations, format: str, options: tuple[tuple[str, int], ...] = (), choice: str | None = None
+) -> Stored:
     """The same as another choice of the format's `encode` makes it."""
     table = FORMATS[format]
     at = table.sizes(x.shape[1], x.shape[0], dict(options))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from lowbit.arrays import F32, Array
+from lowbit.arrays import F32, Activations, Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.stored import FORMATS, Stored, quantized
 from lowbit_conformance.isolation.remote import Remote
@@ -114,14 +114,19 @@ def numbers_of(case: FormatCase) -> F32:
 @checks("formats.quantize/C1", casts)
 def test_every_field_is_that_of_a_reference(backend: Remote, case: FormatCase) -> None:
     """All fields equal those of one choice of the format's table; zeros are equal."""
-    x = numbers_of(case)
+    assert_cast(backend, case, numbers_of(case))
+
+
+def assert_cast(backend: Remote, case: FormatCase, x: Activations) -> None:
+    """The backend's cast of these numbers is one of the table's choices."""
+    __tracebackhide__ = True
     given = stored_in(case, backend.run("formats.quantize", x, case.format, case.options))
     choices = [each for choice in case.table.encode if (each := cast_by(choice, x, case)) is not None]
     differences = [difference(given, each) for each in choices]
     assert "" in differences, f"WRONG: {differences[0]} (the reference; none of {len(choices)} choices agrees)"
 
 
-def cast_by(choice: str, x: F32, case: FormatCase) -> Stored | None:
+def cast_by(choice: str, x: Activations, case: FormatCase) -> Stored | None:
     """What a choice makes of the numbers; None where it cannot hold them, which the first choice always can."""
     try:
         return quantized(x, case.format, case.options, choice)

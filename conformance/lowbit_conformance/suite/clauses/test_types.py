@@ -1,0 +1,373 @@
+"""Checks of norms, rotations, attention and gates in float16 and bfloat16.
+
+The other modules check these operations in float32. What is special about a type of 16 bits is small: its range, its
+rounding, and what a kernel keeps in it between its steps. So each operation has a few shapes here, on a lattice that
+both types hold exactly and on random numbers within the bound.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.attention import rope
+from lowbit.attention.bounds import attend_bound, softmax_bound
+from lowbit.contract.rounding import Arithmetic, Bound
+from lowbit.model.bounds import rms_norm_bound, swiglu_bound
+from lowbit.moe import routing
+from lowbit.moe.bounds import gate_bound, weights_bound
+from lowbit.numbers.floats import FLOATS, Name, rounded
+from lowbit.operations import OPERATIONS
+from lowbit.tensor_formats.stored import FORMATS
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.clauses.test_formats import fitted, options_of
+from lowbit_conformance.suite.clauses.test_quantize import assert_cast, normal
+from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_within
+from lowbit_conformance.suite.format_inputs import FormatCase
+from lowbit_conformance.suite.marking import Generator, Settings, checks
+
+Random = np.random.Generator
+Arguments = tuple[Any, ...]
+INPUTS = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TypedCase(Case):
+    """A case whose arrays have a type of 16 bits.
+
+    Attributes:
+        inputs: the type.
+        sizes: of the arrays, in the order in which the operation's own cases have them.
+        choice: one of the operation's choices; may be empty.
+    """
+
+    inputs: str
+    sizes: tuple[int, ...]
+    choice: str = ""
+
+    @property
+    def label(self) -> str:
+        return "-".join(word for word in (self.inputs, self.choice, "x".join(map(str, self.sizes))) if word)
+
+    def parameters(self) -> dict[str, object]:
+        return dict(OPERATIONS[self.operation].parameters(*arguments_of(self)))
+
+
+# **Arguments**: in float64, by operation; those of the lattice are exact in both types, and so are their results.
+
+
+def norm(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice the root of every row is 2 or 4, as in `test_blocks`."""
+    shape, n = case.sizes, case.sizes[1]
+    if not exact:
+        return rng.normal(size=shape) * np.exp(rng.normal(size=n)), rng.normal(1, 0.5, n), 1e-5
+    sizes = np.resize((3, 3, 3, 5), n) * rng.choice((-1, 1), shape)
+    return rng.permuted(sizes, axis=1).astype(np.float64), rng.integers(1, 10, n).astype(np.float64), 3.0
+
+
+def gates(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice gates are so large that silu is the identity or 0."""
+    if not exact:
+        return tuple(rng.normal(size=(2, *case.sizes)) * np.array([[[3.0]], [[1.0]]]))
+    gate = np.where(rng.random(case.sizes) < 0.6, rng.integers(40, 61, case.sizes), -768 * rng.integers(1, 4))
+    return gate.astype(np.float64), 2.0 ** rng.integers(-2, 3, case.sizes) * rng.choice((-1, 1), case.sizes)
+
+
+def heads(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice angles are quarters, and channels integers."""
+    count, _, head_dim = case.sizes
+    layout = (rope.half_split if case.choice == "half-split" else rope.interleaved)(head_dim)
+    if not exact:
+        start = int(rng.integers(0, 5000))
+        return rng.normal(size=case.sizes) * np.exp(rng.normal(size=head_dim)), rope.rotation(
+            layout, 10000.0, start, count
+        )
+    quarters = rng.integers(0, 4, (count, head_dim // 2))[:, layout.pair]
+    cos, sin = np.array([1.0, 0.0, -1.0, 0.0])[quarters], np.array([0.0, 1.0, 0.0, -1.0])[quarters]
+    return rng.integers(-99, 100, case.sizes).astype(np.float64), rope.Rotation(layout, cos, layout.sign * sin)
+
+
+def scores(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice one score of a row lies 800 above the others."""
+    if not exact:
+        return (rng.normal(size=case.sizes) * 3,)
+    found = np.full(case.sizes, -800.0)
+    found[np.arange(case.sizes[0]), rng.integers(0, case.sizes[1], case.sizes[0])] = 0
+    return (found + 32 * rng.integers(-3, 4, (case.sizes[0], 1)),)
+
+
+def tokens(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice each query favours one of the tokens that all may see; a window of 0 is none."""
+    count, length, heads, kv_heads, head_dim, window = case.sizes
+    queries = rng.normal(size=(count, heads, head_dim))
+    keys, values = rng.normal(size=(2, kv_heads, length, head_dim))
+    if exact:
+        queries, keys = np.zeros_like(queries), np.zeros_like(keys)
+        last = length - count
+        first = max(0, length - window) if window else 0
+        keys[np.arange(kv_heads), rng.integers(first, max(first, last) + 1, kv_heads), 0] = 1024 * np.sqrt(head_dim)
+        queries[:, :, 0] = 1
+    return queries, keys, values, window or None
+
+
+def routed(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice the logits are integers that both types hold."""
+    count, hidden, experts = case.sizes
+    if not exact:
+        return rng.normal(size=(count, hidden)), rng.normal(size=(hidden, experts)), case.choice
+    x = np.zeros((count, hidden))
+    for row in x:
+        row[rng.permutation(hidden)[:20]] = rng.choice((-1, 1), min(20, hidden))
+    return x, rng.integers(-9, 10, (hidden, experts)).astype(np.float64), case.choice
+
+
+def chosen(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice all scores are equal, and a power of two of them is chosen."""
+    count, experts, k = case.sizes
+    ids = np.argsort(rng.random((count, experts)), axis=1)[:, :k].astype(np.int64)
+    given = np.full((count, experts), 0.25) if exact else rng.normal(size=(count, experts)) * 2
+    return (np.exp2(given) if case.choice == "before" else given), ids, case.choice
+
+
+def ranked(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """Neighbours in the type, some equal."""
+    count, experts, k = case.sizes
+    return 1 + rng.integers(-experts, experts, (count, experts)) * 2.0**-7, k
+
+
+MAKERS: Mapping[str, Callable[[TypedCase, Random, bool], Arguments]] = {
+    "blocks.rms_norm": norm,
+    "blocks.swiglu": gates,
+    "rope.rotate": heads,
+    "attention.softmax": scores,
+    "attention.attend": tokens,
+    "routing.gate": routed,
+    "routing.weights": chosen,
+    "routing.top_k": ranked,
+}
+
+
+def arguments_of(case: TypedCase) -> Arguments:
+    """The arguments: arrays of floats in the type of the case."""
+    kind: Name = case.inputs  # type: ignore[assignment]  # one of FLOATS
+    made = MAKERS[case.operation](case, case.generator(), case.tier == "lattice")
+
+    return tuple(
+        rounded(part, kind) if isinstance(part, np.ndarray) and part.dtype.kind == "f" else part for part in made
+    )
+
+
+def attention_bound(
+    queries: Array, keys: Array, values: Array, window: int | None, declared: Arithmetic, exact: F64
+) -> Bound:
+    return attend_bound(queries, keys, values, declared, exact, window)
+
+
+BOUNDS: Mapping[str, Callable[..., Bound]] = {
+    "blocks.rms_norm": rms_norm_bound,
+    "blocks.swiglu": swiglu_bound,
+    "rope.rotate": rope.rotate_bound,
+    "attention.softmax": softmax_bound,
+    "attention.attend": attention_bound,
+    "routing.gate": gate_bound,
+    "routing.weights": weights_bound,
+}
+"""Each takes the arguments of a call, what a backend declares, and the exact result."""
+
+
+# **Shapes**: small, ragged, and as models have them.
+
+ROWS = ((1, 1), (3, 7), (2, 33), (5, 576), (1, 4096))
+POWERS = ((1, 8), (3, 16), (2, 64), (5, 1024), (1, 4096))
+ATTENTION = ((1, 1, 1, 1, 4, 0), (5, 5, 4, 4, 8, 0), (4, 9, 6, 2, 16, 4), (1, 33, 9, 3, 64, 0), (3, 300, 4, 2, 64, 100))
+GATES = ((1, 1, 1), (3, 33, 8), (7, 576, 64))
+CHOSEN = ((1, 1, 1), (3, 8, 2), (2, 60, 4), (5, 128, 8))
+
+
+def typed(tier: str, shapes: tuple[tuple[int, ...], ...], choices: tuple[str, ...] = ("",)) -> Generator:
+    """Each shape in both types, choices taking turns."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[TypedCase]:
+        for inputs in INPUTS:
+            for turn, sizes in enumerate(shapes):
+                yield TypedCase(clause, tier, "", inputs, sizes, choices[turn % len(choices)])
+
+    return generator
+
+
+def assert_lattice(backend: Remote, case: TypedCase) -> None:
+    """The result is exact, in the type of the inputs; zeros may have either sign."""
+    __tracebackhide__ = True
+    arguments, kind = arguments_of(case), FLOATS[case.inputs].dtype
+    given = backend.run(case.operation, *arguments)
+    exact = OPERATIONS[case.operation].compute(*arguments)
+    expected = rounded(exact, case.inputs)  # type: ignore[arg-type]  # one of FLOATS
+    if not (expected.astype(np.float64) == exact).all():
+        raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
+    array = assert_array("the result", given, kind, exact.shape)
+    assert_exact(
+        "the result", np.where(array == 0, kind.type(0), array), np.where(expected == 0, kind.type(0), expected)
+    )
+
+
+def assert_bounded(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    __tracebackhide__ = True
+    arguments, declared = arguments_of(case), arithmetic(backend, case)
+    given = backend.run(case.operation, *arguments)
+    exact: F64 = OPERATIONS[case.operation].compute(*arguments)
+    bound = limit_of(lambda: BOUNDS[case.operation](*arguments, declared, exact))
+    record_property("share", assert_within(*judged(given, exact, bound), FLOATS[case.inputs].dtype))
+
+
+def judged(given: Any, exact: F64, bound: Bound) -> tuple[Any, F64, Bound]:
+    """The elements in which a right kernel cannot overflow; the others count as exact."""
+    sure = np.isfinite(bound.limit)
+    if sure.all() or not isinstance(given, np.ndarray) or given.shape != exact.shape:
+        return given, exact, bound
+    return np.where(sure, given, given.dtype.type(0)), np.where(sure, exact, 0), bound
+
+
+PAIRINGS = ("half-split", "interleaved")
+HEADS = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64))
+SOFTMAXES = ("after", "before")
+
+
+@checks("blocks.rms_norm/C1", typed("lattice", POWERS))
+def test_norm_on_the_lattice(backend: Remote, case: TypedCase) -> None:
+    """Rows whose root is 2 or 4 are equal."""
+    assert_lattice(backend, case)
+
+
+@checks("blocks.rms_norm/C3", typed("random", ROWS))
+def test_norm_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random rows stay within the bound, which has the squares summed in the declared accumulator."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("blocks.swiglu/C1", typed("lattice", ROWS))
+def test_swiglu_on_the_lattice(backend: Remote, case: TypedCase) -> None:
+    """Where silu is the identity or zero, the result is equal."""
+    assert_lattice(backend, case)
+
+
+@checks("blocks.swiglu/C2", typed("random", ROWS))
+def test_swiglu_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random gates stay within the bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("rope.rotate/C1", typed("lattice", HEADS, PAIRINGS))
+def test_quarter_turns(backend: Remote, case: TypedCase) -> None:
+    """Rotations of integers by quarters are equal."""
+    assert_lattice(backend, case)
+
+
+@checks("rope.rotate/C2", typed("random", HEADS, PAIRINGS))
+def test_turns_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random heads at random positions stay within the bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("attention.softmax/C1", typed("lattice", ROWS))
+def test_one_score_takes_all(backend: Remote, case: TypedCase) -> None:
+    """One score far above the others has a probability of exactly 1."""
+    assert_lattice(backend, case)
+
+
+@checks("attention.softmax/C2", typed("random", ROWS))
+def test_probabilities_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random rows stay within the bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("attention.attend/C2", typed("lattice", ATTENTION))
+def test_one_token_is_read(backend: Remote, case: TypedCase) -> None:
+    """The value of the token that each head favours comes back to the bit."""
+    assert_lattice(backend, case)
+
+
+@checks("attention.attend/C3", typed("random", ATTENTION))
+def test_attention_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random queries, keys and values stay within the chained bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("routing.gate/C1", typed("lattice", GATES, ("logits",)))
+def test_gate_on_the_lattice(backend: Remote, case: TypedCase) -> None:
+    """Small integers give equal logits."""
+    assert_lattice(backend, case)
+
+
+@checks("routing.gate/C2", typed("random", GATES, ("logits",)))
+def test_logits_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random logits stay within the bound of a plain sum."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("routing.gate/C3", typed("random", GATES, ("probabilities",)))
+def test_scores_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random probabilities of experts stay within the bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("routing.top_k/C2", typed("edge", CHOSEN))
+def test_neighbours_and_ties(backend: Remote, case: TypedCase) -> None:
+    """Scores that are neighbours in the type, many of them equal: by score, then by id."""
+    arguments = arguments_of(case)
+    given = backend.run(case.operation, *arguments)
+    assert_exact("chosen", given, routing.top_k(*arguments))
+
+
+@checks("routing.weights/C1", typed("random", CHOSEN, ("after",)))
+def test_weights_of_logits(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Softmax over the chosen logits, within its bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("routing.weights/C2", typed("random", CHOSEN, ("before",)))
+def test_weights_of_probabilities(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Chosen probabilities over their sum, within its bound."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("routing.weights/C3", typed("lattice", CHOSEN, SOFTMAXES))
+def test_equal_scores_share_equally(backend: Remote, case: TypedCase) -> None:
+    """Equal scores of a power of two of experts have equal weights, which the type holds."""
+    assert_lattice(backend, case)
+
+
+# **Casts** widen their numbers, so 16 bits are float32 numbers of few bits.
+
+
+@dataclass(frozen=True)
+class TypedFormatCase(FormatCase):
+    """A cast of numbers of 16 bits."""
+
+    inputs: str = "float16"
+
+    @property
+    def label(self) -> str:
+        return f"{self.inputs}-{super().label}"
+
+    def parameters(self) -> dict[str, object]:
+        return super().parameters() | {"inputs": self.inputs}
+
+
+def typed_casts(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
+    for table in FORMATS.values():
+        if table.encode:
+            options = options_of(table, 0)
+            rows, columns = fitted(table, 2 * (table.block or 32), 5, options)
+            for inputs in INPUTS:
+                yield TypedFormatCase(clause, "random", "", table.name, rows, columns, options=options, inputs=inputs)
+
+
+@checks("formats.quantize/C1", typed_casts)
+def test_casts_of_16_bits(backend: Remote, case: TypedFormatCase) -> None:
+    """All fields equal those of one choice of the format's table."""
+    x = rounded(normal(case.generator(), case.rows, case.columns).astype(np.float64), case.inputs)  # type: ignore[arg-type]  # one of FLOATS
+    assert_cast(backend, case, x)

@@ -1,0 +1,101 @@
+"""Types of 16 bits: what a declaration means that does not name them, and kernels that round between their steps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowbit.arrays import Array
+from lowbit.backend import Backend, Capabilities, Declaration, load
+from lowbit.contract.rounding import Arithmetic, Intermediate, any_order
+from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.numbers.floats import FLOATS
+from lowbit.profiles import PROFILES, Profile
+from lowbit_conformance.suite.clauses import test_types as clauses
+from lowbit_conformance.suite.marking import Settings
+
+TYPES = ("float16", "bfloat16")
+
+
+@dataclass
+class Eager(Backend):
+    """RMSNorm and SwiGLU as layers of PyTorch compute them: every step rounds to the type of the inputs."""
+
+    intermediate: Intermediate
+    name: str = "eager"
+
+    def capabilities(self) -> Capabilities:
+        arithmetic = Arithmetic("direct", "float32", any_order, intermediate=self.intermediate)
+        return Capabilities(
+            dict.fromkeys(("blocks.rms_norm", "blocks.swiglu"), Declaration({"inputs": TYPES}, arithmetic))
+        )
+
+    def _blocks_rms_norm(self, x: Array, gain: Array, epsilon: float) -> Array:
+        wide = x.astype(np.float32)
+        normal = (wide / np.sqrt(np.square(wide).mean(axis=1, keepdims=True) + np.float32(epsilon))).astype(x.dtype)
+        result: Array = (gain.astype(np.float32) * normal.astype(np.float32)).astype(x.dtype)
+        return result
+
+    def _blocks_swiglu(self, gate: Array, up: Array) -> Array:
+        wide = gate.astype(np.float32)
+        with np.errstate(over="ignore"):
+            inner = (wide / (1 + np.exp(-wide))).astype(gate.dtype)
+        result: Array = (inner.astype(np.float32) * up.astype(np.float32)).astype(gate.dtype)
+        return result
+
+
+CASES: list[tuple[Callable[..., None], clauses.TypedCase]] = [
+    (check, case)
+    for check, clause, shapes in (
+        (clauses.test_norm_within_the_bound, "blocks.rms_norm/C3", clauses.ROWS),
+        (clauses.test_norm_on_the_lattice, "blocks.rms_norm/C1", clauses.POWERS),
+        (clauses.test_swiglu_within_the_bound, "blocks.swiglu/C2", clauses.ROWS),
+    )
+    for case in clauses.typed("lattice" if clause.endswith("C1") else "random", shapes)(clause, Settings(range(1)))
+    if isinstance(case, clauses.TypedCase)
+]
+
+
+def failed(backend: Any) -> int:
+    """How many of the cases a backend fails."""
+    count = 0
+    for check, case in CASES:
+        try:
+            check(backend, case, *(() if "C1" in case.clause else (lambda name, value: None,)))
+        except AssertionError:
+            count += 1
+    return count
+
+
+def test_rounding_between_the_steps_is_declared() -> None:
+    """An eager kernel is right if it says what it is, and wrong if it claims float32 between its steps."""
+    assert failed(Eager("inputs")) == 0
+    assert failed(Eager("float32")) >= 8
+
+
+def test_who_names_no_type_means_float32() -> None:
+    """A declaration, a call and a profile that do not name the type of their inputs."""
+    assert Declaration().lacks({"inputs": "bfloat16"}) == "inputs bfloat16"
+    assert Declaration().lacks({"inputs": "float32"}) == Declaration().lacks({}) == ""
+    assert Declaration({"inputs": TYPES}).lacks({}) == "inputs float32"
+    old = Profile("lowbit-1.1/none", "", ("blocks.swiglu/C2",), {})
+    assert old.selects("blocks.swiglu/C2", {}) and old.selects("blocks.swiglu/C2", {"inputs": "float32"})
+    assert not old.selects("blocks.swiglu/C2", {"inputs": "float16"})
+    new = Profile("lowbit-1.1/none", "", ("blocks.swiglu/C2",), {"inputs": ("float16",)})
+    assert new.selects("blocks.swiglu/C2", {"inputs": "float16"}) and not new.selects("blocks.swiglu/C2", {})
+    assert not any("inputs" in each.parameters for each in PROFILES.values())
+
+
+def test_a_type_that_is_not_declared_is_refused() -> None:
+    """By a backend that names none, before its hook is called; the arrays of a call agree."""
+    ones = {name: np.ones((2, 4), FLOATS[name].dtype) for name in ("float32", *TYPES)}
+    backend = Eager("inputs")
+    with pytest.raises(NotDeclaredError, match="float32"):
+        backend.run("blocks.swiglu", ones["float32"], ones["float32"])
+    with pytest.raises(ArgumentError, match="dtype of up"):
+        backend.run("blocks.swiglu", ones["float16"], ones["bfloat16"])
+    for name in TYPES:
+        given = load("reference").run("blocks.swiglu", ones[name], ones[name])
+        assert given.dtype == ones[name].dtype
