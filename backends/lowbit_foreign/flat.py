@@ -82,9 +82,10 @@ def _from_table(fields: dict[str, Tree]) -> dict[str, Tree]:
 
     What the table does not have stays, and is refused as a field that a stored matrix does not have.
     """
-    if "tensors" in fields or fields.get("format") not in FORMATS:
+    format = fields.get("format")
+    if "tensors" in fields or not isinstance(format, str) or format not in FORMATS:
         return fields
-    table, left = FORMATS[fields["format"]], dict(fields)
+    table, left = FORMATS[format], dict(fields)
     tensors = [left.pop(row.name) for row in table.tensors if row.name in left]
     options = [[name, left.pop(name)] for name in table.options if name in left]
     return left | {"tensors": tensors, "options": options}

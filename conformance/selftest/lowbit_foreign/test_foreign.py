@@ -147,29 +147,22 @@ def test_examples_keep_to_their_memory(driver: str, source: str, tmp_path: Path)
     assert "kept to its memory" in done.stdout
 
 
-def test_the_driver_finds_what_it_looks_for(tmp_path: Path) -> None:
-    """The same test on the example with one more word written, or one column not multiplied, fails."""
-    text = (EXAMPLES / "c/mine.c").read_text()
-    mistakes = {
-        "words[(word + 1) * columns + n] |= ": "words[(word + 2) * columns + n] |= ",
-        "for (n = 0; n < w->columns; n++) {": "for (n = 0; n < w->columns - 1; n++) {",
-    }
-    for number, (right, wrong) in enumerate(mistakes.items()):
-        assert right in text
-        source, program = tmp_path / f"wrong{number}.c", tmp_path / f"wrong{number}"
-        source.write_text(text.replace(right, wrong))
-        c = compiler("gcc", "clang")
-        build(
-            [
-                c,
-                "-std=c99",
-                "-g",
-                "-fsanitize=address",
-                *STRICT,
-                str(SOURCES / "driver.c"),
-                str(source),
-                "-o",
-                str(program),
-            ]
-        )
-        assert subprocess.run([str(program)], capture_output=True, timeout=60).returncode != 0
+DRIVEN = [
+    ("driver.c", "c/mine.c", "words[(word + 1) * columns + n] |= ", "words[(word + 2) * columns + n] |= "),
+    ("driver.c", "c/mine.c", "n < w->columns; n++) {", "n < w->columns - 1; n++) {"),
+    ("stored.c", "c/q4_0.c", "(n * count + b) * Q4_0", "(n * count + b + 1) * Q4_0"),
+    ("stored.c", "c/q4_0.c", "n < columns; n++) {", "n < columns - 1; n++) {"),
+]
+"""A driver, an example, a piece of its text, and the mistake in its place."""
+
+
+@pytest.mark.parametrize(("driver", "example", "right", "wrong"), DRIVEN)
+def test_the_driver_finds_what_it_looks_for(driver: str, example: str, right: str, wrong: str, tmp_path: Path) -> None:
+    """The same test fails on the example with one element written or read beside its array, or one column left out."""
+    text = (EXAMPLES / example).read_text()
+    assert right in text
+    source, program = tmp_path / "wrong.c", tmp_path / "wrong"
+    source.write_text(text.replace(right, wrong))
+    words = [compiler("gcc", "clang"), "-std=c99", "-g", "-fsanitize=address", *STRICT]
+    build([*words, str(SOURCES / driver), str(source), "-o", str(program), "-lm"])
+    assert subprocess.run([str(program)], capture_output=True, timeout=60).returncode != 0

@@ -64,7 +64,7 @@ def test_structures_are_those_of_the_header(tmp_path: Path) -> None:
 def test_capabilities(odd: LibraryBackend) -> None:
     """What the library declares arrives, and the name with it."""
     arithmetic = Arithmetic("factored", "float32", LinearRoundings(0.5, 1, 2))
-    plain = ("packing.pack", "bfp.store", "offload.trace", "offload.engine")
+    plain = ("packing.pack", "formats.quantize", "bfp.store", "offload.trace", "offload.engine")
     operations = {name: Declaration() for name in plain} | {"linear.qgemm": Declaration(arithmetic=arithmetic)}
     details = {"name": "odd", "version": "2", "made of": "C"}
     assert odd.capabilities() == Capabilities(operations, details=details, alignment=64, overread=32)
@@ -87,6 +87,13 @@ def test_lists_cross(odd: LibraryBackend) -> None:
     """Lists of records with lists in them come back, empty ones too."""
     requests = (Request(0, (1, 2), (3,)), Request(1, (0,)))
     assert odd.run("offload.trace", Arrangement(2, 4, 2), requests) == requests
+
+
+def test_a_stored_matrix_is_a_result(odd: LibraryBackend) -> None:
+    """The header's function begins it, and its tensor is written by name."""
+    given = odd.run("formats.quantize", np.zeros((3, 64), np.float32), "q4_0")
+    assert (given.format, given.rows, given.columns, given.options) == ("q4_0", 64, 3, ())
+    assert np.array_equal(given.tensors[0], np.ones((3, 36), np.uint8))
 
 
 def test_wrong_arguments_do_not_cross(odd: LibraryBackend) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from fuzzing import Attempt, check_text
 from mutations import FLOATS, INTEGERS, SHAPES, TEXTS, mutated, spelled
 
 from lowbit.backend.wire import Tree, as_json
+from lowbit.tensor_formats.stored import Stored
 from lowbit_foreign.abi import Kind
 from lowbit_foreign.command import CommandBackend
 from lowbit_foreign.declared import read_text
-from lowbit_foreign.flat import Results
+from lowbit_foreign.flat import Results, flatten
 
 DECLARED: Tree = {
     "name": "mine",
@@ -26,6 +28,16 @@ DECLARED: Tree = {
                 "form": "factored",
                 "accumulator": "float32",
                 "roundings": {"rows": 1, "groups": 0.5, "constant": 2},
+            },
+        },
+        "linear.gemv": {
+            "limits": {"format": ["q4_0"], "columns": {"multiple": 8, "least": 8, "most": 64}},
+            "arithmetic": {
+                "form": "dequantised",
+                "accumulator": "float16",
+                "roundings": "any_order",
+                "weights": "float16",
+                "promotion": 128,
             },
         },
         "attention.softmax": {"arithmetic": {"form": "direct", "accumulator": "float32", "roundings": "any_order"}},
@@ -124,12 +136,51 @@ def results(folder: Path) -> Attempt:
                 case 3 if array.dtype == np.uint8:
                     text = chance.choice((b"bfp.Format", b"os.path", b"text"))
                     array[...] = np.resize(np.frombuffer(text, np.uint8), array.shape)
-        try:
-            given.value()
-        except ValueError as error:
-            if type(error) is ValueError:
+        return outcome(given)
+
+    return attempt
+
+
+def outcome(given: Results) -> str:
+    """What the result of a library is read as."""
+    try:
+        given.value()
+    except ValueError as error:
+        if type(error) is ValueError:
+            check_text(str(error))
+        return "ArgumentError" if type(error).__name__ == "ArgumentError" else "ValueError"
+    return "value"
+
+
+def stored(folder: Path) -> Attempt:
+    """A stored matrix as a library gives it back, part by part, with parts left out, of other kinds and contents."""
+    blocks = np.zeros((1, 18), np.uint8)
+    entries = flatten("result", Stored("q4_0", 32, 1, (blocks,)))
+    texts = ("gptq-v2", "q4_0", "formats.Stored", "bfp.Format", "", "\x1b")
+
+    def attempt(chance: random.Random) -> str:
+        given, rooms = Results(0), []
+        for path, kind, dtype, content in entries:
+            if chance.randrange(12) == 0:
+                continue
+            if isinstance(content, str):
+                content = chance.choice(texts) if chance.randrange(12) == 0 else content
+                content = np.frombuffer(content.encode(), np.uint8)
+            elif kind is Kind.INTEGER and chance.randrange(8) == 0:
+                content = chance.choice((0, -1, 1, 64, 2**40))
+            shape = [content] if kind is Kind.LIST else list(np.shape(content))
+            if chance.randrange(16) == 0:
+                kind, dtype, shape = chance.choice(list(Kind)), chance.randrange(21), chance.choice(SIZES)
+            try:
+                given.request(path, kind, dtype, tuple(shape))
+            except ValueError as error:
                 check_text(str(error))
-            return "ArgumentError" if type(error).__name__ == "ArgumentError" else "ValueError"
-        return "value"
+                continue
+            rooms.append((given._parts[path], content))
+        for (kind, array), content in rooms:
+            if kind is not Kind.LIST:
+                with suppress(ValueError, OverflowError):  # what does not fit into the memory that it asked for
+                    array[...] = content
+        return outcome(given)
 
     return attempt

@@ -43,6 +43,7 @@ TARGETS = {
     "declared": "fuzz_foreign",
     "lines": "fuzz_foreign",
     "results": "fuzz_foreign",
+    "stored": "fuzz_foreign",
     "checkpoint": "fuzz_files",
     "shards": "fuzz_files",
     "gguf": "fuzz_files",

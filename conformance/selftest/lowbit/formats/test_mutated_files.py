@@ -24,9 +24,10 @@ MIB = 1 << 20
     [
         ("vectors", 2000, {"agree", "disagree", "FormatError"}),
         ("trees", 2000, {"read", "ArgumentError"}),
-        ("declared", 2000, {"read", "UnavailableError"}),
+        ("declared", 2000, {"read", "ArgumentError", "UnavailableError"}),
         ("lines", 2000, {"value", "ArgumentError", "NotDeclaredError", "RuntimeError", "BrokenLineError"}),
         ("results", 1000, {"value", "ArgumentError", "ValueError"}),
+        ("stored", 1000, {"value", "ArgumentError", "ValueError"}),
         ("checkpoint", 400, {"read", "FormatError"}),
         ("shards", 400, {"read", "FormatError"}),
         ("gguf", 400, {"read", "FormatError"}),

@@ -1,5 +1,6 @@
 /* A library for tests of the adapter. bfp.store and offload.trace give back what they were given, part by part;
-   packing.pack misbehaves in a way that the number of columns chooses; offload.engine counts its steps. */
+   formats.quantize gives a matrix of ones; packing.pack misbehaves in a way that the number of columns chooses;
+   offload.engine counts its steps. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,7 +9,8 @@
 #ifndef CAPABILITIES
 #define CAPABILITIES \
     "{\"name\": \"odd\", \"version\": \"2\", \"alignment\": 64, \"overread\": 32, \"details\": {\"made of\": \"C\"}, " \
-    "\"operations\": {\"packing.pack\": {}, \"bfp.store\": {}, \"offload.trace\": {}, \"offload.engine\": {}, " \
+    "\"operations\": {\"packing.pack\": {}, \"formats.quantize\": {}, \"bfp.store\": {}, \"offload.trace\": {}, " \
+    "\"offload.engine\": {}, " \
     "\"linear.qgemm\": {\"arithmetic\": {\"form\": \"factored\", \"accumulator\": \"float32\", " \
     "\"roundings\": {\"rows\": 0.5, \"groups\": 1, \"constant\": 2}}}}}"
 #endif
@@ -132,6 +134,19 @@ static int32_t misbehave(lowbit_call *call)
     }
 }
 
+/* A stored matrix whose bytes are all 1. */
+static int32_t quantize(lowbit_call *call)
+{
+    int64_t rows = lowbit_size(call, "x", 1), columns = lowbit_size(call, "x", 0), shape[2];
+    void *room;
+    shape[0] = columns, shape[1] = rows / 32 * 18;
+    if (!lowbit_begin_stored(call, lowbit_text(call, "format"), rows, columns))
+        return LOWBIT_FAILED;
+    room = call->result(call, "result.blocks", LOWBIT_ARRAY, LOWBIT_UINT8, 2, shape);
+    memset(room, 1, (size_t)(shape[0] * shape[1]));
+    return LOWBIT_OK;
+}
+
 /* The product of a prepared matrix: its handle's number in every element. */
 static int32_t qgemm(lowbit_call *call)
 {
@@ -151,6 +166,8 @@ int32_t lowbit_run(lowbit_call *call)
         return echo(call, "blocks");
     if (!strcmp(call->operation, "offload.trace"))
         return echo(call, "requests");
+    if (!strcmp(call->operation, "formats.quantize"))
+        return quantize(call);
     return strcmp(call->operation, "linear.qgemm") ? misbehave(call) : qgemm(call);
 }
 
