@@ -40,6 +40,7 @@ MOST_NAMED = 2
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
 UNIT = 2.0**-24
+STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what is wrong with them
 MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
 LARGER = 2.0**-18  # of a result
@@ -61,6 +62,8 @@ class Seen:
         limits: how far a right result may lie from that; None where results are compared by their bits alone.
         wrong: how many elements are visibly wrong.
         unequal: how many elements have other bits than what is right, rounded to their precision.
+        exact: what the reference answers, before it is rounded to the type of a narrow result.
+        call: the call itself.
     """
 
     operation: str
@@ -72,6 +75,8 @@ class Seen:
     limits: Array | None
     wrong: int
     unequal: int
+    exact: Any = None
+    call: Any = None
 
     @classmethod
     def of(cls, operation: str, call: Any) -> "Seen":
@@ -84,7 +89,12 @@ class Seen:
         if not _identical(call.given, right):
             wrong, unequal = _count(call.given, right, limits), max(1, _count(call.given, right, None))
             wrong = wrong if OPERATIONS[operation].promise is Promise.BOUNDED else unequal
-        return cls(operation, call.arguments, call.choices, call.given, call.steps, right, limits, wrong, unequal)
+        exact = right
+        if operation in STORED and given_type(call.given) in ("float16", "bfloat16"):
+            right = rounded(right, given_type(call.given)).astype(np.float64)  # so that no rounding is a mistake
+        given, arguments = compared(operation, call.given), tuple(compared(operation, each) for each in call.arguments)
+        choices = {name: compared(operation, each) for name, each in call.choices.items()}
+        return cls(operation, arguments, choices, given, call.steps, right, limits, wrong, unequal, exact, call)
 
     @property
     def size(self) -> int:
@@ -110,6 +120,23 @@ class Seen:
         if self.wrong:
             return _distance(self.given, wrong, self.right, self.limits) is not None
         return nearly(wrong, self.right, self.limits)
+
+
+def given_type(value: Any) -> Any:
+    """The name of an array's type; empty of what is none."""
+    return value.dtype.name if isinstance(value, np.ndarray) else ""
+
+
+def compared(operation: str, value: Any) -> Any:
+    """An argument or a result as defects of products with stored matrices compare them: 16-bit numbers as float32.
+
+    Limits know the types; results that a defect gives are not rounded to them.
+    """
+    if operation not in STORED:
+        return value
+    if isinstance(value, np.ndarray) and value.dtype.name in RESULTS:
+        return value.astype(np.float32)
+    return "float32" if isinstance(value, str) and value in RESULTS else value
 
 
 def common_defects(
@@ -156,7 +183,7 @@ def _as_float32(numbers: Array) -> Array:
 
 
 def _lies_in(seen: Seen, way: Callable[[Array], Array], format: str) -> bool:
-    given, right = seen.given, seen.right
+    given, right = seen.given, seen.exact
     if not (isinstance(given, np.ndarray) and isinstance(right, np.ndarray) and given.dtype.kind == "f"):
         return False
     if given.shape != right.shape or (format == "float32" and given.dtype != np.float64):

@@ -20,6 +20,7 @@ from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
 from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import FORMATS, Change
+from lowbit_conformance.defects.stored_kinds import of_stored
 from lowbit_conformance.defects.variants import VARIANTS
 from lowbit_conformance.defects.variants_layers import LAYERS
 
@@ -427,4 +428,5 @@ def relatives(operation: str) -> tuple[Defect, ...]:
         *_integers(operation),
         *_resulting(operation),
         *_rounded(operation),
+        *of_stored(operation),
     )

@@ -4,6 +4,7 @@ A mistake is a change of the fields before they are decoded, or of the two parts
 has its defects as soon as it has a table.
 """
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field, Sizes, Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
+from lowbit_conformance.defects.stored_codes import codes_of
 
 Change = Callable[[Field, Array, Sizes], Array]
 
@@ -35,9 +37,11 @@ def backwards(row: Field, array: Array, at: Sizes) -> Array:
 
 
 def axis_of_groups(row: Field, array: Array) -> int:
-    """The axis of a field along which its groups or blocks lie; 0 of a field with one axis."""
-    several = array.ndim > 1 and array.shape[1] > 1
-    return int(several and row.shape[:1] not in (("G",), ("K/group_size",)))
+    """The axis of a field along which its groups or blocks lie: that whose size follows from K."""
+    sizes = [str(size) for size in row.shape]
+    if array.ndim > 1 and not any(re.search("[NKG]", size) for size in sizes):
+        return 1  # of a block format, whose arrays are N x blocks
+    return next((axis for axis, size in enumerate(sizes) if re.search("[KG]", size)), 0)
 
 
 def neighbour(row: Field, array: Array, at: Sizes) -> Array:
@@ -96,25 +100,9 @@ def offset_dropped(weights: Stored) -> Terms:
 
 def zero_off_by_one(change: int, weights: Stored) -> Terms:
     """The offset is that of a zero one higher or lower: it differs by what one code is worth."""
-    terms = weights.terms
-    step = one_code(weights)
-    return Terms(terms.products, np.asarray(terms.offsets) + change * step)
-
-
-def one_code(weights: Stored) -> Array:
-    """What the product of each element grows by with its code, for formats whose products are scale times code: the
-    least step between the products of a group, and from 0."""
-    products, run = weights.terms.products, dict(weights.options).get("group_size", min(weights.rows, 16))
-    if weights.rows % run:
-        return np.zeros(products.shape)
-    index = [weights.by_name[row.name] for row in weights.table.fields if row.role == "index"]
-    order = np.argsort(index[0], kind="stable") if index else np.arange(weights.rows)
-    groups = np.abs(products[order]).reshape(-1, run, weights.columns)
-    steps = np.diff(np.sort(groups, axis=1), axis=1, prepend=0.0)
-    found = np.min(np.where(steps > 0, steps, np.inf), axis=1)
-    step = np.empty(products.shape)
-    step[order] = np.repeat(np.where(np.isfinite(found), found, 0), run, axis=0)
-    return step
+    terms, view = weights.terms, codes_of(weights)
+    step = 0.0 if view is None else change * view.step
+    return Terms(terms.products, np.asarray(terms.offsets) + step)
 
 
 def transposed(weights: Stored) -> Terms:

@@ -17,7 +17,7 @@ import numpy as np
 from lowbit.contract.operation import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.description import describe
-from lowbit_conformance.defects.diagnosis import Seen, common_defects, leaves, nearly, sentence
+from lowbit_conformance.defects.diagnosis import Seen, common_defects, compared, leaves, nearly, sentence
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at
@@ -175,9 +175,13 @@ def _stale(seen: list[tuple[Failure, Seen]]) -> str:
 def _stale_kinds(failure: Failure, seen: Seen) -> set[str]:
     """Of which parts of a call before the result is."""
     found = set()
-    earlier = [*failure.before, *[call for call in failure.calls if call.given is not seen.given]]
+    earlier = [*failure.before, *[call for call in failure.calls if call is not seen.call]]
     for call in earlier:
-        if call.operation == seen.operation and not call.steps and _is_other(seen, call.given):
+        if (
+            call.operation == seen.operation
+            and not call.steps
+            and _is_other(seen, compared(call.operation, call.given))
+        ):
             found.add("call")
         if len(seen.arguments) == len(call.arguments) == 2 and seen.operation.startswith("linear."):
             for kind, pair in (

@@ -10,6 +10,7 @@ weights cannot hold a weight of its row. Then every kernel has one right answer.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -67,20 +68,42 @@ class FormatCase(Case):
 # **Fields.**
 
 
-def drawn(case: FormatCase, *, powers: bool) -> Stored:
+Codes = Literal["usual", "patterns", "largest"]
+"""How codes are drawn: integers as any bits and floats of usual sizes, floats as any bits too, or all the largest."""
+
+
+def drawn(case: FormatCase, *, powers: bool, codes: Codes = "usual") -> Stored:
     """A matrix of the case; with `powers`, float scales are powers of two."""
     at = case.table.sizes(case.rows, case.columns, dict(case.options))
-    return stored_from(case, at, case.generator(), powers=powers)
+    return stored_from(case, at, case.generator(), powers=powers, codes=codes)
 
 
-def stored_from(case: FormatCase, at: Sizes, rng: np.random.Generator, *, powers: bool) -> Stored:
+def stored_from(
+    case: FormatCase, at: Sizes, rng: np.random.Generator, *, powers: bool, codes: Codes = "usual"
+) -> Stored:
     table = case.table
     outer = () if table.block is None else (at.N, at.K // table.block)
     rows = (*table.fields, *table.spread)
     fields = {row.name: field(row, (*outer, *row.sizes(at)), at, rng, powers=powers) for row in rows}
+    for row in rows:
+        if row.role == "codes" and codes != "usual":
+            fields[row.name] = other_codes(row, fields[row.name], rng, codes)
     if table.complete is not None:
         fields = table.complete(fields, at)
     return Stored(case.format, case.rows, case.columns, table.tensors_of(fields, at), case.options)
+
+
+def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes) -> Array:
+    """Codes that are drawn otherwise, where that means something for their type."""
+    floats = row.dtype in FLOATS
+    if codes == "patterns" and floats:
+        kind = FLOATS[row.dtype]
+        finite = np.flatnonzero(np.isfinite(kind.values)).astype(kind.pattern_dtype)
+        return rng.choice(finite, usual.shape).view(kind.dtype)
+    if codes == "largest" and not floats and row.below is None and row.values is None:
+        most = 127 if usual.dtype == np.int8 else -1 if usual.dtype.kind == "i" else np.iinfo(usual.dtype).max
+        return np.full_like(usual, most)
+    return usual
 
 
 def field(row: Field, shape: tuple[int, ...], at: Sizes, rng: np.random.Generator, *, powers: bool) -> Array:

@@ -25,6 +25,7 @@ from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.compare import assert_array, assert_exact, assert_same_bits, assert_within
 from lowbit_conformance.suite.format_inputs import (
     SIGNIFICANT,
+    Codes,
     FormatCase,
     activations,
     drawn,
@@ -362,10 +363,12 @@ def lattice_cast(clause: str, settings: Settings) -> Iterator[FormatCase]:
         yield replace(case, tier="lattice", result="float32")
 
 
-def cast_of(case: FormatCase, *, powers: bool) -> Stored:
+def cast_of(case: FormatCase, *, powers: bool, codes: Codes = "usual") -> Stored:
     """The activations of a case: K × T."""
     options = tuple((name, 32) for name in FORMATS[case.activations].options)
-    return drawn(replace(case, format=case.activations, columns=case.vectors, options=options), powers=powers)
+    return drawn(
+        replace(case, format=case.activations, columns=case.vectors, options=options), powers=powers, codes=codes
+    )
 
 
 @checks("linear.gemm_cast/C1", lattice_cast)

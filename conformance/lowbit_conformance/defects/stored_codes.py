@@ -1,0 +1,118 @@
+"""Stored matrices seen as integers: codes, the step from one code to the next, and what a code of 0 is worth.
+
+Nothing here knows a format. The numbers of a matrix are compared with those of the same matrix with all bits of its
+codes cleared and with all of them set, and so the step follows from the table. Where the numbers are no multiples of a
+step, the codes stand for something else, such as floats, and there is no such view.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F64, Array
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Terms
+
+CLOSE = 1e-6
+"""Of a code: codes are integers but for what float64 rounds."""
+PLAIN = 17
+"""Of scales that are integers, also of 4 bits in a byte: none of them is 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """The view: a number is ``codes * step + base``, each K × N.
+
+    Attributes:
+        codes: integers from 0 on, or of both signs where the format stores them in two's complement.
+        step: what one more code is worth.
+        base: what a code of 0 is worth.
+        bits: of a code.
+    """
+
+    codes: F64
+    step: F64
+    base: F64
+    bits: int
+
+    @property
+    def values(self) -> F64:
+        return self.codes * self.step + self.base
+
+    def at(self, scale: npt.NDArray[np.int64] | None = None, zero: npt.NDArray[np.int64] | None = None) -> Terms:
+        """The numbers with the step of other rows, and with the base of others."""
+        step = self.step if scale is None else self.step[scale]
+        return Terms(self.codes * step, self.base if zero is None else self.base[zero])
+
+
+def filled(weights: Stored, octet: int | None, plain: bool = False) -> F64:
+    """The numbers of the matrix with all bytes of its codes equal, or as they are; with plain scales none is 0."""
+    table, at = weights.table, weights.sizes
+    fields = table.fields_of(weights.by_name, at)
+    for row in table.fields:
+        shape = fields[row.name].shape
+        if row.role == "codes" and octet is not None:
+            same = np.full(fields[row.name].nbytes, octet, np.uint8)
+            fields[row.name] = same.view(row.numpy_dtype).reshape(shape)
+        elif row.role == "scale" and plain:
+            value = PLAIN if row.numpy_dtype.kind in "iu" and row.dtype not in FLOATS else 1
+            fields[row.name] = np.full(shape, value).astype(row.numpy_dtype)
+    found = table.decode(fields, at)
+    values: F64 = (found if table.block is None else found.across(at)).values
+    return values
+
+
+@lru_cache(maxsize=64)
+def codes_of(weights: Stored) -> Codes | None:
+    """The view of a matrix; None where its codes are no integers."""
+    rows = [row for row in weights.table.fields if row.role == "codes"]
+    if not rows or any(row.dtype in FLOATS for row in rows):
+        return None
+    signed = any(row.dtype == "int8" for row in rows)
+    bits = 8 if signed else width(weights)
+    octet, most = (1, 1) if signed else (255, 2**bits - 1)
+    base, plain = filled(weights, 0), filled(weights, 0, True)
+    step, unit = (filled(weights, octet) - base) / most, (filled(weights, octet, True) - plain) / most
+    with np.errstate(all="ignore"):  # scales of 0 hide the codes, plain ones do not
+        exact = (filled(weights, None, True) - plain) / unit
+    codes = np.round(exact)
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    if not (np.abs(exact - codes) < CLOSE).all() or codes.min() < low or codes.max() > high:
+        return None
+    return Codes(codes, step, base, bits)
+
+
+def width(weights: Stored) -> int:
+    """The bits of a code: those of all fields of codes, for each number."""
+    fields = weights.table.fields_of(weights.by_name, weights.sizes)
+    octets = sum(fields[row.name].nbytes for row in weights.table.fields if row.role == "codes")
+    return max(1, 8 * octets // (weights.rows * weights.columns))
+
+
+def run_of(weights: Stored) -> int:
+    """The rows of a group, by the option that says so; of a block; or all rows."""
+    options = dict(weights.options)
+    named = next((options[name] for name in ("group_size", "block_size", "blocksize") if options.get(name)), 0)
+    return int(named or weights.table.block or weights.rows)
+
+
+# **Codes in integers**: what lies in one integer of a field, in its order.
+
+
+def split(array: Array, bits: int) -> Array:
+    """The codes of each integer from its lowest bits up, on a new last axis."""
+    width = 8 * array.dtype.itemsize
+    shifts = np.arange(0, width - width % bits, bits).astype(np.uint64)
+    wide = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(np.uint64)
+    found: Array = (wide[..., np.newaxis] >> shifts) & np.uint64(2**bits - 1)
+    return found
+
+
+def joined(codes: Array, like: Array, bits: int) -> Array:
+    """The inverse of `split`."""
+    shifts = np.arange(0, codes.shape[-1] * bits, bits).astype(np.uint64)
+    total = np.bitwise_or.reduce(codes << shifts, axis=-1).astype(f"u{like.dtype.itemsize}")
+    return np.ascontiguousarray(total).view(like.dtype).reshape(like.shape)

@@ -1,0 +1,203 @@
+r"""Checks of products with stored matrices at the ends of what their types hold.
+
+Random numbers of middling size leave a kernel that keeps its sums in 16 bits within bounds that allow for the worst
+order of a sum. So here sums are as large as they may be while each of them is still exact (*deep*), activations lie far
+from 1 (*scaled*), codes are all patterns that a format has (*patterns*), and integer sums are the largest (*largest*).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from lowbit.arrays import F64
+from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound
+from lowbit.linear.stored import multiplied
+from lowbit.linear.stored_bounds import of_sums, stored_bound
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
+from lowbit.tensor_formats.table import Format
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.clauses.test_formats import (
+    CAST,
+    SHAPES,
+    cast_of,
+    exact_of,
+    fitted,
+    options_of,
+    share_of,
+)
+from lowbit_conformance.suite.format_inputs import (
+    SIGNIFICANT,
+    FormatCase,
+    activations,
+    drawn,
+    least_unit,
+    random_numbers,
+    representable,
+)
+from lowbit_conformance.suite.marking import Settings, checks
+
+SCALES = (2.0**24, 2.0**-40)
+"""Of activations: beyond float16 in both directions, and far from the ends of float32."""
+LARGEST_STEP = 31
+"""Of activations on the deep lattice: integers that all types hold."""
+UNIT_VECTORS = 32
+
+
+def common_options(table: Format) -> tuple[tuple[str, int], ...]:
+    """Codes of 4 bits where a format has them, and its first other options."""
+    first = dict(options_of(table, 0))
+    return tuple((name, 4 if name == "bits" and 4 in (table.options[name] or ()) else first[name]) for name in first)
+
+
+def widest(clause: str, tier: str, variant: str) -> Iterator[FormatCase]:
+    """One wide shape of each format, in each type, with common options: K of 256 or more, N of 128."""
+    columns = SHAPES[-1][1]
+    for table in FORMATS.values():
+        options = common_options(table)
+        rows, wide = fitted(table, max(256, 2 * (table.block or 0)), columns, options)
+        vectors = 1 if clause.startswith("linear.gemv") else 3
+        for own in RESULTS:
+            yield FormatCase(clause, tier, variant, table.name, rows, wide, vectors, own, own, options)
+
+
+# **Deep.** All partial sums are exact in the accumulator, and the result is rounded once.
+
+
+def deep(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    yield from widest(clause, "lattice", "deep")
+
+
+@checks("linear.gemv/C2", deep)
+def test_gemv_rounds_only_its_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
+    assert_deep(backend, case, record_property)
+
+
+@checks("linear.gemm/C2", deep)
+def test_gemm_rounds_only_its_result(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Sums that fill the declared accumulator are exact in it, and so nothing but the result may be rounded."""
+    assert_deep(backend, case, record_property)
+
+
+def assert_deep(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    __tracebackhide__ = True
+    weights, declared = drawn(case, powers=True), arithmetic(backend, case)
+    x = activations(case, deep_numbers(case, weights, declared))
+    given = backend.run(case.operation, x, weights, case.result)
+    exact = exact_of(case, x, weights)
+    rounds = case.result != declared.accumulator
+    limit = UNIT_ROUNDOFF[case.result] * np.abs(exact) + ETA[case.result] if rounds else np.zeros(exact.shape)
+    limit = np.where(np.abs(exact) + limit > FLOATS[case.result].largest, np.inf, limit)
+    gauge = np.abs(np.atleast_2d(x).astype(np.float64)) @ weights.terms.magnitudes
+    bound = Bound(limit, gauge.reshape(exact.shape), f"exact sums, rounded to {case.result}")
+    record_property("share", share_of(given, exact, bound, case))
+
+
+def deep_numbers(case: FormatCase, weights: Stored, declared: Arithmetic) -> F64:
+    """T × K integers, as large as keeps every partial sum exact in the accumulator."""
+    terms, rng = weights.terms, case.generator()
+    usable = np.flatnonzero(representable(terms.values, declared.weights).all(axis=1))
+    narrow = declared.accumulator == "float16"
+    budget = 2.0 ** (11 if narrow else SIGNIFICANT[declared.accumulator])
+    budget *= least_unit(terms.products, np.asarray(terms.offsets))
+    costs = terms.magnitudes.max(axis=1)
+    x = np.zeros((case.vectors, case.rows))
+    for row in x:
+        left = budget
+        for k in rng.permutation(usable):
+            most = LARGEST_STEP if costs[k] == 0 else min(LARGEST_STEP, left // costs[k])
+            if most >= 1:
+                row[k] = rng.choice((-1, 1)) * rng.integers(1, int(most) + 1)
+                left -= abs(row[k]) * costs[k]
+    return x
+
+
+# **Scaled.**
+
+
+def scaled(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    yield from (case for case in widest(clause, "edge", "scaled") if case.activations != "float16")
+
+
+@checks("linear.gemv/C2", scaled)
+def test_gemv_of_numbers_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Activations and results beyond float16, large and small: bfloat16 and float32 hold them."""
+    assert_scaled(backend, case, record_property)
+
+
+@checks("linear.gemm/C2", scaled)
+def test_gemm_of_numbers_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Activations and results beyond float16, large and small: bfloat16 and float32 hold them."""
+    assert_scaled(backend, case, record_property)
+
+
+def assert_scaled(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    __tracebackhide__ = True
+    weights = drawn(case, powers=False)
+    shares = [assert_one(backend, case, weights, factor * random_numbers(case)) for factor in SCALES]
+    record_property("share", max(shares))
+
+
+def assert_one(backend: Remote, case: FormatCase, weights: Stored, numbers: F64) -> float:
+    """One product within its bound; the share of it that was used."""
+    __tracebackhide__ = True
+    x, declared = activations(case, numbers), arithmetic(backend, case)
+    given = backend.run(case.operation, x, weights, case.result)
+    exact, wide = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
+    bound = limit_of(lambda: stored_bound(wide, weights, case.result, declared, np.atleast_2d(exact)))
+    return share_of(given, exact, bound, case)
+
+
+# **Patterns.** Rows of a matrix whose codes are of all kinds, subnormal ones included.
+
+
+def patterns(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for case in widest(clause, "edge", "patterns"):
+        yield case if clause.startswith("linear.gemv") else replace(case, vectors=UNIT_VECTORS)
+
+
+@checks("linear.gemv/C2", patterns)
+def test_gemv_gives_rows(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Unit vectors give rows of the matrix within the rounding of one weight, in each type, whatever the codes are."""
+    weights = drawn(case, powers=False, codes="patterns")
+    shares = [assert_one(backend, case, weights, unit[np.newaxis]) for unit in unit_vectors(case)[::8]]
+    record_property("share", max(shares))
+
+
+@checks("linear.gemm/C2", patterns)
+def test_gemm_gives_rows(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """Unit vectors give rows of the matrix within the rounding of one weight, in each type, whatever the codes are."""
+    weights = drawn(case, powers=False, codes="patterns")
+    record_property("share", assert_one(backend, case, weights, unit_vectors(case)))
+
+
+def unit_vectors(case: FormatCase) -> F64:
+    """Vectors that are 1 in one row each, spread over all rows."""
+    rows = np.linspace(0, case.rows - 1, UNIT_VECTORS).astype(np.int64)
+    found: F64 = np.eye(case.rows)[rows]
+    return found
+
+
+# **Largest.** Integer sums that are as large as codes allow.
+
+
+def largest(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for case in widest(clause, "edge", "largest"):
+        for name in CAST:
+            if case.result == "float32" and case.rows % (FORMATS[name].block or 1) == 0:
+                yield replace(case, activations=name)
+
+
+@checks("linear.gemm_cast/C2", largest)
+def test_the_largest_integer_sums(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """All codes are the largest, of weights and of activations: no integer sum may wrap."""
+    weights, x = drawn(case, powers=False, codes="largest"), cast_of(case, powers=False, codes="largest")
+    given = backend.run(case.operation, x, weights, case.result)
+    exact = multiplied(x.values.T, weights)
+    bound = limit_of(
+        lambda: stored_bound(x.values.T, weights, "float32", arithmetic(backend, case), exact, of_sums(x, weights))
+    )
+    record_property("share", share_of(given, exact, bound, case))
