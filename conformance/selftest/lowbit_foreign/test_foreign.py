@@ -156,7 +156,7 @@ DRIVEN = [
 """A driver, an example, a piece of its text, and the mistake in its place."""
 
 
-@pytest.mark.parametrize(("driver", "example", "right", "wrong"), DRIVEN)
+@pytest.mark.parametrize(("driver", "example", "right", "wrong"), DRIVEN, ids=range(len(DRIVEN)))
 def test_the_driver_finds_what_it_looks_for(driver: str, example: str, right: str, wrong: str, tmp_path: Path) -> None:
     """The same test fails on the example with one element written or read beside its array, or one column left out."""
     text = (EXAMPLES / example).read_text()
