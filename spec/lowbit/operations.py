@@ -5,6 +5,7 @@
 """
 
 from lowbit.attention import attention, ksort, kvcache, pooling, rope
+from lowbit.attention import stored as stored_attention
 from lowbit.contract.operation import OPERATIONS
 from lowbit.kernels import layouts
 from lowbit.linear import integer, linear, stored
@@ -17,6 +18,7 @@ __all__ = ["CHAPTERS", "OPERATIONS"]
 
 CHAPTERS = (
     *(packing, affine, bfp, bfp_dot, bfp_storage, gptq, hqq, hqq_solver, floats, linear, integer),
-    *(stored, layouts, rope, attention, kvcache, pooling, ksort, routing, offload, offload_engine, layers),
+    *(stored, layouts, rope, attention, stored_attention, kvcache, pooling, ksort),
+    *(routing, offload, offload_engine, layers),
 )
 """The modules that declare operations."""

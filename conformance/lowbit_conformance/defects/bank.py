@@ -37,6 +37,7 @@ from lowbit_conformance.defects import (
     routes,
     small_floats,
     stored,
+    stored_attention,
     subnormal,
     sums,
     types,
@@ -47,7 +48,7 @@ from lowbit_conformance.defects.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
 CACHES = (blocks, block_sums, attention, heads, engines)
-FORMATS = (small_floats, stored, casts, types)
+FORMATS = (small_floats, stored, casts, types, stored_attention)
 LAYERS = (routes, experts, activations, quantisers, reals, depth, orders, subnormal)
 MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, common)
 

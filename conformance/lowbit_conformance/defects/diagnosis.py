@@ -7,7 +7,7 @@ is right. If no defect explains the results, `lowbit_conformance.defects.descrip
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.attention import bounds as attention_bounds
 from lowbit.attention import rope
+from lowbit.attention.stored import attend_stored_bound
 from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import Promise
 from lowbit.contract.rounding import Arithmetic, Bound, Weights, any_order, gamma
@@ -405,6 +406,9 @@ LIMITS: Mapping[str, Limit] = {
     "attention.softmax": _of(attention_bounds.softmax_bound),
     "attention.attend": lambda q, k, v, *rest: (
         attention_bounds.attend_bound(q, k, v, DECLARED, rest[-1], *rest[:-1]).limit
+    ),
+    "attention.attend_stored": lambda q, k, v, *rest: (
+        attend_stored_bound(q, k, v, replace(DECLARED, weights="exact"), rest[-1], *rest[:-1]).limit
     ),
     "routing.gate": lambda x, router, *rest: (
         routing_bounds.gate_bound(x, router, rest[0] if len(rest) > 1 else "logits", DECLARED, rest[-1]).limit

@@ -15,6 +15,7 @@ import numpy as np
 from lowbit.arrays import F64
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.attention.rope import rotate_bound
+from lowbit.attention.stored import attend_stored_bound
 from lowbit.backend.reference import STORED_PRODUCTS, in_type
 from lowbit.backend.wire import as_json
 from lowbit.contract.operation import OPERATIONS, Promise
@@ -68,6 +69,9 @@ def _stored_bound(x: Any, weights: Stored, result: Result, arithmetic: Arithmeti
 
 BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "attention.attend": lambda a, e, queries, keys, values, window: attend_bound(queries, keys, values, a, e, window),
+    "attention.attend_stored": lambda a, e, queries, keys, values, window: attend_stored_bound(
+        queries, keys, values, replace(a, weights=queries.dtype.name), e, window
+    ),
     "attention.softmax": lambda a, e, scores: softmax_bound(scores, a, e),
     "blocks.rms_norm": lambda a, e, x, gain, epsilon: _norm_bound(x, gain, epsilon, a, e),
     "blocks.swiglu": lambda a, e, gate, up: swiglu_bound(gate, up, a, e),

@@ -89,10 +89,10 @@ def attend(
 
     Source: GQA §2.2; errata G1, G4.
     """
-    return _attended(queries, keys, values, window, scale, bias)
+    return attended(queries, keys, values, window, scale, bias)
 
 
-def _attended(
+def attended(
     queries: F64, keys: F64, values: F64, window: int | None, scale: float | None = None, bias: F64 | None = None
 ) -> F64:
     """`attend`, of arguments that have been checked."""
@@ -241,7 +241,7 @@ def attend_to(
     Raises:
         ArgumentError: wrong dtypes, shapes or layouts; numbers that are not finite; a window below 1.
     """
-    return _attended(queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64), window)
+    return attended(queries.astype(np.float64), keys.astype(np.float64), values.astype(np.float64), window)
 
 
 operation(

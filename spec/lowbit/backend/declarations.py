@@ -65,6 +65,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "bfp.dot": ("block", "mantissa_a", "mantissa_b"),
     "attention.softmax": ("inputs",),
     "attention.attend": ("inputs", "head_dim", "window"),
+    "attention.attend_stored": ("inputs", "key_format", "value_format", "head_dim", "window"),
     "blocks.rms_norm": ("inputs",),
     "blocks.swiglu": ("inputs",),
     "routing.gate": ("inputs", "scores"),

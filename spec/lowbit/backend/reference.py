@@ -27,7 +27,7 @@ from lowbit.quantization import packing
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.bfp import Blocks
 
-STORED_PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
+STORED_PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast", "attention.attend_stored")
 
 
 def in_type(result: Array, kind: str) -> Array:
