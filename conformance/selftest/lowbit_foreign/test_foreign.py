@@ -66,12 +66,12 @@ def test_examples_pass_the_suite(source: str, cases: list[str], tmp_path: Path) 
 
 
 STORED = {
-    "c/q4_0.c": ("linear.gemv", "linear.gemm_cast"),
-    "cpp/gptq.cpp": ("linear.gemv",),
-    "rust/mxfp4.rs": ("linear.gemv",),
-    "command/awq.py": ("linear.gemv",),
+    "c/q4_0.c": "lowbit-1.1/q4_0-q8_0",
+    "cpp/gptq.cpp": "lowbit-1.1/gptq-v2-gemv-fp16",
+    "rust/mxfp4.rs": "lowbit-1.1/mxfp4-gemv-bf16",
+    "command/awq.py": "lowbit-1.1/awq-gemv-bf16",
 }
-"""The examples of stored matrices, and what they declare."""
+"""The examples of stored matrices, and the profile that each claims."""
 
 
 def stored_example(source: Path, folder: Path) -> tuple[str, str]:
@@ -82,9 +82,17 @@ def stored_example(source: Path, folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("source", STORED)
-def test_examples_of_stored_matrices_pass_the_suite(source: str, tmp_path: Path) -> None:
-    """Q4_0, GPTQ, MXFP4 and AWQ, in float32, float16, bfloat16 and Q8_0, with and without a limit of sizes."""
-    conform(*stored_example(EXAMPLES / source, tmp_path), *QUICK, declared=STORED[source])
+def test_examples_of_stored_matrices_are_certified(source: str, tmp_path: Path) -> None:
+    """Q4_0 with Q8_0, GPTQ in float16, MXFP4 and AWQ in bfloat16: all cases of the profile pass in all seeds."""
+    assert STORED[source] in (EXAMPLES / source).read_text()
+    status, report = run(*stored_example(EXAMPLES / source, tmp_path), (), "--profile", STORED[source])
+    assert status == 0, report["failures"][:3]
+    assert [(each["profile"], each["certified"]) for each in report["certificates"]] == [(STORED[source], True)]
+
+
+def test_the_second_product_of_an_example_passes_the_suite(tmp_path: Path) -> None:
+    """Q4_0 in C also multiplies activations in float32, of which no profile speaks."""
+    conform(*stored_example(EXAMPLES / "c/q4_0.c", tmp_path), *QUICK, declared=("linear.gemv",))
 
 
 MISTAKES = {

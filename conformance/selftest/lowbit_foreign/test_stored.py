@@ -11,6 +11,7 @@ import pytest
 from hosting import PATIENCE
 
 from lowbit.arrays import Array
+from lowbit.backend.wire import as_json, from_json
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, Stored
@@ -112,6 +113,16 @@ def test_types_that_numpy_lacks_cross(name: str) -> None:
     given = written([Entry(path, what, dtype, content)]).value()
     assert given.dtype == kind.dtype
     assert given.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
+def test_a_byte_order_that_is_not_the_machines_is_kept(name: str) -> None:
+    """What is refused for its byte order here is refused on the other side of a pipe, too."""
+    array = np.arange(3).astype(FLOATS[name].dtype)
+    swapped = array.astype(array.dtype.newbyteorder())
+    given = from_json(as_json(swapped))
+    assert given.dtype == swapped.dtype != array.dtype
+    assert given.tobytes() == swapped.tobytes() != array.tobytes()
 
 
 def test_the_header_has_the_numbers_of_all_types() -> None:

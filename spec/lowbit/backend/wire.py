@@ -17,8 +17,8 @@ dataclass of lowbit   ``{"type": "affine.QuantizedMatrix", "fields": {NAME: tree
 ====================  ================================================================================
 
 DTYPE is numpy's short name with the byte order in front, ``<f4`` for a little-endian float32; a float of the chapter
-`floats` that numpy lacks has its own name, ``bfloat16``, and its elements are bit patterns. The carrier of JSON files
-adds ``"data"``, the elements in C order as base64.
+`floats` that numpy lacks has its own name, ``bfloat16``, and its elements are bit patterns, little-endian (those of
+``>bfloat16`` are big-endian). The carrier of JSON files adds ``"data"``, the elements in C order as base64.
 
 >>> import numpy as np
 >>> from lowbit.quantization.bfp import Format
@@ -204,15 +204,16 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
         ArgumentError: a dtype of something other than numbers.
     """
     if dtype.name in OWN_DTYPES:
-        return dtype.name
+        return dtype.name if dtype == OWN_DTYPES[dtype.name] else f">{dtype.name}"
     if dtype.kind not in "biufc":
         raise ArgumentError("dtype", dtype, "booleans, integers, floats or complex numbers")
     return dtype.str
 
 
 def _dtype(name: str, given: str) -> np.dtype[Any]:
-    if given in OWN_DTYPES:
-        return OWN_DTYPES[given]
+    if given.removeprefix(">") in OWN_DTYPES:
+        own = OWN_DTYPES[given.removeprefix(">")]
+        return own.newbyteorder(">") if given.startswith(">") else own
     try:
         dtype = np.dtype(given) if DTYPE.fullmatch(given) else None
     except TypeError:

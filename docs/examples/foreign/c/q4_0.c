@@ -16,10 +16,12 @@ enum { BLOCK = 32, Q4_0 = 18, Q8_0 = 34 }; /* elements of a block, and bytes: 2 
 uint32_t lowbit_abi_version(void) { return LOWBIT_ABI; }
 
 /* Nothing is rounded on the way to a weight: d has 11 bits and q - 8 has 4, so that their product is a float. So the
-   weights are "exact", and what remains to be declared is the sum. */
+   weights are "exact", and what remains to be declared is the sum. The profile is a claim, which a run of the whole
+   suite certifies or refutes. */
 const char *lowbit_capabilities(void)
 {
-    return "{\"name\": \"q4_0-c\", \"version\": \"1.0\", \"concurrent\": true, \"operations\": {"
+    return "{\"name\": \"q4_0-c\", \"version\": \"1.0\", \"concurrent\": true,"
+           " \"profiles\": [\"lowbit-1.1/q4_0-q8_0\"], \"operations\": {"
            "  \"linear.gemv\": {"
            "    \"limits\": {\"format\": [\"q4_0\"], \"activations\": [\"float32\"], \"result\": [\"float32\"]},"
            "    \"arithmetic\": {\"form\": \"dequantised\", \"accumulator\": \"float32\","

@@ -14,6 +14,7 @@ import sys
 CAPABILITIES = {
     "name": "awq-command",
     "version": "1.0",
+    "profiles": ["lowbit-1.1/awq-gemv-bf16"],  # a claim, which a run of the whole suite certifies or refutes
     "operations": {
         "linear.gemv": {
             "limits": {"format": ["awq-gemm"], "activations": ["bfloat16"], "result": ["bfloat16"]},

@@ -15,9 +15,10 @@
 namespace {
 
 // Columns go by eights, one word of zeros at a time: a limit that `columns` declares. A weight is exact, since a scale
-// has 11 bits and a code less its zero 5; so rounding is that of the sum, in float, and of the result, to float16.
+// has 11 bits and a code less its zero 5; so rounding is that of the sum, in float, and of the result, to float16. The
+// profile is a claim, which a run of the whole suite certifies or refutes.
 constexpr const char *capabilities = R"({
-  "name": "gptq-cpp", "version": "1.0", "concurrent": true,
+  "name": "gptq-cpp", "version": "1.0", "concurrent": true, "profiles": ["lowbit-1.1/gptq-v2-gemv-fp16"],
   "operations": {
     "linear.gemv": {
       "limits": {"format": ["gptq-v2"], "bits": [4], "activations": ["float16"], "result": ["float16"],

@@ -1,4 +1,4 @@
-//! MXFP4 in Rust: a vector of f32 times 4-bit floats in blocks of 32, each with a power of two.
+//! MXFP4 in Rust: a vector of bfloat16 times 4-bit floats in blocks of 32, each with a power of two, to bfloat16.
 //!
 //!     rustc --edition 2021 -O --crate-type cdylib -C panic=abort mxfp4.rs -o libmxfp4.so
 //!     lowbit conformance --library ./libmxfp4.so
@@ -15,8 +15,8 @@ const OK: i32 = 0;
 const FAILED: i32 = 3;
 const ARRAY: i32 = 5;
 const UINT8: i32 = 6;
-const FLOAT32: i32 = 11;
-const FLOAT8_E8M0FNU: i32 = 19; // arrives as its bit pattern, a u8
+const BFLOAT16: i32 = 13; // crosses as its bit pattern, a u16
+const FLOAT8_E8M0FNU: i32 = 19; // likewise, a u8
 
 #[repr(C)]
 pub struct Value {
@@ -72,23 +72,25 @@ impl Call {
         None
     }
 
-    /// The memory that the caller hands out for a vector of f32.
-    fn result(&mut self, length: usize) -> Option<*mut f32> {
+    /// The memory that the caller hands out for a vector of bfloat16.
+    fn result(&mut self, length: usize) -> Option<*mut u16> {
         let path = c"result".as_ptr();
         // SAFETY: the caller's function, called as lowbit.h says.
-        let data = unsafe { (self.result)(self, path, ARRAY, FLOAT32, 1, &(length as i64)) };
-        (!data.is_null()).then_some(data as *mut f32)
+        let data = unsafe { (self.result)(self, path, ARRAY, BFLOAT16, 1, &(length as i64)) };
+        (!data.is_null()).then_some(data as *mut u16)
     }
 }
 
 // ---- The backend. ----
 
-// A weight is exact: a power of two times a number of two bits. So what is declared is the sum, in f32, in any order.
+// A weight is exact: a power of two times a number of two bits. So what is declared is the sum, in f32, in any order;
+// that the result is rounded to bfloat16 follows from its type. The profile is a claim, which a run of the whole suite
+// certifies or refutes.
 const CAPABILITIES: &CStr = cr#"{
-  "name": "mxfp4-rust", "version": "1.0", "concurrent": true,
+  "name": "mxfp4-rust", "version": "1.0", "concurrent": true, "profiles": ["lowbit-1.1/mxfp4-gemv-bf16"],
   "operations": {
     "linear.gemv": {
-      "limits": {"format": ["mxfp4"], "activations": ["float32"], "result": ["float32"]},
+      "limits": {"format": ["mxfp4"], "activations": ["bfloat16"], "result": ["bfloat16"]},
       "arithmetic": {"form": "dequantised", "accumulator": "float32", "roundings": "any_order", "weights": "exact"}
     }
   }
@@ -104,10 +106,24 @@ fn power_of_two(pattern: u8) -> f32 {
     f32::from_bits(if pattern == 0 { 1 << 22 } else { u32::from(pattern) << 23 })
 }
 
+/// bfloat16 is the upper half of an f32.
+fn from_bfloat16(pattern: u16) -> f32 {
+    f32::from_bits(u32::from(pattern) << 16)
+}
+
+/// The nearest bfloat16; of two, the even one.
+fn to_bfloat16(number: f32) -> u16 {
+    if number.is_nan() {
+        return 0x7fc0;
+    }
+    let bits = number.to_bits();
+    ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16 // infinity stays, and what lies beyond the largest becomes it
+}
+
 /// y = x W. Column n of W is a row of memory: K/2 bytes of codes, of which the first of two is the low half, and K/32
 /// scales.
 fn gemv(call: &mut Call) -> Option<()> {
-    let x = call.array::<f32>(c"x", FLOAT32)?;
+    let x = call.array::<u16>(c"x", BFLOAT16)?;
     let elements = call.array::<u8>(c"weights.elements", UINT8)?;
     let scales = call.array::<u8>(c"weights.scale", FLOAT8_E8M0FNU)?;
     let columns = scales.len() / (x.len() / 32);
@@ -118,10 +134,10 @@ fn gemv(call: &mut Call) -> Option<()> {
         let mut sum = 0.0;
         for (k, &x) in x.iter().enumerate() {
             let code = codes[k / 2] >> (k % 2 * 4) & 15;
-            sum += x * (power_of_two(scales[k / 32]) * E2M1[code as usize]);
+            sum += from_bfloat16(x) * (power_of_two(scales[k / 32]) * E2M1[code as usize]);
         }
         // SAFETY: `y` has room for `columns` elements.
-        unsafe { y.add(n).write(sum) };
+        unsafe { y.add(n).write(to_bfloat16(sum)) };
     }
     Some(())
 }
