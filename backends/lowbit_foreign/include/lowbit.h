@@ -182,7 +182,8 @@ LOWBIT_EXPORT uint32_t lowbit_abi_version(void);
  * "constant": c} for a·rows + b·groups + c, rounded up. Products of stored matrices may add "weights", the type into
  * which weights are turned before they are multiplied ("float32" if it is left out; "exact" if nothing is rounded on
  * the way to a weight, or none is formed), and for the accumulator "float16" the "promotion", the number of products
- * after which the sum is added to one in float32 (0: never).
+ * after which the sum is added to one in float32 (0: never). Operations with a limit "inputs", the types of their arrays
+ * (float32 only if it is left out), may add "intermediate": "inputs" if values are rounded to that type between steps.
  *
  * "concurrent" says that several threads may call at once, "alignment" to how many bytes arrays must be aligned (0: to
  * their elements), and "overread" how many bytes past the end of an array may be read (never used).

@@ -98,7 +98,7 @@ def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Chan
         "empty": lambda array: array[:0],
     }
     if np.dtype(argument.classes[0]).itemsize > 1:
-        changes["byte-order"] = lambda array: array.astype(array.dtype.newbyteorder())
+        changes["byte-order"] = _swapped
     if not isinstance(argument.shape, View):
         changes["strided"] = lambda array: np.repeat(array, 2, axis=-1)[..., ::2]
     for axis, size in enumerate(argument.shape.sizes):
@@ -110,6 +110,12 @@ def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Chan
         if argument.contents.above_zero:
             changes["zero"] = lambda array: _with_last(array, 0)
     return changes
+
+
+def _swapped(array: Any) -> Any:
+    """The other byte order; that of the bit patterns of types that numpy itself does not have, such as bfloat16."""
+    patterns = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+    return patterns.astype(patterns.dtype.newbyteorder())
 
 
 def _with_last(array: Any, number: float) -> Any:

@@ -343,8 +343,7 @@ def not_declared(declaration: Declaration | None, case: Case) -> str:
     """What of the case the backend does not declare; empty if it declares all of it."""
     if declaration is None:
         return case.operation
-    parameters = case.parameters()
-    missing = declaration.lacks(parameters) if parameters else ""  # a habit makes no choices of its own
+    missing = "" if case.tier == HABIT else declaration.lacks(case.parameters())  # a habit makes no choices of its own
     return f"{case.operation} with {missing}" if missing else ""
 
 

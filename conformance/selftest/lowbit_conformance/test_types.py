@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lowbit
 from lowbit.arrays import Array
 from lowbit.backend import Backend, Capabilities, Declaration, load
 from lowbit.contract.rounding import Arithmetic, Intermediate, any_order
@@ -99,3 +100,18 @@ def test_a_type_that_is_not_declared_is_refused() -> None:
     for name in TYPES:
         given = load("reference").run("blocks.swiglu", ones[name], ones[name])
         assert given.dtype == ones[name].dtype
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    """A kernel of bfloat16 as a plain function."""
+    wide = gate.astype(np.float32)
+    with np.errstate(over="ignore"):
+        result: Array = (wide / (1 + np.exp(-wide)) * up.astype(np.float32)).astype(gate.dtype)
+    return result
+
+
+def test_a_kernel_of_one_narrow_type_is_certified() -> None:
+    """It meets no case of float32, and wrong arguments are made of its own type."""
+    found = lowbit.certify(swiglu, "blocks.swiglu", inputs="bfloat16")
+    assert (found.verdict, found.failed) == ("passed", 0), found.report["failures"]
+    assert found.passed >= 25
