@@ -28,9 +28,10 @@
  *     weights.qweight   LOWBIT_ARRAY     a tensor of the table; likewise weights.qzeros, weights.scales, weights.g_idx
  *     weights.bits      LOWBIT_INTEGER   an option of the table; likewise weights.group_size
  *
- * A block format, such as those of GGUF, has one tensor, weights.blocks: N rows of bytes. The same parts also come by
- * number, as lists: weights.tensors.0 ..., and weights.options.0.0 (a name) and weights.options.0.1 (its value). A
- * result of this type is written by names or by numbers, see lowbit_begin_stored.
+ * A block format, such as those of GGUF, has one tensor, weights.blocks: N rows of bytes. Activations that are stored,
+ * as in linear.gemm_cast, come likewise: x.blocks, with x.columns vectors. The same parts also come by number, as
+ * lists: weights.tensors.0 ..., and weights.options.0.0 (a name) and weights.options.0.1 (its value). A result of this
+ * type is written by names or by numbers, see lowbit_begin_stored.
  *
  * Structures begin with their size as the caller was compiled, so that later versions can append to them.
  *
