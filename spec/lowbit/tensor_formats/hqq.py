@@ -19,8 +19,17 @@ lies in the high nibbles and the lower half in the low nibbles, so that neighbou
 the first in bits 27 to 29 and the last in bits 0 to 2. The rows are padded to a multiple of ten first, so each slab is
 as high as the padded matrix demands, and the last may be padding in part or whole.
 
-Codes may also be viewed as floats; view them as integers first. Scales and zeros that are quantised themselves are not
-here: hqq has deprecated them, and does not write them to files.
+Codes may also be viewed as floats; view them as integers first.
+
+**Quantised scales and zeros** (``-meta``) are what Mixtral was published with, so that groups of 16 can be afforded.
+Scales are 8-bit codes in groups of ``scale_group``, reshaped along axis 0 whatever the axis of the weights: with M
+groups, number *f* belongs to group *f* mod M. Zeros are 8-bit codes, too, in a single group. Each group has a float16
+scale and a float16 zero of its own:
+
+.. math:: s_f = s'_{f \bmod M}\,(q'_f - z'_{f \bmod M}), \qquad z_f = s''\,(q''_f - z'').
+
+Later versions of hqq read such files and write none. The product :math:`s z` may need more bits than float64 has; it is
+rounded there, far below any bound.
 
 Source: hqq ``core/bitpack.py`` (BitPack) and ``core/quantize.py`` (Quantizer.quantize, Quantizer.dequantize).
 """
@@ -30,7 +39,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import Array
+from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.bits import exact
 from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, Terms
 
@@ -45,8 +54,17 @@ def slabs(packed: Array, bits: int, count: int) -> npt.NDArray[np.int64]:
     return codes.reshape(-1, packed.shape[1])
 
 
+def of_groups(tensors: Tensors) -> tuple[F64, F64]:
+    """The scale and the zero of every group, float64, in the shape that broadcasts to the new matrix."""
+    if "scale" in tensors:
+        return exact(tensors["scale"]), exact(tensors["zero"])
+    of_scales = exact(tensors["meta_scale_scale"]) * (exact(tensors["scale_q"]) - exact(tensors["meta_scale_zero"]))
+    zeros = exact(tensors["meta_zero_scale"]) * (exact(tensors["zero_q"]) - exact(tensors["meta_zero_zero"]))
+    return of_scales.reshape(zeros.shape), zeros
+
+
 def _terms(codes: npt.NDArray[np.int64], tensors: Tensors, at: Sizes) -> Terms:
-    scales, zeros = exact(tensors["scale"]), exact(tensors["zero"])
+    scales, zeros = of_groups(tensors)
     products, offsets = scales * codes, np.broadcast_to(-scales * zeros, codes.shape)
     return Terms(products.reshape(at.N, at.K).T, offsets.reshape(at.N, at.K).T)
 
@@ -63,15 +81,25 @@ def _words(axis: int, tensors: Tensors, at: Sizes) -> Terms:
 GROUPS = "N*K/group_size"
 
 
-def _numbers(axis: int) -> tuple[Field, Field]:
+def _numbers(axis: int, meta: bool) -> tuple[Field, ...]:
     shape = (1, GROUPS) if axis == 0 else (GROUPS, 1)
+    strides = f"{GROUPS}/scale_group"
+    if meta:
+        return (
+            Field("scale_q", "uint8", ("scale_group", strides), "other", "codes of the scales, row by row"),
+            Field("meta_scale_scale", "float16", (1, strides), "scale", "one for each group of scales"),
+            Field("meta_scale_zero", "float16", (1, strides), "zero", "one for each group of scales"),
+            Field("zero_q", "uint8", shape, "other", "codes of the zeros"),
+            Field("meta_zero_scale", "float16", (1,), "scale", "of all zeros; hqq keeps it without a dimension"),
+            Field("meta_zero_zero", "float16", (1,), "zero", "of all zeros; hqq keeps it without a dimension"),
+        )
     return (
         Field("scale", "float16", shape, "scale", "one for each group"),
         Field("zero", "float16", shape, "zero", "one for each group, not whole in general"),
     )
 
 
-def _format(name: str, title: str, axis: int, *, words: bool = False) -> Format:
+def _format(axis: int, *, words: bool = False, meta: bool = False) -> Format:
     high, wide = ("group_size", GROUPS) if axis == 0 else (GROUPS, "group_size")
     if words:
         packed = Field("W_q", "int32", (f"{high}//{SLABS}", wide), "codes", "ten slabs; bits 30 and 31 are 0", 2**30)
@@ -80,12 +108,13 @@ def _format(name: str, title: str, axis: int, *, words: bool = False) -> Format:
             "W_q", "uint8", (f"{high}*bits/8", wide), "codes", "slabs of rows, the first in the highest bits"
         )
     decode: Decode = partial(_words, axis) if words else _bytes
+    options: dict[str, tuple[int, ...] | None] = {} if words else {"bits": (4, 2, 8, 1)}
     return Format(
-        name=name,
-        title=title,
-        fields=(packed, *_numbers(axis)),
+        name=f"hqq-axis{axis}" + "-3bit" * words + "-meta" * meta,
+        title=f"HQQ along axis {axis}" + ", 3 bits" * words + ", quantised scales" * meta,
+        fields=(packed, *_numbers(axis, meta)),
         decode=decode,
-        options={"group_size": None} if words else {"bits": (4, 2, 8, 1), "group_size": None},
+        options=options | {"group_size": None} | ({"scale_group": None} if meta else {}),
         source="hqq, core/bitpack.py and core/quantize.py",
         traps=(
             "Neighbours in a byte are a whole slab of rows apart, and the first slab lies in the highest bits.",
@@ -94,7 +123,11 @@ def _format(name: str, title: str, axis: int, *, words: bool = False) -> Format:
     )
 
 
-HQQ_0 = _format("hqq-axis0", "HQQ along axis 0", 0)
-HQQ_1 = _format("hqq-axis1", "HQQ along axis 1", 1)
-HQQ_0_3BIT = _format("hqq-axis0-3bit", "HQQ along axis 0, 3 bits", 0, words=True)
-HQQ_1_3BIT = _format("hqq-axis1-3bit", "HQQ along axis 1, 3 bits", 1, words=True)
+HQQ_0 = _format(0)
+HQQ_1 = _format(1)
+HQQ_0_3BIT = _format(0, words=True)
+HQQ_1_3BIT = _format(1, words=True)
+HQQ_0_META = _format(0, meta=True)
+HQQ_1_META = _format(1, meta=True)
+HQQ_0_3BIT_META = _format(0, words=True, meta=True)
+HQQ_1_3BIT_META = _format(1, words=True, meta=True)

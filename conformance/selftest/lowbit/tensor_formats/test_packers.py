@@ -87,6 +87,19 @@ def test_hqq(axis: int, bits: int) -> None:
     assert np.array_equal(read(name, values, tensors, group_size=32, **options), values)
 
 
+@pytest.mark.parametrize("bits", [4, 3, 2])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_hqq_with_quantised_scales(axis: int, bits: int) -> None:
+    """`Quantizer.quantize` of weights, of their scales and of their zeros."""
+    tensors = written(f"hqq-axis{axis}-{bits}-meta")
+    values = tensors.pop("values")
+    name, options = f"hqq-axis{axis}-meta", {"bits": bits}
+    if bits == 3:
+        name, options = f"hqq-axis{axis}-3bit-meta", {}
+    given = read(name, values, tensors, group_size=16, scale_group=32, **options)
+    assert np.array_equal(given.astype(np.float32), values)
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("name", ["matmulnbits", "matmulnbits-symmetric"])
 def test_onnx_runtime(name: str, bits: int) -> None:

@@ -1,8 +1,8 @@
 """Write the files beside this script with the packers that own the formats, on a CPU.
 
 Usage: ``python write.py SOURCES [NAME ...]``, where SOURCES holds the packages ``auto_gptq``, ``awq``, ``hqq`` and
-``marlin`` of their repositories. It needs torch, numpy, bitsandbytes, onnx and onnxruntime. Whatever else the four
-import is replaced by an object that does nothing, since packing needs none of it.
+``marlin`` of their repositories. It needs torch, numpy, bitsandbytes, onnx, onnxruntime, and for ``hqq-meta`` what hqq
+imports. Whatever else the four import is replaced by an object that does nothing, since packing needs none of it.
 
 AutoGPTQ 9f7d3707, AutoAWQ 88e4c76b, hqq e0b1d00e, marlin 2f6d7c10, onnxruntime 1.32.0, bitsandbytes 0.50.2, torch 2.13.
 """
@@ -133,6 +133,36 @@ def hqq(sources: Path) -> Iterator[tuple[str, Arrays]]:
             yield f"hqq-axis{axis}-{bits}", {name: each.numpy() for name, each in found.items()}
 
 
+def hqq_meta(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    """``Quantizer.quantize`` of normal weights, then of its scales and zeros as Mixtral's configuration asks; the
+    values are computed in float64 from what it stored."""
+    sys.path.insert(0, str(sources))
+    from hqq.core.quantize import Quantizer
+
+    make = torch.Generator().manual_seed(1)
+    for axis in (0, 1):
+        for bits in (4, 3, 2):
+            weights = torch.randn(48, 64, generator=make)
+            packed, meta = Quantizer.quantize(weights, bits, True, 16, False, axis=axis, device="cpu")
+            scale_q, of_scales = Quantizer.quantize(meta["scale"], 8, True, 32, False, device="cpu")
+            zero_q, of_zeros = Quantizer.quantize(meta["zero"], 8, False, None, False, device="cpu")
+            numbers = {
+                f"meta_{kind}_{name}": each[name].half()
+                for kind, each in (("scale", of_scales), ("zero", of_zeros))
+                for name in ("scale", "zero")
+            }
+            halves = {name: each.double() for name, each in numbers.items()}
+            scale = (scale_q - halves["meta_scale_zero"]) * halves["meta_scale_scale"]
+            zero = (zero_q - halves["meta_zero_zero"]) * halves["meta_zero_scale"]
+            codes = Quantizer.unpack[meta["packing"]](packed, dtype=torch.float64)[
+                : weights.numel() // 16 if axis else 16
+            ]
+            values = ((codes - zero) * scale.reshape(zero.shape)).reshape(48, 64).T
+            found = {"W_q": packed, "scale_q": scale_q, "zero_q": zero_q, **numbers, "values": values.float()}
+            found |= {name: each.reshape(1) for name, each in found.items() if each.dim() == 0}
+            yield f"hqq-axis{axis}-{bits}-meta", {name: each.numpy() for name, each in found.items()}
+
+
 def marlin(sources: Path) -> Iterator[tuple[str, Arrays]]:
     """``Layer.pack``, on a layer smaller than its constructor allows."""
     found = module(sources, "marlin/__init__.py")
@@ -210,6 +240,7 @@ WRITERS: dict[str, Callable[[Path], Iterator[tuple[str, Arrays]]]] = {
     "awq": awq,
     "gptq": gptq,
     "hqq": hqq,
+    "hqq-meta": hqq_meta,
     "marlin": marlin,
     "torchao": torchao,
 }
@@ -217,7 +248,7 @@ WRITERS: dict[str, Callable[[Path], Iterator[tuple[str, Arrays]]]] = {
 
 def main(sources: Path, names: list[str]) -> None:
     for name in names or WRITERS:
-        if name not in ("bitsandbytes", "onnx", "torchao"):
+        if name not in ("bitsandbytes", "hqq-meta", "onnx", "torchao"):
             sys.meta_path.append(Missing())
         for file, arrays in WRITERS[name](sources):
             np.savez_compressed(HERE / f"{file}.npz", **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
