@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -46,21 +47,24 @@ MOST_ROWS = 1024
 
 
 def options_of(table: Format, turn: int) -> tuple[tuple[str, int], ...]:
-    """One choice of options; successive turns go through all values of each."""
-    chosen = []
+    """One choice of options; successive turns go through all values of each, and sizes of groups change together."""
+    chosen, size = [], None
     for name, allowed in table.options.items():
         values = allowed or GROUPS
+        if allowed is None and size is not None:
+            size += 1
+            chosen.append((name, GROUPS[size % len(GROUPS)]))
+            continue
         chosen.append((name, values[turn % len(values)]))
+        size = turn if allowed is None else size
         turn //= len(values)
     return tuple(chosen)
 
 
 def choices(table: Format) -> int:
     """How many turns `options_of` has."""
-    count = 1
-    for allowed in table.options.values():
-        count *= len(allowed or GROUPS)
-    return count
+    listed = [len(allowed) for allowed in table.options.values() if allowed is not None]
+    return prod(listed) * (len(GROUPS) if len(listed) < len(table.options) else 1)
 
 
 def shapes(clause: str, tier: str, variant: str = "") -> Iterator[tuple[int, FormatCase]]:
@@ -353,10 +357,11 @@ CAST = ("q8_0", "q8_1", "q8_k", "int8-token", "fp8-channel")
 
 
 def cast_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """Every format in every shape, the formats of activations taking turns; in one shape it meets all of them."""
     for turn, case in shapes(clause, "random"):
-        for name in CAST:
-            unit = FORMATS[name].block or 1
-            if case.rows % unit == 0:
+        fitting = [name for name in CAST if case.rows % (FORMATS[name].block or 1) == 0]
+        for step, name in enumerate(fitting):
+            if turn == ALL_TYPES or step == turn % len(fitting):
                 x, result = name, RESULTS[turn % 3]
                 yield replace(case, vectors=(1, 3, 8)[turn % 3], activations=x, result=result)
     yield from shipped(clause, "random", settings)

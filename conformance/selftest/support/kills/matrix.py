@@ -6,8 +6,8 @@ defect at its first, and ``--all`` runs every case. What was done before is not 
 settings are the same. A defect that survives, a clause that does not find it, one that is found for another reason than
 its own, and a false alarm over the control, which has no defect, make the exit status 1.
 
-``--sample N`` tries one defect in N, and the control on one operation in N, always the same ones. The tests run the
-whole suite on the reference, which computes what the control computes.
+``--sample N`` tries one defect in N, and the control on one operation in N, always the same ones. The tests
+look for false alarms with right backends, on every operation.
 """
 
 import json
