@@ -110,12 +110,19 @@ class Seen:
 
     def explained(self, defect: Defect) -> bool:
         """Whether the defect gives this wrong result."""
+        return _distance(self.given, self.outcome(defect), self.right, self.limits) is not None
+
+    def outcome(self, defect: Defect) -> Any:
+        """What the defect gives, rounded to the type of what came back where that is a narrow one."""
         wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
-        return _distance(self.given, wrong, self.right, self.limits) is not None
+        kind = given_type(self.call.given) if self.operation in STORED and self.call is not None else ""
+        if kind in ("float16", "bfloat16") and isinstance(wrong, np.ndarray):
+            return rounded(wrong.astype(np.float64), kind).astype(np.float64)
+        return wrong
 
     def unspoilt(self, defect: Defect) -> bool:
         """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
-        wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
+        wrong = self.outcome(defect)
         if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
             return _identical(wrong, self.given)
         if self.wrong:

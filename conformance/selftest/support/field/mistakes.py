@@ -342,7 +342,13 @@ HELD_OUT: tuple[Mistake, ...] = (
         "scales.astype(np.float32)[g_idx]",
         "scales.astype(np.float32)[g_idx][:, :1]",
     ),
-    numpy("gptq", "codes of 4 bits masked with 7", "shifts[None, :, None]) & 15)", "shifts[None, :, None]) & 7)"),
+    numpy(
+        "gptq",
+        "codes of 4 bits masked with 7",
+        "shifts[None, :, None]) & 15)",
+        "shifts[None, :, None]) & 7)",
+        "stored-high-bit-of-codes-lost",
+    ),
     numpy(
         "gptq_factored",
         "zeros masked with 7",
@@ -355,14 +361,28 @@ HELD_OUT: tuple[Mistake, ...] = (
         "for group in range(len(scales))",
         "for group in range(len(scales) > 1, len(scales))",
     ),
-    numpy("awq", "zero forgotten", "(codes - zeros[group])", "(codes)"),
+    numpy("awq", "zero forgotten", "(codes - zeros[group])", "(codes)", "stored-offset-forgotten"),
     numpy("awq", "half of the range instead of the zero", "(codes - zeros[group])", "(codes - 8)"),
-    numpy("awq", "result doubled", "return y.astype(x.dtype)", "return (2 * y).astype(x.dtype)"),
-    numpy("awq", "columns reversed in a word", "[0, 4, 1, 5, 2, 6, 3, 7]", "[7, 3, 6, 2, 5, 1, 4, 0]"),
+    numpy(
+        "awq", "result doubled", "return y.astype(x.dtype)", "return (2 * y).astype(x.dtype)", "stored-numbers-doubled"
+    ),
+    numpy(
+        "awq",
+        "columns reversed in a word",
+        "[0, 4, 1, 5, 2, 6, 3, 7]",
+        "[7, 3, 6, 2, 5, 1, 4, 0]",
+        "stored-codes-and-zeros-in-reverse",
+    ),
     numpy("q4_k", "scales of 5 bits", "packed[..., 0:4] & 63", "packed[..., 0:4] & 31"),
-    numpy("q4_k", "minima of the run before", "dmin * minima\n", "dmin * np.roll(minima, 1, -1)\n"),
+    numpy(
+        "q4_k",
+        "minima of the run before",
+        "dmin * minima\n",
+        "dmin * np.roll(minima, 1, -1)\n",
+        "stored-zero-of-the-neighbour",
+    ),
     numpy("q4_k", "d without its sign", "return codes, d * scales", "return codes, np.abs(d) * scales"),
-    numpy("q4_k_q8_k", "minima added", "- minima * sums[t]", "+ minima * sums[t]"),
+    numpy("q4_k_q8_k", "minima added", "- minima * sums[t]", "+ minima * sums[t]", "stored-offset-subtracted"),
     numpy(
         "q4_0_q8_0",
         "codes signed",
@@ -374,12 +394,14 @@ HELD_OUT: tuple[Mistake, ...] = (
         "scale of x of the block before",
         "(dots * scale_a[:, None]",
         "(dots * np.roll(scale_a, 1, -1)[:, None]",
+        "x-scale-of-the-neighbour",
     ),
     numpy(
         "mxfp4",
         "scale of the next block",
         "np.repeat(exponents, 32, axis=1)",
         "np.repeat(np.roll(exponents, -1, 1), 32, axis=1)",
+        "stored-scale-of-the-next",
     ),
     numpy(
         "fp8_channel",
@@ -387,8 +409,9 @@ HELD_OUT: tuple[Mistake, ...] = (
         "weight.astype(np.float32)",
         "weight.view('float8_e5m2').astype(np.float32)",
     ),
-    cpp("gptq", "zeros of the first group", "qzeros[g * (N / 8)", "qzeros[0 * g * (N / 8)"),
+    cpp("gptq", "zeros of the first group", "qzeros[g * (N / 8)", "qzeros[0 * g * (N / 8)", "stored-zero-of-the-first"),
     cpp("mxfp4", "sum begins with the second block", "for (long b = 0; b < K / 32", "for (long b = K > 32; b < K / 32"),
-    cpp("fp8_block", "exponent bias of 8", "exponent - 10)", "exponent - 11)"),
+    cpp("fp8_block", "exponent bias of 8", "exponent - 10)", "exponent - 11)", "stored-numbers-halved"),
 )
-"""Written after the suite and the diagnosis had been mended for the list above, and before any of these was tried."""
+"""Written after the suite and the diagnosis had been mended for the list above, and before any of these
+was tried; their right names were added afterwards."""
