@@ -8,6 +8,7 @@ conformance    the suite on one backend: ``nox -s conformance -- --backend numpy
 kills          every known defect against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
 adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
+functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
                llama.cpp on a whole model, both in the environment of bench-peers
@@ -161,6 +162,17 @@ def torch(session: nox.Session) -> None:
     install(session, extras=["cppyy", "conformance", "torch"], groups=["torch"])
     names = ["lowbit_torch", "repository/test_without_extras.py"]
     session.run("pytest", *(f"conformance/selftest/{name}" for name in names), *session.posargs)
+
+
+@nox.session
+def functions(session: nox.Session) -> None:
+    """Certify the functions of the docs, in PyTorch, in Triton under its interpreter, in Pallas and with numba.
+
+    They are gigabytes, so no other job installs them and .ci/run does not run this one. It takes minutes. Builds of
+    torch for CPUs only will do, as for the session torch. Arguments go to pytest.
+    """
+    install(session, extras=["conformance", "torch"], groups=["functions"])
+    session.run("pytest", "conformance/selftest/docs/test_function_examples.py", *session.posargs)
 
 
 @nox.session

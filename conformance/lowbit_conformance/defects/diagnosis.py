@@ -8,7 +8,7 @@ is right. If no defect explains the results, `lowbit_conformance.defects.descrip
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -91,8 +91,8 @@ class Seen:
             wrong, unequal = _count(call.given, right, limits), max(1, _count(call.given, right, None))
             wrong = wrong if OPERATIONS[operation].promise is Promise.BOUNDED else unequal
         exact = right
-        if operation in STORED and given_type(call.given) in ("float16", "bfloat16"):
-            right = rounded(right, given_type(call.given)).astype(np.float64)  # so that no rounding is a mistake
+        if narrow := narrow_type(operation, call.given):
+            right = rounded(right, narrow).astype(np.float64)  # so that no rounding is a mistake
         given, arguments = compared(operation, call.given), tuple(compared(operation, each) for each in call.arguments)
         choices = {name: compared(operation, each) for name, each in call.choices.items()}
         return cls(operation, arguments, choices, given, call.steps, right, limits, wrong, unequal, exact, call)
@@ -115,9 +115,9 @@ class Seen:
     def outcome(self, defect: Defect) -> Any:
         """What the defect gives, rounded to the type of what came back where that is a narrow one."""
         wrong = _outcome(defect, self.operation, self.arguments, self.choices, self.steps_taken)
-        kind = given_type(self.call.given) if self.operation in STORED and self.call is not None else ""
-        if kind in ("float16", "bfloat16") and isinstance(wrong, np.ndarray):
-            return rounded(wrong.astype(np.float64), kind).astype(np.float64)
+        narrow = narrow_type(self.operation, getattr(self.call, "given", None))
+        if narrow and isinstance(wrong, np.ndarray):
+            return rounded(wrong.astype(np.float64), narrow).astype(np.float64)
         return wrong
 
     def unspoilt(self, defect: Defect) -> bool:
@@ -130,9 +130,10 @@ class Seen:
         return nearly(wrong, self.right, self.limits)
 
 
-def given_type(value: Any) -> Any:
-    """The name of an array's type; empty of what is none."""
-    return value.dtype.name if isinstance(value, np.ndarray) else ""
+def narrow_type(operation: str, given: Any) -> Literal["float16", "bfloat16"] | None:
+    """The type of a result of 16 bits of a product with a stored matrix."""
+    name = given.dtype.name if operation in STORED and isinstance(given, np.ndarray) else ""
+    return "float16" if name == "float16" else "bfloat16" if name == "bfloat16" else None
 
 
 def compared(operation: str, value: Any) -> Any:

@@ -435,6 +435,8 @@ class Host:
             state = availability_of(self.backend)
             if not state.usable:
                 return {"refused": str(UnavailableError(f"backend {name}", state.reason, state.remedy))}
+            if kind == "function":  # whose code has not run; importing the library of its arrays may change the process
+                self.watch.remember()
             capabilities = self.capabilities()
             same = capabilities == self.capabilities()
         except (ArgumentError, UnavailableError) as error:

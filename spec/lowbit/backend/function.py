@@ -48,7 +48,7 @@ from lowbit.contract.checks import check_choice, spoken
 from lowbit.contract.operation import Promise
 from lowbit.contract.ranges import Range
 from lowbit.contract.rounding import Arithmetic, Weights, any_order
-from lowbit.errors import ArgumentError, words_of
+from lowbit.errors import ArgumentError, UnavailableError, words_of
 from lowbit.numbers.floats import FLOATS
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import Stored
@@ -298,14 +298,21 @@ class TorchArrays(Arrays):
 
     def __init__(self, device: str) -> None:
         self._torch: Any = importlib.import_module("torch")
-        self._device = self._torch.device(device)
+        try:
+            self._device = self._torch.device(device)
+            self._torch.empty(0, device=self._device)
+        except Exception as error:  # torch has its own for each device
+            raise no_device(device, "torch", error) from None
 
     def to(self, value: Any) -> Any:
         if not isinstance(value, np.ndarray):
             return value
         if value.dtype.name in FLOATS and not FLOATS[value.dtype.name].native:
             tensor = self._torch.from_numpy(value.view(FLOATS[value.dtype.name].pattern_dtype))
-            tensor = tensor.view(getattr(self._torch, value.dtype.name))
+            kind = getattr(self._torch, value.dtype.name, None)
+            if kind is None:
+                raise ArgumentError(f"an array of {value.dtype.name}", "for torch", "a type that torch has")
+            tensor = tensor.view(kind)
         else:
             tensor = self._torch.from_numpy(value)
         return tensor.to(self._device)
@@ -313,7 +320,8 @@ class TorchArrays(Arrays):
     def back(self, result: Any) -> Any:
         if not isinstance(result, self._torch.Tensor):
             return result
-        if result.device.type != self._device.type:
+        index = self._device.index
+        if result.device.type != self._device.type or index not in (None, result.device.index):
             raise ArgumentError("result", f"a tensor on {result.device}", f"one on {self._device}")
         if result.requires_grad:
             raise ArgumentError("result", "a tensor with a gradient", "one without: torch.no_grad() or .detach()")
@@ -333,7 +341,10 @@ class JaxArrays(Arrays):
 
     def __init__(self, device: str) -> None:
         self._jax: Any = importlib.import_module("jax")
-        self._device = self._jax.devices(device)[0]
+        try:
+            self._device = self._jax.devices(device)[0]
+        except RuntimeError as error:
+            raise no_device(device, "jax", error) from None
 
     def to(self, value: Any) -> Any:
         return self._jax.device_put(value, self._device) if isinstance(value, np.ndarray) else value
@@ -341,10 +352,17 @@ class JaxArrays(Arrays):
     def back(self, result: Any) -> Any:
         if not isinstance(result, self._jax.Array):
             return result
-        if self._device not in result.devices():
+        if isinstance(result, self._jax.core.Tracer):
+            raise ArgumentError("result", "a traced array", "a concrete one: call no jax.grad or jax.vmap around it")
+        if result.devices() != {self._device}:
             raise ArgumentError("result", f"an array on {result.devices()}", f"one on {self._device}")
         converted: Array = np.asarray(result)
         return converted
+
+
+def no_device(device: str, library: str, error: Exception) -> UnavailableError:
+    """A device that the library does not have here, with the reason that it gives."""
+    return UnavailableError(f"device {device!r}", f"{library} says: {words_of(error)}", "name another --device")
 
 
 LIBRARIES: Mapping[str, type[Arrays]] = {"numpy": Arrays, "torch": TorchArrays, "jax": JaxArrays}

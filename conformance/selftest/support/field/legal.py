@@ -31,8 +31,10 @@ def chunks(length: int) -> Arithmetic:
     return Arithmetic("dequantised", "float16", any_order, "float16", length)
 
 
-PLAIN = ("kahan", "ordered", "reversed", "shuffled", "smallest_first", "split_in_4", "split_in_7", "lanes_8")
-PLAIN += ("lanes_64", "pairwise", "fused")
+PLAIN = (
+    *("kahan", "ordered", "reversed", "shuffled", "smallest_first", "split_in_4", "split_in_7", "lanes_8"),
+    *("lanes_64", "pairwise", "fused"),
+)
 WAYS: dict[str, tuple[str, Claim]] = {
     "sums_of_32": of_gptq("sums_of_32", chunks(32)),
     "sums_of_16": of_gptq("sums_of_16", chunks(16)),
