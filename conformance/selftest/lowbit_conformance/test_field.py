@@ -6,6 +6,7 @@ All mistakes take minutes: ``python -m field.trying`` in conformance/selftest/su
 import pytest
 from building import compiler
 from field.judging import judge
+from field.legal import judged
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
 from field.trying import changed, kernels, outcome, tried
 
@@ -35,6 +36,13 @@ def test_a_mistake_is_killed_and_named(mistake: Mistake) -> None:
     if mistake.file == "kernels.cpp":
         compiler("g++")
     assert outcome(mistake, tried(mistake)) == "named"
+
+
+@pytest.mark.parametrize("way", ["sums_of_32", "kahan", "weights_in_three_steps"])
+def test_a_legal_way_is_not_refused(way: str) -> None:
+    """Three of those that ``python -m field.legal 200`` tries with many seeds."""
+    found = judged(way, seeds=1)
+    assert found.executed > 5 and not found.failures
 
 
 def test_every_mistake_changes_its_kernel() -> None:
