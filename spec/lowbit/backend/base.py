@@ -229,7 +229,8 @@ class Backend(ABC):
         """Open a stateful operation; its hook answers with an object that has `step`, and `close` if it needs one.
 
         >>> from lowbit.moe.offload import Arrangement, Request
-        >>> with load("reference").open("offload.engine", Arrangement(layers=1, experts=4, slots=2)) as engine:
+        >>> from lowbit.backend.reference import ReferenceBackend
+        >>> with ReferenceBackend().open("offload.engine", Arrangement(layers=1, experts=4, slots=2)) as engine:
         ...     print(*(event.kind for event in engine.step(Request(0, (3,)))))
         load promote
 
