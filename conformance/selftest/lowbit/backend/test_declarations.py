@@ -17,6 +17,7 @@ from paths import SUPPORT
 from lowbit.backend import Backend, Capabilities, Declaration
 from lowbit.backend import find as find_backend
 from lowbit.backend.declarations import LIMITS, availability_of, capabilities_of, check_capabilities
+from lowbit.contract.operation import IMPLIED
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
@@ -79,7 +80,7 @@ def test_what_is_handed_on_is_plain() -> None:
 
 @pytest.mark.parametrize("operation", [name for name in OPERATIONS if not OPERATIONS[name].stateful])
 def test_the_limits_are_the_parameters_of_the_operation(operation: str) -> None:
-    """What may be limited is what a call names, and every case of the suite says it."""
+    """What may be limited is what a call names, and every case of the suite says it or implies it."""
     seen = 0
     cases = ((mark, case) for mark, case in cases_of((f"{operation}/C1",), (operation,), 0) if case.parameters())
     for mark, case in islice(cases, 4):
@@ -87,7 +88,7 @@ def test_the_limits_are_the_parameters_of_the_operation(operation: str) -> None:
             limits = set(LIMITS.get(operation, ()))
             if "format" in limits:  # each format has some of the options
                 limits -= set(OPTIONS) - set(FORMATS[case.format].options)  # type: ignore[attr-defined]  # a FormatCase
-            assert limits <= case.parameters().keys()
+            assert limits <= case.parameters().keys() | IMPLIED.keys()
             owner: Any = InProcess("none")
             assert run(mark, case, owner) == "" and owner.last is not None
             called = owner.last

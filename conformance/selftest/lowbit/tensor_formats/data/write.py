@@ -137,15 +137,15 @@ def hqq_meta(sources: Path) -> Iterator[tuple[str, Arrays]]:
     """``Quantizer.quantize`` of normal weights, then of its scales and zeros as Mixtral's configuration asks; the
     values are computed in float64 from what it stored."""
     sys.path.insert(0, str(sources))
-    from hqq.core.quantize import Quantizer
+    quantizer = importlib.import_module("hqq.core.quantize").Quantizer
 
     make = torch.Generator().manual_seed(1)
     for axis in (0, 1):
         for bits in (4, 3, 2):
             weights = torch.randn(48, 64, generator=make)
-            packed, meta = Quantizer.quantize(weights, bits, True, 16, False, axis=axis, device="cpu")
-            scale_q, of_scales = Quantizer.quantize(meta["scale"], 8, True, 32, False, device="cpu")
-            zero_q, of_zeros = Quantizer.quantize(meta["zero"], 8, False, None, False, device="cpu")
+            packed, meta = quantizer.quantize(weights, bits, True, 16, False, axis=axis, device="cpu")
+            scale_q, of_scales = quantizer.quantize(meta["scale"], 8, True, 32, False, device="cpu")
+            zero_q, of_zeros = quantizer.quantize(meta["zero"], 8, False, None, False, device="cpu")
             numbers = {
                 f"meta_{kind}_{name}": each[name].half()
                 for kind, each in (("scale", of_scales), ("zero", of_zeros))
@@ -154,7 +154,7 @@ def hqq_meta(sources: Path) -> Iterator[tuple[str, Arrays]]:
             halves = {name: each.double() for name, each in numbers.items()}
             scale = (scale_q - halves["meta_scale_zero"]) * halves["meta_scale_scale"]
             zero = (zero_q - halves["meta_zero_zero"]) * halves["meta_zero_scale"]
-            codes = Quantizer.unpack[meta["packing"]](packed, dtype=torch.float64)[
+            codes = quantizer.unpack[meta["packing"]](packed, dtype=torch.float64)[
                 : weights.numel() // 16 if axis else 16
             ]
             values = ((codes - zero) * scale.reshape(zero.shape)).reshape(48, 64).T
