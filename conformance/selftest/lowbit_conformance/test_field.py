@@ -46,7 +46,7 @@ def test_a_legal_way_is_not_refused(way: str) -> None:
 
 
 def test_every_mistake_changes_its_kernel() -> None:
-    """Its text is in the source, once changed the source is another, and each mistake of the first list has a name."""
+    """The source holds its text, the change gives another source, and each mistake of the first list has a name."""
     assert len(MISTAKES) >= 50 and len(HELD_OUT) >= 20
     sources = {changed(mistake) for mistake in (*MISTAKES, *HELD_OUT)}
     assert len(sources) == len(MISTAKES) + len(HELD_OUT)

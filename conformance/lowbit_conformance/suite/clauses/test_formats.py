@@ -106,7 +106,7 @@ SHIPPED_SHAPES = ((512, 64), (1024, 192))
 
 
 def shipped(clause: str, tier: str, settings: Settings, most: int = len(SHIPPED_SHAPES)) -> Iterator[FormatCase]:
-    """The cases of each profile of this operation: so many fixed shapes, and one that is drawn from each seed."""
+    """The cases of each profile of this operation: at most `most` fixed shapes, and one drawn from each seed."""
     for one in PROFILES.values():
         if clause not in one.clauses or "format" not in one.parameters:
             continue

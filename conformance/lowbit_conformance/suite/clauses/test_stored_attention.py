@@ -38,7 +38,7 @@ CACHES = (
 
 SHAPES = ((1, 1, 1, 1, 32, 0), (1, 37, 4, 2, 32, 0), (5, 5, 6, 3, 64, 0), (3, 70, 4, 1, 64, 0), (2, 130, 8, 2, 32, 40))
 """Queries, tokens, query heads, key-value heads, channels of a head, and the window; 0 is none."""
-INPUTS = ("float32", "float16", "bfloat16")
+INPUTS: tuple[Name, ...] = ("float32", "float16", "bfloat16")
 MOST_SCORE = 2.0**14
 """So that a score fits float16."""
 
@@ -55,7 +55,7 @@ class StoredCase(Case):
     size: int
     keys: str
     values: str
-    inputs: str
+    inputs: Name
     bits: int = 0
 
     @property
@@ -112,7 +112,7 @@ def queries(case: StoredCase) -> Array:
 
 
 def typed(case: StoredCase, numbers: F64) -> Array:
-    name: Name = case.inputs  # type: ignore[assignment]  # one of INPUTS
+    name = case.inputs
     return rounded(numbers, name)
 
 

@@ -32,7 +32,7 @@ from lowbit_conformance.suite.marking import Generator, Settings, checks
 
 Random = np.random.Generator
 Arguments = tuple[Any, ...]
-INPUTS = ("float16", "bfloat16")
+INPUTS: tuple[Name, ...] = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TypedCase(Case):
         choice: one of the operation's choices; may be empty.
     """
 
-    inputs: str
+    inputs: Name
     sizes: tuple[int, ...]
     choice: str = ""
 
@@ -153,7 +153,7 @@ MAKERS: Mapping[str, Callable[[TypedCase, Random, bool], Arguments]] = {
 
 def arguments_of(case: TypedCase) -> Arguments:
     """The arguments: arrays of floats in the type of the case."""
-    kind: Name = case.inputs  # type: ignore[assignment]  # one of FLOATS
+    kind = case.inputs
     made = MAKERS[case.operation](case, case.generator(), case.tier == "lattice")
 
     return tuple(
@@ -205,7 +205,7 @@ def assert_lattice(backend: Remote, case: TypedCase) -> None:
     arguments, kind = arguments_of(case), FLOATS[case.inputs].dtype
     given = backend.run(case.operation, *arguments)
     exact = OPERATIONS[case.operation].compute(*arguments)
-    expected = rounded(exact, case.inputs)  # type: ignore[arg-type]  # one of FLOATS
+    expected = rounded(exact, case.inputs)
     if not (expected.astype(np.float64) == exact).all():
         raise RuntimeError("the lattice of this case is not exact; this is a defect of the suite")
     array = assert_array("the result", given, kind, exact.shape)
@@ -347,7 +347,7 @@ def test_equal_scores_share_equally(backend: Remote, case: TypedCase) -> None:
 class TypedFormatCase(FormatCase):
     """A cast of numbers of 16 bits."""
 
-    inputs: str = "float16"
+    inputs: Name = "float16"
 
     @property
     def label(self) -> str:
@@ -369,5 +369,5 @@ def typed_casts(clause: str, settings: Settings) -> Iterator[TypedFormatCase]:
 @checks("formats.quantize/C1", typed_casts)
 def test_casts_of_16_bits(backend: Remote, case: TypedFormatCase) -> None:
     """All fields equal those of one choice of the format's table."""
-    x = rounded(normal(case.generator(), case.rows, case.columns).astype(np.float64), case.inputs)  # type: ignore[arg-type]  # one of FLOATS
+    x = rounded(normal(case.generator(), case.rows, case.columns).astype(np.float64), case.inputs)
     assert_cast(backend, case, x)

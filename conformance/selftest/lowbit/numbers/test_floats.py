@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowbit.errors import ArgumentError
-from lowbit.numbers.floats import FLOATS, Name, as_numbers, as_patterns, decode, round_to, rounded
+from lowbit.numbers.floats import FLOATS, NAMES, Name, as_numbers, as_patterns, decode, round_to, rounded
 
-SMALL: tuple[Name, ...] = tuple(name for name, kind in FLOATS.items() if kind.bits <= 16)  # type: ignore[misc]  # the names
+SMALL: tuple[Name, ...] = tuple(name for name in NAMES if FLOATS[name].bits <= 16)
 
 
 @pytest.mark.parametrize("name", SMALL)
