@@ -1,6 +1,5 @@
 """Routing, all tokens at once: the weights of each token's experts are gathered and multiplied in one batch."""
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -11,8 +10,8 @@ from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.moe.routing import Ids, Scores, Softmax
 from lowbit_numpy.widening import TYPES, widened
 
-EXPERTS, GATES = ("routing.expert", "routing.sparse"), ("routing.gate", "routing.weights")
-DIRECT = Declaration(arithmetic=Arithmetic("direct", "float32", any_order))
+BOUNDED = ("routing.gate", "routing.weights", "routing.expert", "routing.sparse")
+DIRECT = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
 
 
 class RoutingOperations:
@@ -20,8 +19,7 @@ class RoutingOperations:
 
     declared: ClassVar[dict[str, Declaration]] = {
         "routing.top_k": Declaration(TYPES),
-        **dict.fromkeys(GATES, replace(DIRECT, limits=TYPES)),
-        **dict.fromkeys(EXPERTS, DIRECT),
+        **dict.fromkeys(BOUNDED, DIRECT),
     }
 
     @widened
@@ -40,9 +38,11 @@ class RoutingOperations:
         own: F32 = scores[np.arange(len(scores))[:, None], chosen]
         return _softmax(own) if softmax == "after" else own / own.sum(axis=1, keepdims=True)
 
+    @widened
     def _routing_expert(self, x: F32, gate: F32, up: F32, down: F32) -> F32:
         return _swiglu(x, gate, up, down)
 
+    @widened
     def _routing_sparse(self, x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> F32:
         order = np.argsort(chosen, axis=1)  # sorting each token's experts fixes the order of its sum
         experts, factors = np.take_along_axis(chosen, order, axis=1), np.take_along_axis(weights, order, axis=1)

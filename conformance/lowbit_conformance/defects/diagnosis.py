@@ -424,7 +424,7 @@ LIMITS: Mapping[str, Limit] = {
     "routing.weights": lambda scores, chosen, *rest: (
         routing_bounds.weights_bound(scores, chosen, rest[0] if len(rest) > 1 else "after", DECLARED, rest[-1]).limit
     ),
-    "routing.expert": lambda x, gate, up, down, right: routing_bounds.expert_bound(x, gate, up, down, DECLARED).limit,
+    "routing.expert": _of(routing_bounds.expert_bound),
     "routing.sparse": _of(routing_bounds.sparse_bound),
     "blocks.rms_norm": _of(blocks_bounds.rms_norm_bound),
     "blocks.swiglu": _of(blocks_bounds.swiglu_bound),

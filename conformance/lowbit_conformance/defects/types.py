@@ -91,12 +91,39 @@ def activated(operation: str, gate: Array, up: Array) -> Array:
     return result if np.isfinite(result).all() else silu(gate.astype(np.float64)) * up.astype(np.float64)
 
 
+def expert(operation: str, x: Array, gate: Array, up: Array, down: Array) -> Array:
+    """What lies between the projections is rounded to the narrow type."""
+    wide, matrices = x.astype(np.float64), [matrix.astype(np.float64) for matrix in (gate, up, down)]
+    inner = (silu(wide @ matrices[0]) * (wide @ matrices[1])).astype(x.dtype)
+    result: Array = inner.astype(np.float64) @ matrices[2]
+    return result
+
+
+def layer(operation: str, x: Array, gate: Array, up: Array, down: Array, chosen: Array, weights: Array) -> Array:
+    """The experts' answers are added in the narrow type."""
+    answers = [
+        [OPERATIONS["routing.expert"].compute(x[t : t + 1], gate[e], up[e], down[e])[0] for e in sorted(chosen[t])]
+        for t in range(len(x))
+    ]
+    order = np.argsort(chosen, axis=1)
+    factors = np.take_along_axis(weights, order, axis=1).astype(np.float64)
+    terms = factors[:, :, None] * np.array(answers)
+    return summed(terms.swapaxes(1, 2), x.dtype)
+
+
 SUMS: dict[str, tuple[str, Callable[..., Any]]] = {
     "blocks.rms_norm": ("C1 C3", norm),
     "attention.softmax": ("C2", probabilities),
     "routing.gate": ("C2 C3", logits),
+    "routing.sparse": ("C2", layer),
 }
-CUT = {"blocks.swiglu": "C2", "rope.rotate": "C2", "routing.weights": "C1 C2"}
+CUT = {
+    "blocks.swiglu": "C2",
+    "rope.rotate": "C2",
+    "routing.weights": "C1 C2",
+    "routing.expert": "C2",
+    "routing.sparse": "C2",
+}
 READ = {"blocks.rms_norm": "C3", "attention.attend": "C3"}
 
 
@@ -119,6 +146,12 @@ DEFECTS = (
         "Sums of 16-bit inputs are kept in 16 bits.",
         {operation: numbers for operation, (numbers, _) in SUMS.items()},
         {operation: partial(narrow, wrong, operation) for operation, (_, wrong) in SUMS.items()},
+    ),
+    _defect(
+        "typed-inner-is-narrow",
+        "What lies between the projections of an expert is rounded to the 16 bits of its inputs.",
+        {"routing.expert": "C2"},
+        {"routing.expert": partial(narrow, expert, "routing.expert")},
     ),
     _defect(
         "typed-silu-is-narrow",

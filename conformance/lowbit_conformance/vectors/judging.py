@@ -86,7 +86,7 @@ BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "linear.qgemm_bfp": lambda a, e, x, matrix: integer_bound(x, matrix, a, e),
     "linear.qgemv": lambda a, e, x, matrix: linear_bound(x, matrix, a, e),
     "rope.rotate": lambda a, e, x, turn: rotate_bound(x, turn, a, e),
-    "routing.expert": lambda a, e, **arguments: expert_bound(**arguments, arithmetic=a),
+    "routing.expert": lambda a, e, **arguments: expert_bound(**arguments, arithmetic=a, exact=e),
     "routing.gate": lambda a, e, x, router, scores: gate_bound(x, router, scores, a, e),
     "routing.sparse": lambda a, e, **arguments: sparse_bound(**arguments, arithmetic=a, exact=e),
     "routing.weights": lambda a, e, scores, chosen, softmax: weights_bound(scores, chosen, softmax, a, e),

@@ -34,11 +34,13 @@ Source: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., Â
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from lowbit.arrays import F64, Activations
 from lowbit.contract.rounding import (
     ETA,
     HALF_LEAST_SUBNORMAL,
+    LARGEST,
     UNIT_ROUNDOFF,
     Arithmetic,
     checked_gamma,
@@ -88,6 +90,10 @@ class Steps:
         if self.handed is None:
             return error
         return error + UNIT_ROUNDOFF[self.handed] * (np.abs(value) + error) + ETA[self.handed]
+
+    def overflows(self, value: F64, error: F64) -> npt.NDArray[np.bool_]:
+        """Where a value may pass the largest number of the type in which it is handed on."""
+        return np.abs(value) + error > (np.inf if self.handed is None else LARGEST[self.handed])
 
 
 def declared(arithmetic: Arithmetic, inputs: str = "float32") -> Steps:

@@ -45,7 +45,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, I64, Activations
+from lowbit.arrays import F64, I64, Activations
 from lowbit.contract.operation import BOUNDED, EXACT, operation
 from lowbit.contract.signature import CHOICE, FINITE, ONE_TYPE, In, Shape, checked
 from lowbit.errors import ArgumentError
@@ -62,7 +62,7 @@ SOFTMAXES: tuple[Softmax, ...] = ("before", "after")
 
 # **Gate and choice.** Arrays are float32, float16 or bfloat16, all of a call in one type. Scores and weights have that
 # type, too, as PyTorch's layers return them; a kernel that returns float32 for inputs of 16 bits, as vLLM's does for
-# the weights, is one whose caller rounds. Experts are float32 here: those of 16 bits are products with stored matrices.
+# the weights, is one whose caller rounds. A kernel that takes them in float32 has a caller that widens, which is exact.
 
 
 @checked
@@ -184,10 +184,10 @@ def weights(
 
 @checked
 def expert(
-    x: Annotated[F32, Shape("T", "hidden")],
-    gate: Annotated[F32, Shape("hidden", "feed_forward")],
-    up: Annotated[F32, Shape("hidden", "feed_forward")],
-    down: Annotated[F32, Shape("feed_forward", "hidden")],
+    x: Annotated[Activations, Shape("T", "hidden"), ONE_TYPE],
+    gate: Annotated[Activations, Shape("hidden", "feed_forward"), ONE_TYPE],
+    up: Annotated[Activations, Shape("hidden", "feed_forward"), ONE_TYPE],
+    down: Annotated[Activations, Shape("feed_forward", "hidden"), ONE_TYPE],
 ) -> F64:
     """One SwiGLU expert.
 
@@ -196,10 +196,10 @@ def expert(
     array([[3.5232]])
 
     Args:
-        x: float32, T × hidden.
-        gate: float32, hidden × feed_forward.
-        up: float32, hidden × feed_forward.
-        down: float32, feed_forward × hidden.
+        x: float32, float16 or bfloat16, T × hidden.
+        gate: of the same type, hidden × feed_forward.
+        up: of the same type, hidden × feed_forward.
+        down: of the same type, feed_forward × hidden.
 
     Returns:
         float64, T × hidden.
@@ -212,35 +212,38 @@ def expert(
     return _swiglu_expert(x, gate, up, down)
 
 
-def _swiglu_expert(x: F32, gate: F32, up: F32, down: F32) -> F64:
+def _swiglu_expert(x: Activations, *matrices: Activations) -> F64:
     """`expert`, of arguments that have been checked."""
+    gate, up, down = (matrix.astype(np.float64) for matrix in matrices)
     with np.errstate(invalid="ignore", over="ignore"):
         inner = silu(product(x, gate)) * product(x, up)
     return product(inner, down)
 
 
-def _check_sparse(x: F32, gate: F32, up: F32, down: F32, chosen: Ids, weights: F32) -> None:
+def _check_sparse(
+    x: Activations, gate: Activations, up: Activations, down: Activations, chosen: Ids, weights: Activations
+) -> None:
     check_chosen(chosen, len(gate))
 
 
 @checked(also=_check_sparse)
 def sparse(
-    x: Annotated[F32, Shape("T", "hidden")],
-    gate: Annotated[F32, Shape("E", "hidden", "feed_forward")],
-    up: Annotated[F32, Shape("E", "hidden", "feed_forward")],
-    down: Annotated[F32, Shape("E", "feed_forward", "hidden")],
+    x: Annotated[Activations, Shape("T", "hidden"), ONE_TYPE],
+    gate: Annotated[Activations, Shape("E", "hidden", "feed_forward"), ONE_TYPE],
+    up: Annotated[Activations, Shape("E", "hidden", "feed_forward"), ONE_TYPE],
+    down: Annotated[Activations, Shape("E", "feed_forward", "hidden"), ONE_TYPE],
     chosen: Annotated[Ids, Shape("T", "k")],
-    weights: Annotated[F32, Shape("T", "k")],
+    weights: Annotated[Activations, Shape("T", "k"), ONE_TYPE],
 ) -> F64:
     """The sparse layer: for each token the weighted sum of its experts, in ascending order of their ids.
 
     Args:
-        x: float32, T × hidden.
-        gate: float32, E × hidden × feed_forward: the experts one after another.
-        up: float32, E × hidden × feed_forward.
-        down: float32, E × feed_forward × hidden.
+        x: float32, float16 or bfloat16, T × hidden.
+        gate: of the same type, E × hidden × feed_forward: the experts one after another.
+        up: of the same type, E × hidden × feed_forward.
+        down: of the same type, E × feed_forward × hidden.
         chosen: int64, T × k: distinct experts for each token.
-        weights: float32, T × k, in the order of `chosen`.
+        weights: of the same type, T × k, in the order of `chosen`.
 
     Returns:
         float64, T × hidden. Experts that no token chose are not read.
@@ -317,7 +320,7 @@ operation(
         "C1": "Where silu(a) is a or 0 to the bit and every partial sum is exact, the result equals the formula's.",
         "C2": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
         "from the declared arithmetic.",
-        "C3": "The result is float32, T × hidden; row t depends on nothing but row t of x and the weights; the same "
+        "C3": "The result has the type of x, T × hidden; row t depends on nothing but row t of x and the weights; the same "
         "call gives the same bits.",
         "C4": "A NaN or an infinity in row t leaves no finite element in row t, and changes no other row.",
     },

@@ -137,7 +137,7 @@ CALLS: Mapping[str, Call] = {
         },
         plain,
         routing.expert,
-        lambda declared, exact, x, gate, up, down: expert_bound(x, gate, up, down, declared),
+        lambda declared, exact, x, gate, up, down: expert_bound(x, gate, up, down, declared, exact),
     ),
     "routing.sparse/C2": Call(
         lambda rng, n: {

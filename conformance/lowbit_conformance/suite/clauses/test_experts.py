@@ -72,7 +72,7 @@ def test_expert_within_the_bound(backend: Remote, case: RoutingCase, record_prop
         case,
         record_property,
         lambda: routing.expert(*arguments),
-        lambda declared, exact: expert_bound(*arguments, declared),
+        lambda declared, exact: expert_bound(*arguments, declared, exact),
         *arguments,
     )
 

@@ -1,4 +1,4 @@
-"""Checks of norms, rotations, attention and gates in float16 and bfloat16.
+"""Checks of norms, rotations, attention, gates and experts in float16 and bfloat16.
 
 The other modules check these operations in float32. What is special about a type of 16 bits is small: its range, its
 rounding, and what a kernel keeps in it between its steps. So each operation has a few shapes here, on a lattice that
@@ -17,7 +17,7 @@ from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit.contract.rounding import Arithmetic, Bound
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit.moe import routing
-from lowbit.moe.bounds import gate_bound, weights_bound
+from lowbit.moe.bounds import expert_bound, gate_bound, sparse_bound, weights_bound
 from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.operations import OPERATIONS
 from lowbit.tensor_formats.stored import FORMATS
@@ -133,6 +133,37 @@ def chosen(case: TypedCase, rng: Random, exact: bool) -> Arguments:
     return (np.exp2(given) if case.choice == "before" else given), ids, case.choice
 
 
+def few_of(rng: Random, shape: tuple[int, ...], count: int) -> F64:
+    """±1 at `count` places of each row, and 0 elsewhere."""
+    signs, places = rng.choice((-1.0, 1.0), shape), np.argsort(rng.random(shape), axis=-1)
+    return np.where(places < count, signs, 0.0)
+
+
+def expert(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """On the lattice gates are 56, 64 or 72, where silu is the identity, or about −768, where it is 0; ups are at most
+    3, and each column of the last matrix reads one of their products."""
+    count, hidden, inner = case.sizes[:3]
+    experts = case.sizes[3:4]
+    sizes = ((*experts, hidden, inner), (*experts, hidden, inner), (*experts, inner, hidden))
+    if not exact:
+        scales = (3 / np.sqrt(hidden), 1 / np.sqrt(hidden), 1 / np.sqrt(inner))
+        return rng.normal(size=(count, hidden)), *(rng.normal(size=n) * s for n, s in zip(sizes, scales, strict=True))
+    x = few_of(rng, (count, hidden), 3)
+    x[:, 0] = 1
+    gate, up = np.zeros(sizes[0]), rng.integers(-1, 2, sizes[1]).astype(np.float64)
+    gate[..., 1:, :] = 8 * few_of(rng, (*experts, inner, hidden - 1), 1).swapaxes(-1, -2) if hidden > 1 else 0
+    gate[..., 0, :] = np.where(rng.random((*experts, inner)) < 0.7, 64, -768)
+    return x, gate, up, few_of(rng, (*experts, hidden, inner), 1).swapaxes(-1, -2).copy()
+
+
+def sparse(case: TypedCase, rng: Random, exact: bool) -> Arguments:
+    """Experts as above, weighted by 1/2 and 1 on the lattice."""
+    count, _, _, experts, k = case.sizes
+    ids = np.argsort(rng.random((count, experts)), axis=1)[:, :k].astype(np.int64)
+    factors = rng.choice((0.5, 1.0), ids.shape) if exact else rng.dirichlet(np.ones(k), count)
+    return *expert(case, rng, exact), ids, factors
+
+
 def ranked(case: TypedCase, rng: Random, exact: bool) -> Arguments:
     """Neighbours in the type, some equal."""
     count, experts, k = case.sizes
@@ -148,6 +179,8 @@ MAKERS: Mapping[str, Callable[[TypedCase, Random, bool], Arguments]] = {
     "routing.gate": routed,
     "routing.weights": chosen,
     "routing.top_k": ranked,
+    "routing.expert": expert,
+    "routing.sparse": sparse,
 }
 
 
@@ -175,6 +208,8 @@ BOUNDS: Mapping[str, Callable[..., Bound]] = {
     "attention.attend": attention_bound,
     "routing.gate": gate_bound,
     "routing.weights": weights_bound,
+    "routing.expert": expert_bound,
+    "routing.sparse": sparse_bound,
 }
 """Each takes the arguments of a call, what a backend declares, and the exact result."""
 
@@ -185,6 +220,8 @@ ROWS = ((1, 1), (3, 7), (2, 33), (5, 576), (1, 4096))
 POWERS = ((1, 8), (3, 16), (2, 64), (5, 1024), (1, 4096))
 ATTENTION = ((1, 1, 1, 1, 4, 0), (5, 5, 4, 4, 8, 0), (4, 9, 6, 2, 16, 4), (1, 33, 9, 3, 64, 0), (3, 300, 4, 2, 64, 100))
 GATES = ((1, 1, 1), (3, 33, 8), (7, 576, 64))
+EXPERTS = ((1, 1, 1), (3, 33, 8), (2, 64, 96))
+LAYERS = ((1, 1, 1, 1, 1), (3, 33, 8, 4, 2), (5, 24, 40, 6, 4))
 CHOSEN = ((1, 1, 1), (3, 8, 2), (2, 60, 4), (5, 128, 8))
 
 
@@ -338,6 +375,30 @@ def test_weights_of_probabilities(backend: Remote, case: TypedCase, record_prope
 def test_equal_scores_share_equally(backend: Remote, case: TypedCase) -> None:
     """Equal scores of a power of two of experts have equal weights, which the type holds."""
     assert_lattice(backend, case)
+
+
+@checks("routing.expert/C1", typed("lattice", EXPERTS))
+def test_expert_on_the_lattice(backend: Remote, case: TypedCase) -> None:
+    """Where silu is the identity or zero, the result is equal."""
+    assert_lattice(backend, case)
+
+
+@checks("routing.expert/C2", typed("random", EXPERTS))
+def test_expert_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random experts stay within the bound of three products with silu between."""
+    assert_bounded(backend, case, record_property)
+
+
+@checks("routing.sparse/C1", typed("lattice", LAYERS))
+def test_layer_on_the_lattice(backend: Remote, case: TypedCase) -> None:
+    """Exact experts with weights of 1/2 and 1 give an equal sum."""
+    assert_lattice(backend, case)
+
+
+@checks("routing.sparse/C2", typed("random", LAYERS))
+def test_layer_within_the_bound(backend: Remote, case: TypedCase, record_property: Record) -> None:
+    """Random layers stay within the bound of the weighted sum of their experts."""
+    assert_bounded(backend, case, record_property)
 
 
 # **Casts** widen their numbers, so 16 bits are float32 numbers of few bits.
