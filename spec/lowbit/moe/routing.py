@@ -320,8 +320,8 @@ operation(
         "C1": "Where silu(a) is a or 0 to the bit and every partial sum is exact, the result equals the formula's.",
         "C2": "For finite inputs without overflow, each element differs from the formula by at most the bound derived "
         "from the declared arithmetic.",
-        "C3": "The result has the type of x, T × hidden; row t depends on nothing but row t of x and the weights; the same "
-        "call gives the same bits.",
+        "C3": "The result has the type of x, T × hidden; row t depends on nothing but row t of x and the weights; the "
+        "same call gives the same bits.",
         "C4": "A NaN or an infinity in row t leaves no finite element in row t, and changes no other row.",
     },
 )
