@@ -13,7 +13,7 @@ from lowbit.attention.stored import in_heads
 from lowbit.backend.reference import in_type
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
-from lowbit_conformance.defects.defect import Defect, of
+from lowbit_conformance.defects.defect import MOVES, Defect, of
 from lowbit_conformance.defects.stored import first, neighbour, nibbles, offset_dropped, with_fields
 from lowbit_conformance.defects.types import TYPES
 
@@ -71,6 +71,29 @@ def unwindowed(queries: Array, keys: Stored, values: Stored, window: Any = None)
     return attend(right, in_heads, usual, queries, keys, values, None)
 
 
+def sees_the_next(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
+    """A token sees the one after it, where there is one."""
+    tokens, length = len(queries), keys.columns
+    found = attend(right, in_heads, usual, queries, keys, values, window)
+    for t in range(tokens - 1):
+        end = length - tokens + t + 2
+        first = 0 if window is None else max(0, end - 1 - window)
+        with np.errstate(all="ignore"):
+            read, own = (in_heads(each.values, queries.shape[2])[:, first:end] for each in (keys, values))
+            found[t] = in_type(attended(queries[t : t + 1].astype(np.float64), read, own, None), queries.dtype.name)[0]
+    return found
+
+
+def one_step(queries: Array, keys: Stored, values: Stored, window: Any = None) -> Array:
+    """Values are rounded with one step, that of the largest of all tokens."""
+    head_dim = queries.shape[2]
+    own_keys, own_values = (in_heads(each.values, head_dim) for each in (keys, values))
+    step = np.abs(own_values).max() * 2.0**-21
+    if step > 0:
+        own_values = np.rint(own_values / step) * step
+    return in_type(attended(queries.astype(np.float64), own_keys, own_values, window), queries.dtype.name)
+
+
 def _defect(
     name: str, cause: str, clauses: str, read: Read = right, heads: Heads = in_heads, scale: Scale = usual
 ) -> Defect:
@@ -108,6 +131,21 @@ DEFECTS = tuple(
         _defect("cache-head-of-neighbour", "A query head reads the next key-value head.", "C1 C2 C3", heads=other_head),
         _defect("cache-scores-not-scaled", "Scores are not divided by the root of d_h.", "C3", scale=unscaled),
         of("attention.attend_stored", "cache-keys-as-values", "Keys and values are exchanged.", "C1 C2 C3", exchanged),
-        of("attention.attend_stored", "cache-window-ignored", "The window is ignored.", "C1 C3", unwindowed),
+        of("attention.attend_stored", "cache-window-ignored", "The window is ignored.", "C1 C3 C4", unwindowed),
+        of(
+            "attention.attend_stored",
+            "cache-sees-the-next",
+            "A token sees the one after it.",
+            "C1 C2 C3 C4",
+            sees_the_next,
+        ),
+        of(
+            "attention.attend_stored",
+            "cache-one-step-for-all-tokens",
+            "Values are rounded with one step, that of the largest of all tokens, seen or not.",
+            "C3 C4",
+            one_step,
+            verdicts=MOVES,
+        ),
     )
 )

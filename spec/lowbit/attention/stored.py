@@ -225,5 +225,7 @@ operation(
         "query head h reads the channels of key-value head ⌊h / r⌋.",
         "C3": "Each element differs from the exact one by at most the bound derived from the declared arithmetic and "
         "the type into which stored numbers are turned.",
+        "C4": "A token depends on no later token, with a window of w on none before the w − 1 that precede it, and on "
+        "no unused bits of the last word: changing those changes no bit.",
     },
 )

@@ -14,11 +14,12 @@ from lowbit.arrays import F64, Array
 from lowbit.attention.stored import attend_stored, attend_stored_bound, in_heads
 from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.tensor_formats.stored import FORMATS, Stored
+from lowbit.tensor_formats.table import Sizes
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_types import judged
-from lowbit_conformance.suite.compare import assert_array, assert_within, refuses
+from lowbit_conformance.suite.compare import assert_array, assert_same_bits, assert_within, refuses
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
 from lowbit_conformance.suite.marking import Settings, checks
 
@@ -185,6 +186,62 @@ def test_attention_over_stored_numbers(backend: Remote, case: StoredCase, record
     exact = attend_stored(asked, keys, values, case.window)
     bound = limit_of(lambda: attend_stored_bound(asked, keys, values, declared, exact, case.window))
     record_property("share", assert_within(*judged(given, exact, bound), FLOATS[case.inputs].dtype))
+
+
+def hidden(clause: str, settings: Settings) -> Iterator[StoredCase]:
+    """Several queries, the first of which does not see all tokens; with a window and without."""
+    for case in shapes(clause, "random"):
+        if case.tokens > 1:
+            yield replace(case, size=case.size or (0, 9)[case.heads % 4 == 0])
+
+
+@checks("attention.attend_stored/C4", hidden)
+def test_what_is_not_seen_changes_nothing(backend: Remote, case: StoredCase) -> None:
+    """Other codes and scales of what the first query does not see: its result keeps its bits."""
+    keys, values = cache(case, case.keys, "keys"), cache(case, case.values, "values")
+    asked, end = queries(case), case.length - case.tokens + 1
+    seen = slice(max(0, end - case.size) if case.size else 0, end)
+    first = asked_of(backend, case, asked, keys, values)
+    other = (cache(replace(case, variant="other"), each.format, "other") for each in (keys, values))
+    changed = (elsewhere(each, new, seen) for each, new in zip((keys, values), other, strict=True))
+    again = asked_of(backend, case, asked, *changed)
+    assert_same_bits(first[0], again[0], "what the first query does not see was changed")
+
+
+def asked_of(backend: Remote, case: StoredCase, asked: Array, keys: Stored, values: Stored) -> Array:
+    __tracebackhide__ = True
+    given = backend.run(case.operation, asked, keys, values, case.window)
+    return assert_array("the result", given, FLOATS[case.inputs].dtype, asked.shape)
+
+
+def elsewhere(given: Stored, other: Stored, seen: slice) -> Stored:
+    """A cache whose tokens outside `seen` are those of another, as far as they have scales of their own."""
+    mixed = tuple(
+        outside(row.shape, array, new, given.sizes, seen)
+        for row, array, new in zip(given.table.tensors, given.tensors, other.tensors, strict=True)
+    )
+    found = replace(given, tensors=mixed)
+    if not (found.values == given.values)[:, seen].all():
+        raise RuntimeError("a token that is seen was changed; this is a defect of the suite")
+    return found
+
+
+def outside(shape: tuple[str | int, ...], array: Array, other: Array, at: Sizes, seen: slice) -> Array:
+    """Elements of `other` where an axis of tokens, of groups of tokens or of words of codes is not that of `seen`."""
+    mixed = other.copy()
+    if shape[0] == "N":
+        mixed[seen] = array[seen]
+    elif shape[-1] == "N//tokens":
+        groups = slice(seen.start // at["tokens"], -(-seen.stop // at["tokens"]))
+        mixed[:, groups] = array[:, groups]
+    elif shape[-1] == "N*bits//32":
+        kept, bits = (np.unpackbits(each.view(np.uint8), axis=1, bitorder="little") for each in (array, other))
+        span = slice(seen.start * at["bits"], seen.stop * at["bits"])
+        bits[:, span] = kept[:, span]
+        mixed = np.packbits(bits, axis=1, bitorder="little").view(array.dtype)
+    else:
+        return array
+    return mixed
 
 
 MISTAKES = ("other-length", "other-channels", "heads", "more-queries")
