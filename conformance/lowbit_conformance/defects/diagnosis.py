@@ -8,6 +8,7 @@ is right. If no defect explains the results, `lowbit_conformance.defects.descrip
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -34,6 +35,8 @@ from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
 from lowbit_conformance.defects.stage_table import of_stages
+from lowbit_conformance.defects.stored_family import of_matrices
+from lowbit_conformance.defects.stored_tables import of_codes_read
 
 DECLARED = Arithmetic("direct", "float32", any_order)
 INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
@@ -162,7 +165,8 @@ def common_defects(
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found = {defect.name: defect for defect in fitting}
     wide = all(each.size > MOST_SEARCHED for each in failures)
-    for family in (relatives, places.of_results, of_stages, places.of_arguments):
+    of_formats = partial(of_matrices, failures), partial(of_codes_read, failures)
+    for family in (relatives, places.of_results, *of_formats, of_stages, places.of_arguments):
         late = family is not relatives and (found or (wide and family is not places.of_results))
         if 0 < len(found) <= most or late:
             break

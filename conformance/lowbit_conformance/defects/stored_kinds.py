@@ -138,7 +138,17 @@ def times(factor: float, weights: Stored) -> Terms:
 
 
 def unsigned(weights: Stored) -> Terms:
-    return Terms(np.abs(weights.terms.products), weights.terms.offsets)
+    """Codes without their sign.
+
+    Raises:
+        ValueError: they have none.
+    """
+    view = codes_of(weights)
+    if view is None:
+        return Terms(np.abs(weights.terms.products), weights.terms.offsets)
+    if view.codes.min() >= 0:
+        raise ValueError("the codes have no sign")
+    return Terms(np.abs(view.codes) * view.step, view.base)
 
 
 def of_numbers() -> Named:

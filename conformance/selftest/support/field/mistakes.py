@@ -250,7 +250,11 @@ MISTAKES = (
         "stored-sign-of-codes-lost",
     ),
     numpy(
-        "mxfp4", "largest element 8", "np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6,", "np.array([0, 0.5, 1, 1.5, 2, 3, 4, 8,"
+        "mxfp4",
+        "largest element 8",
+        "np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6,",
+        "np.array([0, 0.5, 1, 1.5, 2, 3, 4, 8,",
+        "stored-codes-read-as-other-numbers",
     ),
     numpy(
         "fp8_channel",
@@ -335,12 +339,14 @@ HELD_OUT: tuple[Mistake, ...] = (
         "zero of the neighbouring column",
         "zeros = ((qzeros[:, :, None] >> shifts) & 15).reshape(-1, columns) + 1",
         "zeros = np.roll(((qzeros[:, :, None] >> shifts) & 15).reshape(-1, columns) + 1, 1, axis=1)",
+        "stored-zero-one-later-along-columns",
     ),
     numpy(
         "gptq",
         "scale of the first column",
         "scales.astype(np.float32)[g_idx]",
         "scales.astype(np.float32)[g_idx][:, :1]",
+        "stored-scale-first-for-all-along-columns",
     ),
     numpy(
         "gptq",
@@ -354,15 +360,24 @@ HELD_OUT: tuple[Mistake, ...] = (
         "zeros masked with 7",
         "(qzeros[:, :, None] >> shifts) & 15",
         "(qzeros[:, :, None] >> shifts) & 7",
+        "stored-zero-loses-high-bits",
+        "stored-zero-loses-a-bit",
     ),
     numpy(
         "gptq_factored",
         "first group left out",
         "for group in range(len(scales))",
         "for group in range(len(scales) > 1, len(scales))",
+        "stored-groups-first-dropped",
     ),
     numpy("awq", "zero forgotten", "(codes - zeros[group])", "(codes)", "stored-offset-forgotten"),
-    numpy("awq", "half of the range instead of the zero", "(codes - zeros[group])", "(codes - 8)"),
+    numpy(
+        "awq",
+        "half of the range instead of the zero",
+        "(codes - zeros[group])",
+        "(codes - 8)",
+        "stored-zero-as-half-the-range",
+    ),
     numpy(
         "awq", "result doubled", "return y.astype(x.dtype)", "return (2 * y).astype(x.dtype)", "stored-numbers-doubled"
     ),
@@ -373,7 +388,7 @@ HELD_OUT: tuple[Mistake, ...] = (
         "[7, 3, 6, 2, 5, 1, 4, 0]",
         "stored-codes-and-zeros-in-reverse",
     ),
-    numpy("q4_k", "scales of 5 bits", "packed[..., 0:4] & 63", "packed[..., 0:4] & 31"),
+    numpy("q4_k", "scales of 5 bits", "packed[..., 0:4] & 63", "packed[..., 0:4] & 31", "stored-scale-loses-a-bit"),
     numpy(
         "q4_k",
         "minima of the run before",
@@ -381,13 +396,20 @@ HELD_OUT: tuple[Mistake, ...] = (
         "dmin * np.roll(minima, 1, -1)\n",
         "stored-zero-of-the-neighbour",
     ),
-    numpy("q4_k", "d without its sign", "return codes, d * scales", "return codes, np.abs(d) * scales"),
+    numpy(
+        "q4_k",
+        "d without its sign",
+        "return codes, d * scales",
+        "return codes, np.abs(d) * scales",
+        "stored-scale-sign-lost",
+    ),
     numpy("q4_k_q8_k", "minima added", "- minima * sums[t]", "+ minima * sums[t]", "stored-offset-subtracted"),
     numpy(
         "q4_0_q8_0",
         "codes signed",
         ".astype(np.int32) - 8",
         ".astype(np.int32)\n    codes = np.where(codes > 7, codes - 16, codes)",
+        "stored-codes-in-twos-complement",
     ),
     numpy(
         "q4_0_q8_0",
@@ -408,9 +430,16 @@ HELD_OUT: tuple[Mistake, ...] = (
         "weights read as e5m2",
         "weight.astype(np.float32)",
         "weight.view('float8_e5m2').astype(np.float32)",
+        "stored-codes-read-as-float8_e5m2",
     ),
     cpp("gptq", "zeros of the first group", "qzeros[g * (N / 8)", "qzeros[0 * g * (N / 8)", "stored-zero-of-the-first"),
-    cpp("mxfp4", "sum begins with the second block", "for (long b = 0; b < K / 32", "for (long b = K > 32; b < K / 32"),
+    cpp(
+        "mxfp4",
+        "sum begins with the second block",
+        "for (long b = 0; b < K / 32",
+        "for (long b = K > 32; b < K / 32",
+        "stored-runs-first-dropped",
+    ),
     cpp("fp8_block", "exponent bias of 8", "exponent - 10)", "exponent - 11)", "stored-numbers-halved"),
 )
 """Written after the suite and the diagnosis had been mended for the list above, and before any of these

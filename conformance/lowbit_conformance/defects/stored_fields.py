@@ -1,0 +1,267 @@
+"""Mistakes in the fields of a stored matrix: each field of a table read from elsewhere, in part, or as another type.
+
+The fields are those of the format at hand, so that a report names the one that was read wrong. A new format has these
+mistakes as soon as it has a table.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from itertools import permutations
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.stored import FORMATS, Stored
+from lowbit.tensor_formats.table import Field, Terms
+from lowbit_conformance.defects.places import NUMBERS, ORDERS
+from lowbit_conformance.defects.stored_codes import joined, split
+from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned
+from lowbit_conformance.defects.stored_parts import QUOTIENTS
+
+Numbers = Callable[[Stored], Terms]
+Change = Callable[[Array], Array]
+Named = Iterator[tuple[str, str, Numbers]]
+NARROWER = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
+
+PLANES = (1, 8, 16, 32, 64)
+"""Bytes over which planes of bits lie."""
+
+
+def with_field(name: str, change: Callable[[Field, Array, Stored], Array], weights: Stored) -> Terms:
+    """The numbers with one field changed.
+
+    Raises:
+        ValueError: the format has no such field.
+    """
+    table, at = weights.table, weights.sizes
+    fields = table.fields_of(weights.by_name, at)
+    row = next((each for each in table.fields if each.name == name), None)
+    if row is None:
+        raise ValueError(f"no {name}")
+    fields[name] = change(row, np.ascontiguousarray(fields[name]), weights)
+    with np.errstate(all="ignore"):
+        found = table.decode(fields, at)
+    return found if table.block is None else found.across(at)
+
+
+def alone(change: Change) -> Callable[[Field, Array, Stored], Array]:
+    """A change that needs neither the table nor the matrix."""
+    return lambda row, array, weights: change(array)
+
+
+def axes_of(row: Field, block: bool) -> Iterator[tuple[int, str]]:
+    """The axes of the array of a field, and what lies along each."""
+    if block:
+        yield from ((0, "columns"), (1, "blocks"))
+        if row.shape:
+            yield 2, "places of a block"
+        return
+    for axis, size in enumerate(map(str, row.shape)):
+        groups = "G" in size or (row.role in ("scale", "zero") and "K" in size)
+        yield axis, "columns" if "N" in size else "groups" if groups else "rows" if "K" in size else "places"
+
+
+# **Bits**: some of each integer, or of each byte of four.
+
+
+def masked(mask: int, part: int | None, array: Array) -> Array:
+    """The bytes without the bits that a mask lacks; of every four bytes of a record, or of those of one part."""
+    octets = array.view(np.uint8).copy()
+    if part is None:
+        octets &= np.uint8(mask)
+    else:
+        if array.dtype.itemsize != 1 or array.ndim < 3 or array.shape[-1] < 4 * (part + 1):
+            raise ValueError("there is no such part")
+        octets[..., 4 * part : 4 * part + 4] &= np.uint8(mask)
+    return octets.view(array.dtype)
+
+
+def codes_masked(mask: int, row: Field, array: Array, weights: Stored) -> Array:
+    """Each code in the integers of a field without the bits that a mask lacks."""
+    bits = bits_of(weights)
+    return joined(split(array, bits) & np.uint64(mask), array, bits)
+
+
+def pieces_reversed(size: int, array: Array) -> Array:
+    """The pieces of some bits in each byte in the other order."""
+    octets = array.view(np.uint8)
+    return joined(split(octets, size)[..., ::-1], octets, size).view(array.dtype)
+
+
+def replaned(size: int, run: int, other: int, array: Array) -> Array:
+    """Pieces of some bits that lie in planes over a run of bytes, read as if they lay in planes over another run.
+
+    A run of one byte holds neighbours.
+
+    Raises:
+        ValueError: the record of a block has no whole runs.
+    """
+    if array.dtype.itemsize != 1 or array.ndim < 3 or array.shape[-1] % run or array.shape[-1] % other:
+        raise ValueError("there are no such runs")
+    octets, pieces = array.view(np.uint8), 8 // size
+    read = split(octets, size).reshape(*octets.shape[:-1], -1, other, pieces).swapaxes(-1, -2)
+    kept = read.reshape(*octets.shape[:-1], -1, pieces, run).swapaxes(-1, -2)
+    return joined(kept.reshape(*octets.shape, pieces), octets, size).view(array.dtype)
+
+
+def other_half(array: Array) -> Array:
+    octets = array.view(np.uint8)
+    return (octets >> 4 | octets << 4).view(array.dtype)
+
+
+def other_sign(array: Array) -> Array:
+    """Signed integers as unsigned ones, and the other way round."""
+    return array.view(("i" if array.dtype.kind == "u" else "u") + str(array.dtype.itemsize))
+
+
+def of_bits(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stored], Array]]]:
+    if row.numpy_dtype.kind not in "iu" or row.dtype in FLOATS:
+        return
+    for bit in range(8):
+        for part in (None, 0, 1, 2, 3) if row.role == "scale" else (None,):
+            end = "" if part is None else f" of bytes {4 * part} to {4 * part + 3}"
+            lost, kept = 255 ^ 1 << bit, 2**bit - 1
+            yield "loses-a-bit", f"without bit {bit} of each byte{end}", alone(partial(masked, lost, part))
+            yield "loses-high-bits", f"without bits {bit} to 7 of each byte{end}", alone(partial(masked, kept, part))
+            yield (
+                "loses-low-bits",
+                f"with bits {bit} to 7 of each byte{end} only",
+                alone(partial(masked, 255 ^ kept, part)),
+            )
+    if row.role in ("codes", "zero"):
+        for size in (1, 2, 4):
+            words = f"with the pieces of {size} bits of each byte in reverse"
+            yield "pieces-reversed", words, alone(partial(pieces_reversed, size))
+            for run, other in permutations(PLANES, 2):
+                words = f"with pieces of {size} bits in planes over {other} bytes, not {run}"
+                yield "in-other-planes", words, alone(partial(replaned, size, run, other))
+        for bit in range(8):
+            yield "loses-a-bit", f"without bit {bit} of each code", partial(codes_masked, 255 ^ 1 << bit)
+            yield "loses-high-bits", f"with the lowest {bit} bits of each code only", partial(codes_masked, 2**bit - 1)
+    yield "halves-of-bytes-exchanged", "with the halves of each byte exchanged", alone(other_half)
+    if row.numpy_dtype.itemsize > 1:
+        yield "bytes-exchanged", "with the bytes of each integer in reverse", alone(lambda array: array.byteswap())
+    yield "sign-mistaken", "as signed where it is unsigned, or the other way round", alone(other_sign)
+
+
+# **Types**: the same bytes as another type of the same width, or numbers that pass through a narrower one.
+
+
+def viewed(dtype: np.dtype[np.generic], array: Array) -> Array:
+    return array.view(dtype)
+
+
+def through(kind: str, array: Array) -> Array:
+    narrow = array.astype(np.float64).astype(FLOATS[kind].dtype)
+    return narrow.astype(np.float64)
+
+
+def float_bits(change: Callable[[Array], Array]) -> Change:
+    """A change of the bits of floats."""
+    return lambda array: np.ascontiguousarray(change(array.view(f"u{array.dtype.itemsize}"))).view(array.dtype)
+
+
+def signless(patterns: Array) -> Array:
+    top = patterns.dtype.type(1 << (8 * patterns.dtype.itemsize - 1))
+    return np.asarray(patterns & ~top)
+
+
+def in_floats(change: Change, array: Array) -> Array:
+    """A change of numbers; integers stay integers of their dtype."""
+    if array.dtype.kind in "iu":
+        return np.asarray(change(array.astype(np.int64))).astype(array.dtype)
+    return change(array.astype(np.float64))
+
+
+def power_below(array: Array) -> Array:
+    numbers = array.astype(np.float64)
+    mantissas, exponents = np.frexp(numbers)
+    return np.where(numbers == 0, 0.0, np.sign(mantissas) * np.ldexp(0.5, exponents))
+
+
+def of_types(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stored], Array]]]:
+    own = row.numpy_dtype
+    if row.dtype not in FLOATS and own.kind != "f":
+        return
+    width = own.itemsize
+    for name, each in FLOATS.items():
+        dtype = np.dtype(each.dtype)
+        whole = name not in ("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
+        if whole and dtype.itemsize == width and dtype != own:
+            yield f"read-as-{name}", f"as {name} where it is {row.dtype}", alone(partial(viewed, dtype))
+    for sign in "iu":
+        as_integer = partial(viewed, np.dtype(f"{sign}{width}"))
+        yield "read-as-integers", f"as integers where it is {row.dtype}", alone(as_integer)
+    yield "sign-lost", "without its sign", alone(float_bits(signless))
+    yield "sign-mistaken", "with the other sign", alone(partial(in_floats, np.negative))
+    if width > 1:
+        yield "bytes-exchanged", "with its bytes in reverse", alone(float_bits(lambda a: a.byteswap()))
+    for name in NARROWER:
+        if name in FLOATS and np.dtype(FLOATS[name].dtype).itemsize <= width and name != row.dtype:
+            yield f"rounded-to-{name}", f"rounded to {name}", alone(partial(through, name))
+    if row.dtype == "float8_e8m0fnu":
+        yield (
+            "subnormals-lost",
+            "with 0 for the byte 0",
+            alone(lambda array: np.where(array.view(np.uint8) == 0, 0.0, array.astype(np.float64))),
+        )
+    yield "rounded-to-powers", "rounded down to a power of two", alone(power_below)
+    yield "inverted", "as its inverse", inverse
+    yield "subnormals-lost", "with 0 for subnormal numbers", partial(subnormal_lost, row.dtype)
+    for by, words in ((2.0, "twice as large, as by another bias"), (0.5, "half as large, as by another bias")):
+        yield "bias-mistaken", words, alone(partial(in_floats, partial(np.multiply, by)))
+    yield "root-taken", "as its square root", alone(partial(in_floats, lambda array: np.sqrt(np.abs(array))))
+
+
+def subnormal_lost(kind: str, row: Field, array: Array, weights: Stored) -> Array:
+    values = array.astype(np.float64)
+    normal = FLOATS[kind].least_subnormal * 2.0 ** FLOATS[kind].mantissa
+    return np.where(np.abs(values) < normal, 0.0, values)
+
+
+def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Field, Array, Stored], Array]]]:
+    """Names, words and changes of one field."""
+    yield from of_types(row)
+    yield from of_bits(row)
+    for name, words, kinds, number in NUMBERS:
+        if ("f" in kinds or row.numpy_dtype.kind in kinds) and row.role != "index":
+            yield name, words, alone(partial(in_floats, number))
+    for axis, along in axes_of(row, block):
+        for name, words, order in (*ORDERS, *QUOTIENTS):
+            taken = partial(ordered, order, axis)
+            yield f"{name}-along-{along.split()[0]}", f"{words}, along the {along}", alone(taken)
+    if not block and len(row.shape) == 2:
+        yield "transposed", "as its transpose", turned
+    if row.role == "index":
+        yield "sorted", "in the order of the rows", alone(np.sort)
+        yield "of-equal-groups", "as the row divided by the group size", equal_groups
+        yield (
+            "inverted",
+            "as the inverse permutation",
+            alone(lambda array: np.argsort(np.argsort(array)) % (array.max() + 1)),
+        )
+
+
+def equal_groups(row: Field, array: Array, weights: Stored) -> Array:
+    groups = int(array.max()) + 1
+    return np.arange(len(array)) // max(1, len(array) // groups) % groups
+
+
+def ordered(order: Callable[[Array, int], Array], axis: int, array: Array) -> Array:
+    if array.ndim <= axis:
+        raise ValueError("there is no such axis")
+    count = array.shape[axis]
+    return np.asarray(np.take(array, order(np.arange(count), count) % count, axis=axis))
+
+
+@cache
+def of_fields(format: str) -> tuple[tuple[str, str, Numbers], ...]:
+    """All kinds of this module for one format."""
+    table = FORMATS[format]
+    found = []
+    for row in table.fields:
+        for name, words, change in of_field(row, table.block is not None):
+            slug = f"stored-{row.role}-{name}"
+            found.append((slug, f"The field {row.name} is taken {words}.", partial(with_field, row.name, change)))
+    return tuple(found)

@@ -1,0 +1,391 @@
+"""Mistakes in the parts of a stored matrix: codes, scales and zeros that are taken from elsewhere or as other numbers.
+
+A number of a stored matrix is ``unit * scale + offset``. What a unit and a scale are follows from the table, so these
+kinds know no format. Each part is taken along the columns, the groups or the rows in another order, as another number,
+or not at all; `places` has the orders and the numbers.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F64, Array
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Terms
+from lowbit_conformance.defects.places import DROPPED, NUMBERS, ORDERS, Kept, Order
+from lowbit_conformance.defects.stored_codes import codes_of, filled, run_of
+
+Numbers = Callable[[Stored], Terms]
+Named = Iterator[tuple[str, str, Numbers]]
+Rows = npt.NDArray[np.int64]
+Change = Callable[[F64], F64]
+
+
+def quotient(by: int, at: Array, count: int) -> Array:
+    return at // by
+
+
+ONES = 0x11
+"""A byte of codes that are not 0 in any format of 4 or 8 bits, and finite."""
+RUNS = (0, 16, 32, 128, 256)
+"""Rows that have a scale or a sum of their own; 0 for those of the format's group."""
+FEW = tuple(each for each in ORDERS if not each[0].startswith(("turned", "even-first-in", "first-of")))
+QUOTIENTS: tuple[tuple[str, str, Order], ...] = tuple(
+    (f"divided-by-{by}", f"from place i / {by} for place i", partial(quotient, by)) for by in (2, 4, 8, 16, 32)
+)
+SIZES = (16, 32, 64, 128, 256)
+SQUARE = 128
+"""Rows and columns of a block that has one scale, in formats whose blocks are square."""
+WITHIN = (4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The view: ``units * scale + offsets``, each K × N.
+
+    Attributes:
+        units: what codes stand for: integers, or floats of a table.
+        scale: of each element.
+        offsets: what does not depend on the code.
+        bits: of a code; 0 where units are no integers.
+    """
+
+    units: F64
+    scale: F64
+    offsets: F64
+    bits: int
+
+    @property
+    def zero(self) -> F64:
+        """The offsets in codes: ``scale * (unit - zero)``."""
+        return np.where(self.scale == 0, 0.0, -self.offsets / np.where(self.scale == 0, 1.0, self.scale))
+
+
+@lru_cache(maxsize=64)
+def parts_of(weights: Stored) -> Parts:
+    """The view of a matrix.
+
+    Raises:
+        ValueError: its numbers are no products.
+    """
+    view = codes_of(weights)
+    if view is not None:
+        return Parts(view.codes, view.step, view.base, view.bits)
+    plain = filled(weights, ONES, True)
+    with np.errstate(all="ignore"):
+        scale = filled(weights, ONES) / plain
+    units, values = filled(weights, None, True), weights.values
+    if not np.allclose(units * scale, values, rtol=1e-9, atol=0.0):
+        raise ValueError("the numbers are no products of a code and a scale")
+    return Parts(units, scale, np.zeros(values.shape), 0)
+
+
+# **What is changed.** A scale may be that of the zero, too, or not; a zero may be given in codes, or as a minimum.
+
+
+def in_codes(parts: Parts, change: Change) -> Terms:
+    return Terms(change(parts.units) * parts.scale, parts.offsets)
+
+
+def in_scale(parts: Parts, change: Change) -> Terms:
+    scale = change(parts.scale)
+    return Terms(parts.units * scale, -scale * parts.zero)
+
+
+def in_scale_of_codes(parts: Parts, change: Change) -> Terms:
+    return Terms(parts.units * change(parts.scale), parts.offsets)
+
+
+def in_zero(parts: Parts, change: Change) -> Terms:
+    return Terms(parts.units * parts.scale, -parts.scale * change(parts.zero))
+
+
+def in_offset(parts: Parts, change: Change) -> Terms:
+    return Terms(parts.units * parts.scale, change(parts.offsets))
+
+
+def in_both(parts: Parts, change: Change) -> Terms:
+    return Terms(parts.units * change(parts.scale), change(parts.offsets))
+
+
+def in_codes_and_zero(parts: Parts, change: Change) -> Terms:
+    return Terms(change(parts.units) * parts.scale, -parts.scale * change(parts.zero))
+
+
+def in_all(parts: Parts, change: Change) -> Terms:
+    return Terms(change(parts.units * parts.scale), change(parts.offsets))
+
+
+Where = Callable[[Parts, Change], Terms]
+PLACED: dict[str, tuple[Where, ...]] = {
+    "zero": (in_zero, in_offset),
+    "scale": (in_scale, in_scale_of_codes),
+    "scale-and-zero": (in_both,),
+    "codes": (in_codes,),
+    "codes-and-zero": (in_codes_and_zero,),
+}
+
+
+# **Another order.**
+
+
+def across(order: Order, run: int, inside: bool, axis: int, array: F64, group: int) -> F64:
+    """An array with its columns, or with runs of its rows, or with the rows of each run in another order."""
+    if axis == 1:
+        count = array.shape[1]
+        return np.asarray(array[:, order(np.arange(count), count) % count])
+    rows, run = np.arange(len(array)), run or group
+    if inside:
+        taken = rows // run * run + order(rows % run, run) % run
+    else:
+        count = -(-len(array) // run)
+        taken = order(rows // run, count) % count * run + rows % run
+    return np.asarray(array[np.minimum(taken, len(array) - 1)])
+
+
+def moved(where: Where, order: Order, run: int, inside: bool, axis: int, weights: Stored) -> Terms:
+    parts, group = parts_of(weights), run_of(weights)
+    return where(
+        parts, lambda array: across(order, run, inside, axis, np.broadcast_to(array, parts.units.shape), group)
+    )
+
+
+def of_size(where: Where, size: int, weights: Stored) -> Terms:
+    """Row k takes what belongs to group ``k // size``; past the last group, what belongs to that.
+
+    Raises:
+        ValueError: groups have that size.
+    """
+    parts, group, rows = parts_of(weights), run_of(weights), np.arange(weights.rows)
+    if group == size:
+        raise ValueError("groups have that size")
+    taken = np.minimum(rows // size * group, (weights.rows - 1) // group * group)
+    return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[taken]))
+
+
+def of_columns(where: Where, size: int, weights: Stored) -> Terms:
+    """Column n takes what belongs to block ``n // size`` of `SQUARE` columns.
+
+    Raises:
+        ValueError: blocks are no squares, or they have that size.
+    """
+    if size == SQUARE or not any(f"N//{SQUARE}" in row.shape for row in weights.table.fields):
+        raise ValueError("blocks have no such size")
+    parts, columns = parts_of(weights), np.arange(weights.columns)
+    taken = np.minimum(columns // size * SQUARE, (weights.columns - 1) // SQUARE * SQUARE)
+    return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[:, taken]))
+
+
+def by_groups(inverted: bool, weights: Stored) -> Terms:
+    """The rows in the order of their groups, or the inverse order.
+
+    Raises:
+        ValueError: there is no index of groups.
+    """
+    if "g_idx" not in weights.by_name:
+        raise ValueError("there is no g_idx")
+    order = np.argsort(weights.by_name["g_idx"], kind="stable")
+    return Terms(weights.values[np.argsort(order) if inverted else order])
+
+
+def halves_interleaved(at: Array, count: int) -> Array:
+    return np.asarray(at // 2 + at % 2 * (count // 2))
+
+
+def quarters_interleaved(at: Array, count: int) -> Array:
+    return np.asarray(at // 4 + at % 4 * (count // 4))
+
+
+def quarters_apart(at: Array, count: int) -> Array:
+    return np.asarray(at % max(1, count // 4) * 4 + at // max(1, count // 4))
+
+
+INSIDE: tuple[tuple[str, str, Order], ...] = (
+    ("reversed", "in reverse order", lambda at, n: n - 1 - at),
+    (
+        "even-ones-first",
+        "with even places before odd ones",
+        lambda at, n: np.where(at < n // 2, 2 * at, 2 * at - n + 1),
+    ),
+    ("halves-exchanged", "with its halves exchanged", lambda at, n: (at + n // 2) % n),
+    ("halves-interleaved", "with its two halves interleaved", halves_interleaved),
+    ("quarters-interleaved", "with its four quarters interleaved", quarters_interleaved),
+    ("quarters-apart", "with every fourth place together", quarters_apart),
+    ("one-later", "one place later, the last one first", lambda at, n: (at - 1) % n),
+    ("one-earlier", "one place earlier, the first one last", lambda at, n: (at + 1) % n),
+)
+
+
+def of_orders() -> Named:
+    for what, ways in PLACED.items():
+        said = what.replace("-", " ").replace("codes and zero", "codes and zeros")
+        for where in ways:
+            for name, words, order in (*ORDERS, *QUOTIENTS):
+                change = partial(moved, where, order, 1, False, 1)
+                yield f"stored-{what}-{name}-along-columns", f"Taken {words}, along the columns: the {said}.", change
+            for run in RUNS if "codes" not in what else (1,):
+                axis = "groups" if run == 0 else "rows" if run == 1 else f"runs of {run} rows"
+                for name, words, order in FEW if run != 1 else ORDERS:
+                    change = partial(moved, where, order, run, False, 0)
+                    slug = f"stored-{what}-{name}-along-{axis.split()[0]}"
+                    yield slug, f"Taken {words}, along the {axis}: the {said}.", change
+            for size in SIZES if "codes" not in what else ():
+                change = partial(of_size, where, size)
+                yield f"stored-{what}-of-groups-of-{size}", f"Groups are taken to have {size} rows: the {said}.", change
+                change = partial(of_columns, where, size)
+                yield (
+                    f"stored-{what}-of-{size}-columns",
+                    f"Blocks are taken to have {size} columns: the {said}.",
+                    change,
+                )
+    for inverted, said in ((False, "sorted by their groups"), (True, "put back in the order before the sort")):
+        yield "stored-rows-permuted", f"Rows are {said}, and x is not.", partial(by_groups, inverted)
+    for run in WITHIN:
+        for name, words, order in INSIDE:
+            change = partial(moved, in_codes, order, run, True, 0)
+            yield f"stored-codes-{name}-in-runs", f"Each run of {run} codes of a column is taken {words}.", change
+
+
+# **Another number.**
+
+
+def changed(where: Where, change: Callable[[F64, Parts], F64], weights: Stored) -> Terms:
+    parts = parts_of(weights)
+    return where(parts, lambda array: change(np.asarray(array, np.float64), parts))
+
+
+def plainly(number: Callable[[Array], Array], array: F64, parts: Parts) -> F64:
+    """A change that no part but this one matters to."""
+    return np.asarray(number(array), np.float64)
+
+
+def in_integers(change: Callable[[F64, int], F64], array: F64, parts: Parts) -> F64:
+    """A change of codes of some bits.
+
+    Raises:
+        ValueError: they are no integers.
+    """
+    if not parts.bits or np.abs(array - np.round(array)).max() > 1e-6:
+        raise ValueError("these are no integers")
+    return change(np.round(array), parts.bits)
+
+
+def below(count: int, array: F64, bits: int) -> F64:
+    """Only the `count` highest bits, or without as many of the highest if negative."""
+    return (
+        array % 2.0 ** (bits + count) if count < 0 else np.floor(array / 2.0 ** (bits - count)) * 2.0 ** (bits - count)
+    )
+
+
+def twos_complement(array: F64, bits: int) -> F64:
+    return np.asarray((array + 2.0 ** (bits - 1)) % 2.0**bits - 2.0 ** (bits - 1))
+
+
+def sign_and_size(array: F64, bits: int) -> F64:
+    half = 2.0 ** (bits - 1)
+    return np.where(array % 2.0**bits >= half, -(array % half), array % half)
+
+
+READ: tuple[tuple[str, str, Callable[[F64, int], F64]], ...] = (
+    *(
+        (f"without-{count}-high-bits", f"without their highest {count} bits", partial(below, -count))
+        for count in (1, 2, 3)
+    ),
+    *(
+        (f"with-{count}-high-bits-only", f"with their highest {count} bits only", partial(below, count))
+        for count in (1, 2, 3, 5, 7)
+    ),
+    ("in-twos-complement", "as two's complement", twos_complement),
+    ("as-sign-and-size", "as a sign bit and a size", sign_and_size),
+    ("complemented", "with every bit inverted", lambda a, bits: 2.0**bits - 1 - a),
+    ("half-the-range-too-low", "less half of the range", lambda a, bits: a - 2.0 ** (bits - 1)),
+    ("half-the-range-too-high", "plus half of the range", lambda a, bits: a + 2.0 ** (bits - 1)),
+    ("as-half-the-range", "as half of the range", lambda a, bits: 0 * a + 2.0 ** (bits - 1)),
+    ("as-less-than-half-the-range", "as half of the range less one", lambda a, bits: 0 * a + 2.0 ** (bits - 1) - 1),
+    ("as-the-middle-of-the-range", "as the middle of the range", lambda a, bits: 0 * a + (2.0**bits - 1) / 2),
+    (
+        "as-two-codes-fewer",
+        "without the code that has no opposite",
+        lambda a, bits: np.maximum(a, 1 - 2.0 ** (bits - 1)),
+    ),
+    (
+        "with-the-least-negated",
+        "with the code that has no opposite as positive",
+        lambda a, bits: np.where(a == -(2.0 ** (bits - 1)), -a, a),
+    ),
+    ("clipped", "clipped to the range of codes", lambda a, bits: np.clip(a, 0, 2.0**bits - 1)),
+    ("wrapped", "modulo the number of codes", lambda a, bits: a % 2.0**bits),
+)
+
+
+def dropped_offset(parts: Parts, change: Change) -> Terms:
+    """Codes that need no offset by another reading."""
+    return Terms(change(parts.units) * parts.scale, 0.0)
+
+
+def zero_by(way: str, weights: Stored) -> Terms:
+    """A zero that meets the wrong factor."""
+    parts = parts_of(weights)
+    zero = parts.zero
+    offsets = {
+        "not scaled": -zero,
+        "scaled twice": -zero * parts.scale * parts.scale,
+        "divided by the scale": -np.where(parts.scale == 0, 0.0, zero / np.where(parts.scale == 0, 1.0, parts.scale)),
+    }[way]
+    return Terms(parts.units * parts.scale, offsets)
+
+
+def of_numbers() -> Named:
+    of_codes: dict[str, tuple[Where, ...]] = {
+        "codes": (in_codes, dropped_offset),
+        "zero": (in_zero,),
+        "codes-and-zero": (in_codes_and_zero,),
+    }
+    for what, ways in of_codes.items():
+        said = what.replace("-and-zero", " and zeros")
+        for where in ways:
+            end = ", and no offset is subtracted." if where is dropped_offset else "."
+            for name, words, read in READ:
+                change = partial(changed, where, partial(in_integers, read))
+                yield f"stored-{what}-{name}", f"Taken {words}: the {said}{end}", change
+    for what, ways in PLACED.items():
+        for where in ways:
+            for name, words, kinds, number in NUMBERS:
+                if "f" in kinds:
+                    change = partial(changed, where, partial(plainly, number))
+                    yield f"stored-{what}-{name}", f"Taken {words}: the {what.replace('-', ' ')}.", change
+    for way in ("not scaled", "scaled twice", "divided by the scale"):
+        yield f"stored-zero-{way.replace(' ', '-')}", f"The zero is {way}.", partial(zero_by, way)
+
+
+# **Rows that are not summed**, of all terms, or only where x meets the zeros, or the codes.
+
+
+def left_out(kept: Kept, run: int, which: str, weights: Stored) -> Terms:
+    rows = np.arange(weights.rows)
+    index = rows if run == 1 else rows // (run or run_of(weights))
+    if run == 0 and "g_idx" in weights.by_name:
+        index = weights.by_name["g_idx"].astype(np.int64)
+    there = kept(index, int(index.max()) + 1)[:, np.newaxis]
+    terms = weights.terms
+    products = terms.products if which == "zeros" else terms.products * there
+    return Terms(products, terms.offsets if which == "codes" else terms.offsets * there)
+
+
+def of_rows() -> Named:
+    for which, said in (("all", "summed"), ("zeros", "summed for the zeros"), ("codes", "summed for the codes")):
+        for run in (1, *RUNS):
+            axis = "groups" if run == 0 else "rows" if run == 1 else f"runs of {run} rows"
+            for name, words, kept in DROPPED:
+                slug = f"stored-{axis.split()[0]}-{name}" + ("" if which == "all" else f"-for-{which}")
+                yield slug, f"The {axis} are {said} {words}.", partial(left_out, kept, run, which)
+
+
+def of_parts() -> Named:
+    """All kinds of this module."""
+    yield from of_numbers()
+    yield from of_rows()
+    yield from of_orders()

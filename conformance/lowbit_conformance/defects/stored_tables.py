@@ -1,0 +1,97 @@
+"""Codes that are read by a wrong table: which codes, and as what numbers, follows from the wrong results themselves.
+
+A result is linear in the numbers that codes stand for. Where enough results are wrong, least squares finds these
+numbers. Whether they explain every result is then tested as for any other defect.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F64, Array
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Terms
+from lowbit_conformance.defects.defect import Defect, arithmetical
+from lowbit_conformance.defects.stored import PRODUCTS
+from lowbit_conformance.defects.stored_family import multiplied, numbers_of
+from lowbit_conformance.defects.stored_parts import Parts, parts_of
+
+MOST_CODES = 256
+ENOUGH = 8
+"""Equations for each code, from which a table is found."""
+SAME = 2e-3
+"""Of the least difference between two codes: nearer a number is taken for the right one."""
+CLOSE = 0.04
+"""Of the same: nearer a number is taken for one that the table has, or for a multiple of its least number."""
+SAID = 4
+
+
+def reading(values: F64, read: F64, weights: Stored) -> Terms:
+    """The numbers with codes worth `values` read as others.
+
+    Raises:
+        ValueError: a code is worth none of these.
+    """
+    parts = parts_of(weights)
+    at = np.minimum(np.searchsorted(values, parts.units), len(values) - 1)
+    if (values[at] != parts.units).any():
+        raise ValueError("a code has another value")
+    return Terms(read[at] * parts.scale, parts.offsets)
+
+
+def equations(x: F64, parts: Parts, values: F64) -> F64:
+    """For each element of the result, what it owes to each code: T·N × codes."""
+    owed = [x @ np.where(parts.units == value, parts.scale, 0.0) for value in values]
+    return np.stack(owed, axis=-1).reshape(-1, len(values))
+
+
+def snapped(values: F64, found: F64) -> F64:
+    """The numbers that were meant by those that least squares found, each near one of the table."""
+    gaps = np.diff(values)
+    unit = float(gaps[gaps > 0].min(initial=np.inf))
+    grid = unit * np.round(found / unit)
+    inside = values[np.abs(found[:, np.newaxis] - values).argmin(axis=1)]
+    near = np.where(np.abs(found - grid) < CLOSE * unit, grid, found)
+    near = np.where(np.abs(found - inside) < CLOSE * np.maximum(unit, np.abs(inside)), inside, near)
+    return np.where(np.abs(found - values) < np.maximum(SAME * unit, SAME * np.abs(values)), values, near)
+
+
+def said(values: F64, read: F64) -> str:
+    """Which codes are read as what."""
+    other = np.flatnonzero(values != read)
+    pairs = [f"{values[i]:g} as {read[i]:.4g}" for i in other[np.argsort(-np.abs(values[other]))][:SAID]]
+    more = f", and {len(other) - SAID} others" if len(other) > SAID else ""
+    return f"Codes are read as other numbers: {', '.join(pairs)}{more}."
+
+
+def of_codes_read(failures: list[Any], operation: str) -> tuple[Defect, ...]:
+    """The defect that reads codes by the table that explains these failures best; none if they say too little."""
+    if operation not in PRODUCTS:
+        return ()
+    try:
+        views = [parts_of(each.arguments[1]) for each in failures]
+        if any(np.shape(each.given) != np.shape(each.right) for each in failures):
+            return ()
+    except (ValueError, IndexError):
+        return ()
+    values = np.unique(np.concatenate([np.unique(each.units) for each in views]))
+    if len(values) > MOST_CODES:
+        return ()
+    left: list[F64] = []
+    right: list[Array] = []
+    for failure, parts in sorted(zip(failures, views, strict=True), key=lambda each: int(each[1].units.size)):
+        if sum(map(len, left)) >= ENOUGH * len(values):
+            break
+        owed = equations(numbers_of(failure.arguments[0]), parts, values)
+        sizes = np.abs(owed).sum(axis=1) + np.finfo(float).tiny
+        left.append(owed / sizes[:, np.newaxis])
+        right.append((np.ravel(failure.given).astype(np.float64) - np.ravel(failure.exact)) / sizes)
+    if sum(map(len, left)) < 2 * len(values):
+        return ()
+    change, *_ = np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=1e-9)
+    read = snapped(values, values + change)
+    if (read == values).all() or not np.isfinite(read).all():
+        return ()
+    wrong = partial(multiplied, partial(reading, values, read))
+    return (arithmetical("stored-codes-read-as-other-numbers", said(values, read), "", {operation: wrong}),)
