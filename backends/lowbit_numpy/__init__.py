@@ -2,7 +2,8 @@
 
 Packing works on whole columns of bits at a time, quantising on whole blocks of groups, and a matrix is dequantised
 once, when it is prepared; every product is then one call of BLAS on float32 weights. It reads 32 bits for each
-weight, whatever their width, and is the baseline that a low-bit kernel must beat.
+weight, whatever their width, and is the baseline that a low-bit kernel must beat. Matrices in the bytes of other
+formats are decoded by the tables of the specification, in float64.
 """
 
 from importlib.metadata import version
@@ -24,9 +25,11 @@ from lowbit_numpy.groups import dequantize_groups, quantize_groups
 from lowbit_numpy.heads import PoolingOperations
 from lowbit_numpy.hessians import GptqOperations
 from lowbit_numpy.integers import IntegerMatrix
+from lowbit_numpy.numbers import NumberOperations
 from lowbit_numpy.orders import LayoutOperations
 from lowbit_numpy.real_zeros import HqqOperations
 from lowbit_numpy.routing import RoutingOperations
+from lowbit_numpy.stored import StoredOperations
 
 __all__ = ["NumpyBackend"]
 
@@ -57,9 +60,11 @@ class NumpyBackend(
     GptqOperations,
     HqqOperations,
     LayoutOperations,
+    NumberOperations,
     OffloadOperations,
     PoolingOperations,
     RoutingOperations,
+    StoredOperations,
     Backend,
 ):
     """Vectorised numpy and BLAS: dequantise, then multiply."""
@@ -76,6 +81,7 @@ class NumpyBackend(
         operations |= GptqOperations.declared | HqqOperations.declared | PoolingOperations.declared
         operations |= LayoutOperations.declared | RoutingOperations.declared | CacheOperations.declared
         operations |= OffloadOperations.declared | ActivationOperations.declared
+        operations |= NumberOperations.declared | StoredOperations.declared
         return Capabilities(
             operations,
             concurrent=True,

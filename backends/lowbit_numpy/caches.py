@@ -1,6 +1,6 @@
 """Key-value caches, vectorised: blocks of integers, rotations, attention, and the order of channels."""
 
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,25 @@ from lowbit.backend import Declaration
 from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
+from lowbit.quantization.bfp_storage import EXPONENT_BIAS, StoredBlocks
 from lowbit_numpy.widening import TYPES, widened
 
+Floats = TypeVar("Floats", F32, F64)
+"""Of arrays that all have the one type or the other."""
 BOUNDED = Declaration(TYPES, Arithmetic("direct", "float32", any_order))
 
 
-EXACT = ("bfp.cast", "bfp.decode", "bfp.dot", "ksort.permutation", "ksort.relabel", "kvcache.bfp")
+EXACT = (
+    "bfp.cast",
+    "bfp.decode",
+    "bfp.dot",
+    "bfp.total",
+    "bfp.store",
+    "bfp.load",
+    "ksort.permutation",
+    "ksort.relabel",
+    "kvcache.bfp",
+)
 
 
 class CacheOperations:
@@ -56,6 +69,36 @@ class CacheOperations:
         exponents = a.exponents[:, None].astype(np.int32) + b.exponents[None].astype(np.int32)
         return BlockSums(np.add.reduceat(products, ends, axis=2), exponents)
 
+    def _bfp_total(self, blocks: BlockSums) -> F32:
+        """Blocks in turn. A sum is rounded to odd in float64, so that the rounding to float32 is the only one."""
+        y = np.zeros(blocks.sums.shape[:2], np.float32)
+        terms = np.ldexp(blocks.sums.astype(np.float64), blocks.exponents)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for term in np.moveaxis(terms, 2, 0):
+                total = y + term
+                part = total - y
+                lost = (y - (total - part)) + (term - part)
+                even = (total.view(np.int64) & 1 == 0) & (lost != 0) & np.isfinite(lost)
+                y = np.where(even, np.nextafter(total, np.copysign(np.inf, lost)), total).astype(np.float32)
+        return y
+
+    def _bfp_store(self, blocks: Blocks) -> StoredBlocks:
+        """Every mantissa as 32 bits, of which the low ones are kept."""
+        rows, columns = blocks.mantissas.shape
+        octets = np.ascontiguousarray(blocks.mantissas, "<i4").view(np.uint8).reshape(rows, columns, 4)
+        kept = np.unpackbits(octets, axis=2, bitorder="little")[:, :, : blocks.format.mantissa]
+        stream = np.packbits(kept.reshape(rows, -1), axis=1, bitorder="little")
+        return StoredBlocks(stream, (blocks.exponents + EXPONENT_BIAS).astype(np.uint8), columns, blocks.format)
+
+    def _bfp_load(self, stored: StoredBlocks) -> Blocks:
+        """The same steps backwards, the sign bit repeated."""
+        bits, rows = stored.format.mantissa, len(stored.mantissas)
+        kept = np.unpackbits(stored.mantissas, axis=1, count=stored.columns * bits, bitorder="little")
+        wide = np.pad(kept.reshape(rows, stored.columns, bits), ((0, 0), (0, 0), (0, 32 - bits)), "edge")
+        mantissas = np.packbits(wide, axis=2, bitorder="little").view("<i4")[:, :, 0]
+        exponents = stored.exponents.astype(np.int16) - np.int16(EXPONENT_BIAS)
+        return Blocks(np.ascontiguousarray(mantissas, stored.format.dtype), exponents, stored.format)
+
     @widened
     def _rope_rotate(self, x: F32, turn: Rotation) -> F32:
         cos, sin = turn.cos.astype(np.float32)[:, None], turn.sin.astype(np.float32)[:, None]
@@ -64,22 +107,11 @@ class CacheOperations:
 
     @widened
     def _attention_softmax(self, scores: F32) -> F32:
-        with np.errstate(under="ignore"):
-            powers: F32 = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        total: F32 = powers.sum(axis=-1, keepdims=True)
-        return powers / total
+        return softmax(scores)
 
     @widened
     def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
-        """Keys and values repeated for every query head, and one mask for all."""
-        tokens, heads, head_dim = queries.shape
-        group, length = heads // keys.shape[0], keys.shape[1]
-        wide_keys, wide_values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
-        scores = np.einsum("thd,hsd->hts", queries, wide_keys) / np.float32(np.sqrt(head_dim))
-        back = np.arange(length - tokens, length)[:, None] - np.arange(length)
-        hidden: npt.NDArray[np.bool_] = (back < 0) | (back >= (window or length))
-        probabilities = self._attention_softmax(np.where(hidden, np.float32(-np.inf), scores))
-        return np.ascontiguousarray((probabilities @ wide_values).swapaxes(0, 1))
+        return attended(queries, keys, values, window)
 
     def _ksort_permutation(self, sizes: F64) -> Order:
         return np.lexsort((np.arange(sizes.size), sizes)).astype(np.int64)
@@ -87,6 +119,25 @@ class CacheOperations:
     def _ksort_relabel(self, layout: Layout, order: Order) -> Layout:
         new_name = np.argsort(order)  # an order's inverse
         return Layout(new_name[layout.partner[order]], layout.sign[order], layout.pair[order])
+
+
+def softmax(scores: Floats) -> Floats:
+    with np.errstate(under="ignore"):
+        powers: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    total: Floats = powers.sum(axis=-1, keepdims=True)
+    return powers / total
+
+
+def attended(queries: Floats, keys: Floats, values: Floats, window: int | None) -> Floats:
+    """Keys and values repeated for every query head, and one mask for all; everything has the type of the queries."""
+    tokens, heads, head_dim = queries.shape
+    group, length, kind = heads // keys.shape[0], keys.shape[1], queries.dtype.type
+    wide_keys, wide_values = np.repeat(keys, group, axis=0), np.repeat(values, group, axis=0)
+    scores = np.einsum("thd,hsd->hts", queries, wide_keys) / kind(np.sqrt(head_dim))
+    back = np.arange(length - tokens, length)[:, None] - np.arange(length)
+    hidden: npt.NDArray[np.bool_] = (back < 0) | (back >= (window or length))
+    probabilities = softmax(np.where(hidden, kind(-np.inf), scores))
+    return np.ascontiguousarray((probabilities @ wide_values).swapaxes(0, 1))
 
 
 class Cache:

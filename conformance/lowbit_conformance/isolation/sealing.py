@@ -2,10 +2,10 @@
 
 The judge sends this file's text to the host, which runs it before it imports the code under test. Every function and
 method of the chapters in `CHAPTERS` then raises, wherever it has been imported to, and the call is noted as a breach.
-What makes no result stays callable: types with their properties, constants, checks, names of parameters, errors, what
-a declaration is made of (`lowbit.contract.rounding`, `lowbit.linear.integer_bounds`), programs and generators of
-kernels, and the few helpers in `KEPT`. Checks may go on using what is sealed, since every call of a backend begins with
-them.
+What makes no result stays callable: types with their properties, tables of formats with what they decode and encode,
+constants, checks, names of parameters, errors, what a declaration is made of (`lowbit.contract.rounding`,
+`lowbit.linear.integer_bounds`), programs and generators of kernels, and the few helpers in `KEPT`. Checks may go on
+using what is sealed, since every call of a backend begins with them.
 
 A copy is noticed, too: code that is executed, or made into a function, is searched for the bytecode of what is sealed.
 This finds a chapter that is reloaded, executed from its file or pasted into a backend. It does not find a computation

@@ -113,9 +113,8 @@ def _array_changes(argument: Argument, shared: set[str | int]) -> dict[str, Chan
 
 
 def _swapped(array: Any) -> Any:
-    """The other byte order; that of the bit patterns of types that numpy itself does not have, such as bfloat16."""
-    patterns = array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
-    return patterns.astype(patterns.dtype.newbyteorder())
+    """The other byte order."""
+    return array.astype(array.dtype.newbyteorder())
 
 
 def _with_last(array: Any, number: float) -> Any:

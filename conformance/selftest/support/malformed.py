@@ -104,8 +104,8 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "limits-a-list": (lambda: pack(limits=["bits"]), "limits of packing.pack is an object of type list"),
     "limit-misspelt": (lambda: pack({"bist": (4,)}), "a limit of packing.pack is 'bist'; allowed: bits"),
     "limit-unknown": (
-        lambda: Capabilities({"routing.expert": Declaration({"bits": (4,)}, Arithmetic("direct"))}),
-        "a limit of routing.expert is 'bits'; allowed: none, since it has no parameter",
+        lambda: Capabilities({"gptq.hessian": Declaration({"bits": (4,)}, Arithmetic("direct"))}),
+        "a limit of gptq.hessian is 'bits'; allowed: none, since it has no parameter",
     ),
     "limit-a-number": (lambda: pack({"bits": 4}), "limit bits of packing.pack is 4; allowed: a tuple of values, such"),
     "limit-a-text": (

@@ -54,6 +54,23 @@ def join(codes: Array, bits: int, dtype: npt.DTypeLike, order: Sequence[int] | N
     return words.astype(f"u{kind.itemsize}").view(kind)
 
 
+def stream(words: Array, bits: int, count: int) -> npt.NDArray[np.int64]:
+    """The first `count` codes of each row of words, from the lowest bit of the first word on; codes may cross words.
+
+    >>> stream(np.array([[0b101_100_011_010_001_000]], np.uint32), 3, 6)
+    array([[0, 1, 2, 3, 4, 5]])
+
+    Args:
+        words: integers, … × words.
+        bits: of a code, at most 8.
+        count: of codes in a row.
+    """
+    octets = np.ascontiguousarray(words).view(np.uint8)
+    places = np.unpackbits(octets, axis=-1, count=count * bits, bitorder="little")
+    codes = np.packbits(places.reshape(*places.shape[:-1], count, bits), axis=-1, bitorder="little")
+    return codes[..., 0].astype(np.int64)
+
+
 def planes(data: U8, bits: int, run: int) -> npt.NDArray[np.int64]:
     """The codes in each run of bytes: the lowest bits of all its bytes, then the next bits of all, along the last axis.
 

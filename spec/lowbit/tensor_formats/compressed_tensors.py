@@ -16,23 +16,13 @@ Source: compressed-tensors, ``pack-quantized``, ``int-quantized`` and ``naive-qu
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.arrays import F64, Array
-from lowbit.tensor_formats.bits import exact
+from lowbit.tensor_formats.bits import exact, stream
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 OPTIONS = {"bits": (2, 3, 4, 5, 6, 7, 8), "group_size": None}
 SCALE = Field("weight_scale", "bfloat16", ("N", "G"), "scale", "one scale for each row and group")
-
-
-def stream(words: Array, bits: int, count: int) -> npt.NDArray[np.int64]:
-    """The first `count` codes of each row of 32-bit words, from the lowest bit of the first word on."""
-    octets = np.ascontiguousarray(words).view(np.uint8)
-    places = np.unpackbits(octets, axis=-1, bitorder="little")[..., : count * bits]
-    digits = places.reshape(*places.shape[:-1], count, bits).astype(np.int64)
-    codes: npt.NDArray[np.int64] = digits @ (1 << np.arange(bits))
-    return codes
 
 
 def _signed(codes: Array, bits: int) -> F64:

@@ -38,8 +38,7 @@ Source: AutoGPTQ ``qlinear_cuda.py``, ``qlinear_cuda_old.py``, ``triton_utils/de
 import numpy as np
 
 from lowbit.arrays import F64, Array
-from lowbit.quantization.packing import unpack
-from lowbit.tensor_formats.bits import exact
+from lowbit.tensor_formats.bits import exact, stream
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 FIELDS = (
@@ -52,7 +51,7 @@ FIELDS = (
 
 def codes_of(words: Array, bits: int) -> F64:
     """The codes of each column of words; the stream of the chapter `packing` at every width."""
-    return unpack(np.ascontiguousarray(words).view(np.uint32), bits).astype(np.float64)
+    return exact(stream(words.T, bits, 32 * len(words) // bits)).T
 
 
 def decode_v2(tensors: Tensors, at: Sizes) -> Terms:

@@ -32,8 +32,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F64, Array
-from lowbit.tensor_formats.bits import exact, join
-from lowbit.tensor_formats.compressed_tensors import stream
+from lowbit.tensor_formats.bits import exact, join, stream
 from lowbit.tensor_formats.gguf_encode import half
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
