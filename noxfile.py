@@ -278,7 +278,8 @@ def install(
     sources = digest(path.read_bytes() for path in shipped())
     if wheel and not marked(session, "wheel", sources):
         with tempfile.TemporaryDirectory(dir=session.virtualenv.location) as folder:
-            session.run("python", "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", folder, silent=True)
+            built = ["hatchling", "build", "-t", "wheel", "-d", folder]
+            session.run_install("python", "-P", "-m", *built, silent=True)  # --install-only builds, too
             session.install("--no-deps", "--force-reinstall", *map(str, Path(folder).glob("*.whl")))
         mark(session, "wheel", sources)
 
@@ -315,7 +316,7 @@ def cppyy_wheels(session: nox.Session) -> Iterator[list[str]]:
     def build(archive: Path) -> None:
         session.log("building cppyy, once for this machine: one to three minutes")
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder, zipfile.ZipFile(archive, "w") as kept:
-            session.run("python", "-P", "-m", "pip", "wheel", "--wheel-dir", folder, requirement)
+            session.run_install("python", "-P", "-m", "pip", "wheel", "--wheel-dir", folder, requirement)
             for wheel in sorted(Path(folder).glob("*.whl")):
                 kept.write(wheel, wheel.name)
 
