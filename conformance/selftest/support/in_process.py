@@ -1,5 +1,7 @@
 """A backend of the bank in this process: what a `Remote` shows to a test, without a host."""
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +12,7 @@ from kills.trial import cases_of, run
 from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.suite.cases import CONCURRENT, Case
+from lowbit_conformance.suite.marking import Mark
 
 
 @dataclass(frozen=True)
@@ -72,11 +75,31 @@ class Prepared:
         return self.qgemm(x) if vectors else self.qgemv(x[0])
 
 
+def spread(cases: list[tuple[Mark, Case]]) -> list[tuple[Mark, Case]]:
+    """The first case of each kind, then the second of each, and so on; the large ones last.
+
+    What fails few cases is met early: those of a rare kind do not wait for the thousands of the others.
+    """
+    met = Counter[tuple[str, ...]]()
+    ranked = []
+    for mark, case in cases:
+        kind = (
+            case.clause,
+            case.tier,
+            str(case.parameters().get("format")),
+            *re.sub(r"\d", "", case.variant).split("-")[:2],
+        )
+        met[kind] += 1
+        ranked.append(((case.large, met[kind]), mark, case))
+    return [(mark, case) for _, mark, case in sorted(ranked, key=lambda each: each[0])]
+
+
 def failures(name: str, operation: str, clauses: tuple[str, ...], seeds: int = 2) -> Iterator[tuple[Case, Called]]:
-    """The cases of some clauses that a defect fails, each with the call after which it failed."""
+    """The cases of some clauses that a defect fails, each with the call after which it failed; see `spread`."""
     owner: Any = InProcess(name)
-    for mark, case in cases_of(clauses, (operation,), seeds):
-        if case.clause in clauses and case.variant != CONCURRENT:
+    tried = [(mark, case) for mark, case in cases_of(clauses, (operation,), seeds) if case.clause in clauses]
+    for mark, case in spread(tried):
+        if case.variant != CONCURRENT:
             owner.last = None
             if run(mark, case, owner) and owner.last is not None:
                 yield case, owner.last

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from lowbit_conformance.suite.explaining import Asked
 
 NAMES = list(BANK)
 SOURCE = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+|errata [QMHBG]\d+, .+")
-SEARCHED = 4  # failing cases in which a defect is looked for
+SEARCHED = 3  # failing cases in which a defect is looked for
 
 
 @pytest.mark.parametrize("defect", ALL.values(), ids=lambda defect: defect.name)
@@ -96,9 +97,12 @@ def test_the_diagnosis_names_the_defect(name: str) -> None:
         if OPERATIONS[operation].stateful or not own:
             continue
         seen = []
-        for _, called in islice(failures(name, operation, own), SEARCHED):
-            here = Seen.of(operation, Asked(operation, called.arguments, called.choices, called.given))
-            seen += [here] if here.unequal else []
+        for _, called in failures(name, operation, own):
+            with suppress(ArgumentError):  # what the reference refuses has no right answer
+                here = Seen.of(operation, Asked(operation, called.arguments, called.choices, called.given))
+                seen += [here] if here.unequal else []
+            if len(seen) == SEARCHED:
+                break
         assert seen, operation
         assert all(each.explained(defect) for each in seen), operation
 
