@@ -5,7 +5,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, F64
+from lowbit.arrays import F16, F32, F64
 from lowbit.attention.ksort import Order
 from lowbit.attention.rope import Layout, Rotation
 from lowbit.backend import Declaration
@@ -13,6 +13,7 @@ from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.quantization.bfp import Blocks, Format
 from lowbit.quantization.bfp_dot import BlockSums
 from lowbit.quantization.bfp_storage import EXPONENT_BIAS, StoredBlocks
+from lowbit.tensor_formats.stored import FORMATS
 from lowbit_numpy.widening import TYPES, widened
 
 Floats = TypeVar("Floats", F32, F64)
@@ -30,6 +31,7 @@ EXACT = (
     "ksort.permutation",
     "ksort.relabel",
     "kvcache.bfp",
+    "kvcache.kivi",
 )
 
 
@@ -42,6 +44,9 @@ class CacheOperations:
 
     def _kvcache_bfp(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> "Cache":
         return Cache(self, kv_heads, head_dim, key_format, value_format)
+
+    def _kvcache_kivi(self, kv_heads: int, head_dim: int, bits: int, group_size: int, residual: int) -> "KiviCache":
+        return KiviCache(kv_heads, bits, group_size, residual)
 
     def _bfp_cast(self, x: F32, format: Format) -> Blocks:
         """All blocks at once. Rows are padded with zeros to whole blocks; the maximum of a block stays."""
@@ -174,3 +179,38 @@ class Cache:
         )
         values = self._casts._bfp_decode(Blocks(mantissas, exponents, self._formats[kind]))
         return values.reshape(self._heads, self._length, -1)
+
+
+PARTS = (("keys", "tokens"), ("values", "group_size"))
+
+
+class KiviCache:
+    """Keys and values of one layer, tokens × channels, in float32; the newest of each are not rounded yet."""
+
+    def __init__(self, kv_heads: int, bits: int, group_size: int, residual: int) -> None:
+        self._heads, self._residual = kv_heads, residual
+        self._formats = [(f"kivi-{part}", {"bits": bits, size: group_size}) for part, size in PARTS]
+        self._tokens: list[F32 | None] = [None, None]
+        self._rounded = [0, 0]
+
+    def step(self, *tokens: F16) -> tuple[F32, ...]:
+        """Add T tokens, and round those that are no longer among the newest."""
+        for kind, given in enumerate(tokens):
+            own, new = self._tokens[kind], given.reshape(len(given), -1).astype(np.float32)
+            self._tokens[kind] = all_tokens = new if own is None else np.concatenate([own, new])
+            length, first = len(all_tokens), self._rounded[kind]
+            end = length - length % self._residual if kind == 0 else max(0, length - self._residual)
+            if end > first:
+                all_tokens[first:end] = self._through(kind, all_tokens[first:end])
+                self._rounded[kind] = end
+        return tuple(self._in_heads(each) for each in self._tokens if each is not None)
+
+    def _through(self, kind: int, part: F32) -> F32:
+        """Numbers in the format of their kind, decoded."""
+        name, options = self._formats[kind]
+        at = FORMATS[name].sizes(part.shape[1], len(part), options)
+        found = FORMATS[name].terms(FORMATS[name].encoded(part.T.astype(np.float64), at), at)
+        return np.asarray(found.values.T, np.float32)
+
+    def _in_heads(self, tokens: F32) -> F32:
+        return tokens.reshape(len(tokens), self._heads, -1).swapaxes(0, 1).copy()

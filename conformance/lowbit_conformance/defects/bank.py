@@ -31,6 +31,7 @@ from lowbit_conformance.defects import (
     groups,
     heads,
     integers,
+    kivi,
     orders,
     quantisers,
     reals,
@@ -47,7 +48,7 @@ from lowbit_conformance.defects.backends import CONTROL, BankBackend
 from lowbit_conformance.defects.defect import Defect
 
 PRODUCTS = (codes, groups, zeros, sums, integers)
-CACHES = (blocks, block_sums, attention, heads, engines)
+CACHES = (blocks, block_sums, attention, heads, engines, kivi)
 FORMATS = (small_floats, stored, casts, types, stored_attention)
 LAYERS = (routes, experts, activations, quantisers, reals, depth, orders, subnormal)
 MODULES = (*PRODUCTS, *CACHES, *LAYERS, *FORMATS, common)

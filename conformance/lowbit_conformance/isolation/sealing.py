@@ -37,6 +37,7 @@ CHAPTERS = (
     "lowbit.kernels.interpreter",
     "lowbit.attention.ksort",
     "lowbit.attention.kvcache",
+    "lowbit.attention.kivi_cache",
     "lowbit.kernels.layouts",
     "lowbit.linear.linear",
     "lowbit.moe.offload",

@@ -17,7 +17,8 @@ kivi-values   a token and ``group_size`` channels   the channels of a token
 ============= ===================================== ============================================
 
 Words are int32, the first code in the lowest bits. The last group and the last word may be short. The newest tokens are
-kept in full precision until a group of them is complete; they are no part of this format.
+kept in full precision until a group of them is complete; they are no part of this format, but of the cache in the
+chapter `lowbit.attention.kivi_cache`.
 
 **A cast** of float16 numbers rounds each of KIVI's steps to float16. A cast of float32 numbers computes in float32, and
 rounds the scale and the minimum to float16 at the end. Both are right, and a call keeps to one. A group of one number

@@ -104,6 +104,7 @@ def test_the_limits_of_sessions_are_their_parameters() -> None:
     from lowbit.quantization.bfp import bfp12, bfp16
 
     opened = {"offload.engine": (Arrangement(1, 4, 2),), "kvcache.bfp": (2, 8, bfp12(4), bfp16(4))}
+    opened["kvcache.kivi"] = (2, 8, 2, 4, 8)
     assert opened.keys() == {name for name in OPERATIONS if OPERATIONS[name].stateful}
     for name, arguments in opened.items():
         assert set(OPERATIONS[name].parameters(*arguments)) == set(LIMITS[name])

@@ -14,6 +14,7 @@ LASTS = 60  # calls, fewer than the hundred others between a call and its repeti
 REFUSING = (
     *(f"{operation}/H8" for operation in OPERATIONS),
     "kvcache.bfp/C4",
+    "kvcache.kivi/C4",
     "offload.engine/C2",
     "offload.engine/C3",
     "gptq.factor/C4",

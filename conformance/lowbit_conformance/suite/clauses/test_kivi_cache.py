@@ -1,0 +1,227 @@
+"""Checks of `kvcache.kivi`: which tokens are in 16 bits, and what the others become.
+
+What is right follows from the number of tokens and from `formats.quantize` of whole groups, by one of its choices. A
+cache keeps to one, so an answer is compared with all that explained the answers before it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F16, F32, F64
+from lowbit.tensor_formats.kivi import STEPS
+from lowbit.tensor_formats.stored import quantized
+from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.clauses.test_kvcache import NAMES, lengths
+from lowbit_conformance.suite.clauses.test_kvcache import taken as taken_in
+from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
+from lowbit_conformance.suite.marking import Settings, checks
+
+Tokens = tuple[F16, F16]  # keys and values, T × G × d_h each
+
+
+@dataclass(frozen=True)
+class KiviCase(Case):
+    """A cache and how many tokens it gets."""
+
+    kv_heads: int
+    head_dim: int
+    bits: int
+    group_size: int
+    residual: int
+    tokens: int
+
+    @property
+    def label(self) -> str:
+        sizes = f"{self.kv_heads}x{self.head_dim}-b{self.bits}-g{self.group_size}-r{self.residual}"
+        return f"{sizes}-{self.tokens}tokens"
+
+    def parameters(self) -> dict[str, object]:
+        return dict(zip(("kv_heads", "head_dim", "bits", "group_size", "residual"), self.opening, strict=True))
+
+    @property
+    def opening(self) -> tuple[int, int, int, int, int]:
+        """The arguments that open it."""
+        return self.kv_heads, self.head_dim, self.bits, self.group_size, self.residual
+
+
+SHAPES = (
+    (2, 64, 2, 32, 32),
+    (1, 128, 4, 32, 64),
+    (3, 16, 2, 8, 24),
+    (2, 6, 4, 3, 3),
+    (1, 4, 2, 1, 2),
+    (4, 32, 4, 16, 48),
+)
+
+
+def caches(*rounds: float) -> Callable[[str, Settings], Iterator[KiviCase]]:
+    """Every shape with each number of tokens, in residual lengths; then from each seed a number of its own."""
+
+    def generator(clause: str, settings: Settings) -> Iterator[KiviCase]:
+        for shape in SHAPES:
+            for part in rounds:
+                yield KiviCase(clause, "random", "", *shape, max(1, round(part * shape[-1])))
+        for seed in settings.seeds:
+            shape = SHAPES[seed % len(SHAPES)]
+            yield KiviCase(clause, "random", "drawn", *shape, 1 + 37 * seed % (3 * shape[-1]), seed=seed)
+
+    return generator
+
+
+def drawn(case: KiviCase, rng: np.random.Generator, tokens: int | None = None) -> Tokens:
+    """Keys with some large channels, values of very different magnitude, and groups of one number throughout."""
+    shape = (tokens or case.tokens, case.kv_heads, case.head_dim)
+    keys = rng.normal(size=shape) * np.exp2(rng.integers(-3, 6, shape[1:]))
+    values = rng.normal(size=shape) * np.exp2(rng.integers(-6, 6, (shape[0], 1, 1)))
+    keys[:, 0, :1] = 0.3
+    values[rng.random(shape[0]) < 0.1] = -1.7
+    return keys.astype(np.float16), values.astype(np.float16)
+
+
+def parts(tokens: Tokens, plan: Sequence[int]) -> Iterator[Tokens]:
+    """The tokens in steps of these lengths."""
+    for start, length in zip(np.cumsum([0, *plan]), plan, strict=False):
+        keys, values = (np.ascontiguousarray(part[start : start + length]) for part in tokens)
+        yield keys, values
+
+
+def taken(session: Any, step: Tokens) -> tuple[F32, F32]:
+    """One step; copies of the two arrays with which it answers."""
+    __tracebackhide__ = True
+    return taken_in(session, step)  # type: ignore[arg-type]  # tokens of float16
+
+
+class Right:
+    """What a cache of one case holds after each step, by every choice that has explained its answers so far."""
+
+    def __init__(self, case: KiviCase) -> None:
+        self.case, self.choices = case, list(STEPS)
+        self._given: list[Tokens] = []
+
+    def assert_holds(self, step: Tokens, answer: tuple[F32, F32]) -> None:
+        """The answer after this step; the newest tokens first, which no choice changes."""
+        __tracebackhide__ = True
+        self._given.append(step)
+        case, tokens = self.case, [np.concatenate([each[kind] for each in self._given]) for kind in (0, 1)]
+        length = len(tokens[0])
+        ends = (length - length % case.residual, max(0, length - case.residual))
+        for name, given, own, end in zip(NAMES, answer, tokens, ends, strict=True):
+            array = assert_array(name, given, np.float32, (case.kv_heads, length, case.head_dim))
+            newest = np.ascontiguousarray(own[end:].swapaxes(0, 1), np.float32)
+            assert_exact(f"the newest {name}", np.ascontiguousarray(array[:, end:]), newest)
+        expected = {
+            choice: [self._stored(kind, tokens[kind][: ends[kind]], choice) for kind in (0, 1)]
+            for choice in self.choices
+        }
+        for name, kind in zip(NAMES, (0, 1), strict=True):
+            stored = np.ascontiguousarray(answer[kind][:, : ends[kind]])
+            fitting = [choice for choice in self.choices if (stored == expected[choice][kind]).all()]
+            if not fitting:
+                assert_exact(f"the stored {name}", stored, expected[self.choices[0]][kind])
+            self.choices = fitting
+
+    def _stored(self, kind: int, tokens: F16, choice: str) -> F32:
+        """float32, G × tokens × d_h: whole groups through their format."""
+        case = self.case
+        if not len(tokens):
+            return np.zeros((case.kv_heads, 0, case.head_dim), np.float32)
+        format, option = (("kivi-keys", "tokens"), ("kivi-values", "group_size"))[kind]
+        options = (("bits", case.bits), (option, case.group_size))
+        numbers: F64 = quantized(tokens.reshape(len(tokens), -1), format, options, choice).values.T
+        heads = numbers.astype(np.float32).reshape(len(tokens), case.kv_heads, -1)
+        return np.ascontiguousarray(heads.swapaxes(0, 1))
+
+
+@checks("kvcache.kivi/C1", caches(0.1, 1, 1.2))
+def test_the_newest_tokens_are_kept(backend: Remote, case: KiviCase) -> None:
+    """Token by token: the newest are as given, around every end of a group and of the residual tokens."""
+    right = Right(case)
+    with closing(backend.open("kvcache.kivi", *case.opening)) as session:
+        for step in parts(drawn(case, case.generator()), [1] * case.tokens):
+            right.assert_holds(step, taken(session, step))
+
+
+@checks("kvcache.kivi/C2", caches(2, 3.4))
+def test_whole_groups_are_stored(backend: Remote, case: KiviCase) -> None:
+    """Steps of any length: what is stored is the format's, and keeps its bits whatever comes later."""
+    rng, right = case.generator(), Right(case)
+    steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
+    large = np.full((case.residual, case.kv_heads, case.head_dim), 30000, np.float16)
+    with closing(backend.open("kvcache.kivi", *case.opening)) as session:
+        for step in (*steps, (large, -large)):
+            right.assert_holds(step, taken(session, step))
+
+
+@checks("kvcache.kivi/C3", caches(2.3))
+def test_a_prompt_ends_as_its_tokens_do(backend: Remote, case: KiviCase) -> None:
+    """All tokens in one step, one by one, and in steps of mixed length: the same bits at the end."""
+    rng = case.generator()
+    tokens = drawn(case, rng)
+    ends = []
+    for plan in ([case.tokens], [1] * case.tokens, lengths(case.tokens, rng)):
+        with closing(backend.open("kvcache.kivi", *case.opening)) as session:
+            ends.append([taken(session, step) for step in parts(tokens, plan)][-1])
+    Right(case).assert_holds(tokens, ends[0])
+    for end in ends[1:]:
+        for name, one, other in zip(NAMES, ends[0], end, strict=True):
+            assert_exact(name, other, one)
+
+
+MISTAKES: dict[str, Callable[[Tokens], tuple[Any, Any]]] = {
+    "float32": lambda step: (step[0].astype(np.float32), step[1]),
+    "heads": lambda step: (np.concatenate([step[0]] * 2, axis=1), np.concatenate([step[1]] * 2, axis=1)),
+    "more-keys": lambda step: (np.concatenate([step[0]] * 2), step[1]),
+    "no-tokens": lambda step: (step[0][:0], step[1][:0]),
+    "strided": lambda step: (step[0], np.repeat(step[1], 2, axis=2)[..., ::2]),
+    "infinite": lambda step: (step[0] + np.float16("inf"), step[1]),
+    "too-large": lambda step: (step[0], step[1] + np.float16(40000)),
+}
+OPENINGS: dict[str, tuple[int, int, int, int, int]] = {
+    "no-heads": (0, 8, 2, 4, 8),
+    "three-bits": (2, 8, 3, 4, 8),
+    "group-beside-heads": (2, 8, 2, 3, 9),
+    "residual-beside-groups": (2, 8, 2, 4, 6),
+    "no-residual": (2, 8, 2, 4, 0),
+}
+
+
+def mistakes(clause: str, settings: Settings) -> Iterator[KiviCase]:
+    for variant in (*(f"step-{name}" for name in MISTAKES), *(f"open-{name}" for name in OPENINGS)):
+        yield KiviCase(clause, "edge", variant, 2, 8, 2, 4, 4, 6)
+
+
+@checks("kvcache.kivi/C4", mistakes)
+def test_kivi_refuses(backend: Remote, case: KiviCase) -> None:
+    """Each mistake raises ArgumentError; at a step, the first or a later one, it leaves the cache as it was."""
+    place, _, name = case.variant.partition("-")
+    if place == "open":
+        with refuses():
+            backend.open("kvcache.kivi", *OPENINGS[name])
+        return
+    right = Right(case)
+    with closing(backend.open("kvcache.kivi", *case.opening)) as session:
+        for step in parts(drawn(case, case.generator()), [3, 3]):
+            with refuses():
+                session.step(*MISTAKES[name](step))
+            right.assert_holds(step, taken(session, step))
+
+
+@checks("kvcache.kivi/C5", caches(1.5))
+def test_kivi_caches_do_not_disturb_each_other(backend: Remote, case: KiviCase) -> None:
+    """Two caches of one shape take turns; a third, opened when one of them is closed, is empty."""
+    rng = case.generator()
+    open_now = {name: (backend.open("kvcache.kivi", *case.opening), Right(case)) for name in ("first", "second")}
+    for number in range(12):
+        if number == 6:
+            open_now.pop("first")[0].close()
+            open_now["third"] = backend.open("kvcache.kivi", *case.opening), Right(case)
+        session, right = open_now[str(rng.choice(sorted(open_now)))]
+        step = drawn(case, rng, tokens=int(rng.integers(1, case.residual + 2)))
+        right.assert_holds(step, taken(session, step))
+    for session, _ in open_now.values():
+        session.close()

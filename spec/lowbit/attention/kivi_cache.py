@@ -1,0 +1,187 @@
+r"""A key-value cache of KIVI: old tokens in 2 or 4 bits, the newest in full precision.
+
+The chapter `lowbit.tensor_formats.kivi` says how KIVI stores keys and values. Keys are grouped *along tokens*, so a key
+can only be stored when its group is complete; until then it is kept as it came, in 16 bits. Values are grouped along
+the channels of a token and could be stored at once. KIVI keeps the newest of them in 16 bits, too, because attention
+reads them most.
+
+**Which tokens** follows from their number :math:`S` and from the *residual length* :math:`R` alone, a multiple of the
+group size. In 16 bits are the newest
+
+.. math:: S \bmod R \ \text{keys}, \qquad \min(S, R) \ \text{values},
+
+and all tokens before them are stored. Keys are stored R at a time, each time that R of them have gathered; a value is
+stored when it is no longer among the newest R. A prompt of many tokens ends in the state in which the same tokens end
+that come one by one.
+
+**What a step reads.** KIVI's code multiplies the queries of a step by the new tokens before it stores any. A step here
+answers with what the cache holds *after* it, which is what the next step reads.
+
+**Numbers.** A stored number is :math:`s\,q + m` with float16 :math:`s`, :math:`m` and a code :math:`q` of at most 4
+bits. The product is exact in float32, so the sum is rounded once, and its bits are the same for every kernel.
+
+Source: KIVI (arXiv 2402.02750) §3.3, algorithm 1; its ``models/llama_kivi.py``.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import numpy as np
+
+from lowbit.arrays import F16, F32
+from lowbit.attention.attention import MOST_CHANNELS, check_heads
+from lowbit.contract.checks import check_array, check_finite
+from lowbit.contract.operation import EXACT, Parameters, operation
+from lowbit.contract.signature import CHOICE, In, checked
+from lowbit.errors import ArgumentError
+from lowbit.tensor_formats.stored import Stored, quantized
+
+Bits = Literal[2, 4]
+MOST = 32752.0
+"""Of a number's magnitude, half of the largest of float16: the range of a group must fit float16."""
+
+
+class Kept:
+    """Keys or values, tokens × channels: those that are stored, decoded, and after them the newest in 16 bits.
+
+    Attributes:
+        stored: float32, tokens × channels.
+        newest: float16, tokens × channels.
+    """
+
+    def __init__(self, channels: int, store: Callable[[F16], Stored]) -> None:
+        self.stored, self.newest = np.zeros((0, channels), np.float32), np.zeros((0, channels), np.float16)
+        self._store = store
+
+    def add(self, tokens: F16) -> None:
+        """Put tokens after the ones that are there."""
+        self.newest = np.concatenate([self.newest, tokens])
+
+    def store(self, count: int) -> None:
+        """Store the oldest `count` of those in 16 bits."""
+        if count:
+            part, self.newest = self.newest[:count], self.newest[count:]
+            self.stored = np.concatenate([self.stored, self._store(part).values.T.astype(np.float32)])
+
+    def in_heads(self, kv_heads: int) -> F32:
+        """All tokens: float32, G × S × d_h."""
+        tokens = np.concatenate([self.stored, self.newest.astype(np.float32)])
+        return np.ascontiguousarray(tokens.reshape(len(tokens), kv_heads, -1).swapaxes(0, 1))
+
+
+class KiviCache:
+    """Keys and values of one layer; `choice` is that of the casts of `lowbit.tensor_formats.kivi`."""
+
+    def __init__(
+        self, kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, choice: str | None = None
+    ) -> None:
+        self.kv_heads, self.head_dim, self.residual = kv_heads, head_dim, residual
+        keys, values = (("bits", int(bits)), ("tokens", group_size)), (("bits", int(bits)), ("group_size", group_size))
+        self.keys = Kept(kv_heads * head_dim, lambda part: quantized(part, "kivi-keys", keys, choice))
+        self.values = Kept(kv_heads * head_dim, lambda part: quantized(part, "kivi-values", values, choice))
+
+    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
+        """Add T tokens, and answer with the keys and the values of all tokens so far.
+
+        A key that is alone in its group is kept; the second completes the group, whose scale is a third of its range:
+
+        >>> opened = KiviCache(kv_heads=1, head_dim=2, bits=2, group_size=2, residual=2)
+        >>> for channel in (0.25, 3.25):
+        ...     keys, values = opened.step(*np.full((2, 1, 1, 2), channel, np.float16))
+        >>> keys[0, :, 0], len(opened.keys.stored), len(opened.values.stored)
+        (array([0.25, 3.25], dtype=float32), 2, 0)
+
+        Args:
+            keys: float16, T × G × d_h, of magnitude 32752 at most.
+            values: float16, T × G × d_h, likewise.
+
+        Returns:
+            float32, G × S × d_h, twice.
+
+        Raises:
+            ArgumentError: another dtype, shape or layout, or a larger number; nothing has changed then.
+        """
+        check_tokens(keys, values, self.kv_heads, self.head_dim)
+        for kept, tokens in ((self.keys, keys), (self.values, values)):
+            kept.add(tokens.reshape(len(tokens), -1))
+        gathered = len(self.keys.newest)
+        self.keys.store(gathered - gathered % self.residual)
+        self.values.store(max(0, len(self.values.newest) - self.residual))
+        return self.keys.in_heads(self.kv_heads), self.values.in_heads(self.kv_heads)
+
+
+Count = Annotated[int, In(1, MOST_CHANNELS), CHOICE]
+
+
+def _check_cache(kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int) -> None:
+    check_heads(kv_heads, head_dim)
+    if head_dim % group_size:
+        raise ArgumentError("group_size", group_size, f"a divisor of head_dim, {head_dim}")
+    if residual % group_size:
+        raise ArgumentError("residual", residual, f"a multiple of group_size, {group_size}")
+
+
+@checked(also=_check_cache)
+def cache(kv_heads: Count, head_dim: Count, bits: Bits, group_size: Count, residual: Count) -> KiviCache:
+    """An empty cache of one layer, whose `step` takes tokens.
+
+    Args:
+        kv_heads: G.
+        head_dim: d_h.
+        bits: of a code: 2 or 4.
+        group_size: the tokens of a group of keys, and the channels of a group of values; divides head_dim.
+        residual: R, a multiple of `group_size`.
+
+    Raises:
+        ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, other bits,
+            groups that do not divide heads, a residual length that is not a multiple of the group size.
+
+    Source: KIVI §3.3.
+    """
+    return KiviCache(kv_heads, head_dim, bits, group_size, residual)
+
+
+# **Steps** have a check of their own.
+
+
+def check_tokens(keys: F16, values: F16, kv_heads: int, head_dim: int) -> None:
+    """The check of a step: as many values as keys, and no number whose group might have too large a range."""
+    check_array("keys", keys, np.float16, (None, kv_heads, head_dim))
+    check_array("values", values, np.float16, keys.shape)
+    for name, tokens in (("keys", keys), ("values", values)):
+        check_finite(name, tokens)
+        if np.abs(tokens).max() > MOST:
+            raise ArgumentError(name, f"as large as {np.abs(tokens).max()}", f"at most {MOST:g} in magnitude")
+
+
+def check_steps(kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int) -> Callable[[F16, F16], None]:
+    """The check of the steps of one cache, which remembers nothing."""
+    return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim)
+
+
+def cache_parameters(kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int) -> Parameters:
+    """The choices that a cache makes."""
+    sizes = {"kv_heads": kv_heads, "head_dim": head_dim}
+    return {**sizes, "bits": bits, "group_size": group_size, "residual": residual}
+
+
+# **What a backend promises.**
+
+operation(
+    "kvcache.kivi",
+    "Keys and values by KIVI, the newest in 16 bits",
+    cache,
+    promise=EXACT,
+    source="KIVI (arXiv 2402.02750) §3.3; its llama_kivi.py",
+    check_step=check_steps,
+    parameters=cache_parameters,
+    clauses={
+        "C1": "Each step answers with the keys and the values of all S tokens since the cache was opened, float32, "
+        "G × S × d_h. The newest S mod R keys and the newest R values are the numbers that were given.",
+        "C2": "All other keys and values are those of `formats.dequantize` of `formats.quantize` of their groups, in "
+        "kivi-keys and kivi-values, by one of its choices, the same in every step; later tokens do not change them.",
+        "C3": "Tokens that come in one step and tokens that come one by one have equal bits.",
+        "C4": "A step that is refused changes nothing.",
+        "C5": "Caches that are open at once do not disturb each other, and a new one is empty.",
+    },
+)
