@@ -1,7 +1,7 @@
-r"""How ggml casts numbers to blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1 and Q8_K.
+r"""How ggml casts numbers to blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, Q8_K, TQ1_0, TQ2_0 and MXFP4.
 
-Weights are cast to the first four once, activations to the others in every product. ggml computes in float32 from the
-numbers of one block :math:`x_i`:
+Activations are cast to the types of 8 bits in every product, weights to the others once. ggml computes in float32 from
+the numbers of one block :math:`x_i`:
 
 ======== ============================ ============================== =================================================
 type     scale                        code, before rounding          rounding
@@ -12,6 +12,8 @@ Q4_0     :math:`d = x_m / {-8}`       :math:`x \cdot (1/d) + 8.5`    towards 0; 
 Q5_0     :math:`d = x_m / {-16}`      :math:`x \cdot (1/d) + 16.5`   towards 0; at most 31
 Q4_1     :math:`d = (\max - \min)/15` :math:`(x - \min)(1/d) + 0.5`  towards 0; at most 15
 Q5_1     :math:`d = (\max - \min)/31` :math:`(x - \min)(1/d) + 0.5`  towards 0
+TQ1, 2_0 :math:`d = \max|x|`           :math:`x \cdot (1/d)`          nearest, ties away from 0
+MXFP4    :math:`2^{e - 2}`            :math:`x / 2^{e - 2}`          nearest float of 4 bits, ties towards 0
 ======== ============================ ============================== =================================================
 
 :math:`x_m` is the number of largest magnitude with its sign, the first of several. So the scale of Q4_0, Q5_0 and Q8_K
@@ -25,7 +27,13 @@ then is *d* rounded to float16 (Q8_K keeps float32). A block of zeros has the sc
 - *Ties* of Q8_0 and Q8_1. The reference and CUDA use ``roundf`` (away from 0), AVX and NEON round to even.
 - *The sum* ``s`` of Q8_1 is *d*, in float32, times the sum of the codes; in CUDA it is the sum of the numbers, added
   in pairs 16, 8, 4, 2 and 1 apart.
+- *The exponent* of MXFP4 is :math:`e = \lfloor \log_2 \max|x| \rfloor`. The reference takes ``log2f``, which rounds
+  up just below a power of two; others read the exponent from the float.
 - *Contraction.* A compiler may turn :math:`x \cdot (1/d) + 8.5` into one fused operation with a single rounding.
+
+**Other types** have no `encode`. Which scales a writer chooses for the K-quants and the IQ types is a search for a small
+error: one search in llama.cpp's reference, others where the importance of each number is given. A reader need not know
+it, and files of all of them are valid.
 
 Source: ggml, ``ggml-quants.c`` (``quantize_row_*_ref``), ``quants.c`` of ``ggml-cpu/arch/x86`` and ``arm``,
 ``ggml-cuda/quantize.cu`` (``quantize_q8_1``).
@@ -41,6 +49,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, Array
 from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import join
 from lowbit.tensor_formats.table import Encode, Sizes
 
@@ -177,6 +186,61 @@ def packed(codes: Integers, bits: int) -> dict[str, Array]:
     low, high = np.split(codes & 15, 2, axis=-1)
     fields: dict[str, Array] = {"qs": (low | high << 4).astype(np.uint8)}
     return fields if bits == 4 else {"qh": join(codes >> 4, 1, np.uint8), **fields}
+
+
+def ternary(planes: Callable[[Integers], dict[str, Array]], numbers: F64, at: Sizes) -> dict[str, Array]:
+    """The fields of TQ1_0 and TQ2_0; `planes` packs codes of 0, 1 and 2."""
+    x = numbers.astype(np.float32)
+    d = np.abs(x).max(axis=-1, keepdims=True)
+    return {"d": half(d[..., 0]), **planes(nearest(x * inverse(d), "away") + 1)}
+
+
+def pairs_in_planes(codes: Integers) -> dict[str, Array]:
+    """Codes of 2 bits in planes over 32 bytes."""
+    return {"qs": joined(codes, 32, (1, 4, 16, 64)).astype(np.uint8)}
+
+
+def trits_in_planes(codes: Integers) -> dict[str, Array]:
+    """Digits in base 3, the first the highest, as fractions of 256 that are rounded up."""
+    places = (81, 27, 9, 3, 1)
+    first, second, last = np.split(codes, (160, 240), axis=-1)
+    parts = joined(first, 32, places), joined(second, 16, places), joined(last, 4, places[:4])
+    qs, rest, qh = (((256 * part + 242) // 243).astype(np.uint8) for part in parts)
+    return {"qs": np.concatenate([qs, rest], axis=-1), "qh": qh}
+
+
+def joined(codes: Integers, run: int, worth: tuple[int, ...]) -> Integers:
+    """Planes of `run` codes each, every plane times its worth, added up."""
+    cut = codes.reshape(*codes.shape[:-1], -1, len(worth), run)
+    total: Integers = (cut * np.array(worth)[:, None]).sum(axis=-2)
+    return total.reshape(*codes.shape[:-1], -1)
+
+
+BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+"""The middles of neighbours among 0, 0.5, 1, 1.5, 2, 3, 4 and 6."""
+
+
+def floats_of_4(exponent: Callable[[F32], Array], numbers: F64, at: Sizes) -> dict[str, Array]:
+    """The fields of MXFP4; a zero has the code 0 whatever its sign.
+
+    Raises:
+        ArgumentError: the largest number of a block is so small that its scale would lie below the least.
+    """
+    largest = np.abs(numbers).max(axis=-1).astype(np.float32)
+    e = np.where(largest > 0, exponent(np.where(largest > 0, largest, np.float32(1))) - 2, -127).astype(np.int64)
+    if e.min() < -127:
+        raise ArgumentError(
+            "x", f"a block whose largest number is {largest[e < -127][0]:.3g}", "2^-125 or more, or zeros"
+        )
+    codes = np.searchsorted(BETWEEN, np.ldexp(np.abs(numbers), -e[..., None]))
+    codes |= np.where((numbers < 0) & (codes > 0), 8, 0)
+    return {"e": (e + 127).astype(np.uint8).view(FLOATS["float8_e8m0fnu"].dtype), **packed(codes, 4)}
+
+
+EXPONENTS: Mapping[str, Callable[[F32], Array]] = {
+    "log2 in float32": lambda x: np.floor(np.log2(x.astype(np.float64)).astype(np.float32)),
+    "exponent of the float": lambda x: np.frexp(x)[1] - 1,
+}
 
 
 # **Choices of the field**: by name, the reference first.

@@ -24,6 +24,8 @@ Source: ggml, ``ggml-common.h``, ``ggml-quants.c``, and ``ggml-impl.h`` (``ggml_
 ``ggml_ue4m3_to_fp32``).
 """
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,6 +33,7 @@ from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import exact, planes, split
+from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 SOURCE = "ggml, ggml-common.h and ggml-quants.c"
@@ -111,6 +114,7 @@ MXFP4 = Format(
     block=32,
     fields=(Field("e", "float8_e8m0fnu", (), "scale", "the scale of the block, a power of two"), QS),
     decode=_mxfp4,
+    encode={choice: partial(floats_of_4, exponent) for choice, exponent in EXPONENTS.items()},
     source=SOURCE,
     traps=("The order of nibbles is ggml's own, and not that of OCP MX.", "A block has 17 bytes and is never aligned."),
 )

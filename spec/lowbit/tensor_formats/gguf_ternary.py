@@ -17,14 +17,19 @@ TQ1_0  256       0, 1, 2      five to a byte, in planes over 32, then 16, then 4
 :math:`\lfloor 3\,(3^n\,\mathrm{byte} \bmod 256) / 256 \rfloor`. Every byte decodes, also those that no writer makes.
 The last 16 elements lie four to a byte, in ``qh``.
 
+Numbers are cast to TQ1_0 and TQ2_0 as the chapter `gguf_encode` says.
+
 Source: ggml, ``ggml-common.h`` and ``ggml-quants.c`` (``dequantize_row_q1_0``, ``_q2_0``, ``_tq1_0``, ``_tq2_0``).
 """
+
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import U8, Array
 from lowbit.tensor_formats.bits import exact, planes, split
+from lowbit.tensor_formats.gguf_encode import pairs_in_planes, ternary, trits_in_planes
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 SOURCE = "ggml, ggml-common.h and ggml-quants.c"
@@ -98,6 +103,7 @@ TQ1_0 = Format(
         D,
     ),
     decode=_tq1,
+    encode={"reference": partial(ternary, trits_in_planes)},
     source=SOURCE,
     traps=("The scale lies at the end of the block.", "The product with a power of 3 wraps at 8 bits; it must."),
 )
@@ -107,6 +113,7 @@ TQ2_0 = Format(
     block=256,
     fields=(Field("qs", "uint8", (64,), "codes", "codes of 2 bits, in planes over 32 bytes"), D),
     decode=_tq2,
+    encode={"reference": partial(ternary, pairs_in_planes)},
     source=SOURCE,
     traps=("The scale lies at the end of the block.", "Code 3 is 2 d; no writer makes it, and every reader reads it."),
 )

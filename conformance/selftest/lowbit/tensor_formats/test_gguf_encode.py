@@ -8,11 +8,11 @@ import pytest
 
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
-from lowbit.tensor_formats.gguf_encode import QUOTIENTS
+from lowbit.tensor_formats.gguf_encode import EXPONENTS, QUOTIENTS
 from lowbit.tensor_formats.stored import FORMATS, Stored, quantize, quantized
 from lowbit_conformance.suite.clauses.test_quantize import KINDS
 
-CASTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+CASTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "tq1_0", "tq2_0", "gguf-mxfp4")
 
 
 @pytest.mark.parametrize(("name", "kind"), list(product(CASTS, KINDS)))
@@ -20,8 +20,17 @@ def test_the_package_writes_the_same_bytes(name: str, kind: str) -> None:
     """Every byte, on every kind of numbers that the suite draws."""
     x = KINDS[kind](np.random.default_rng(3), 256, 20)
     with np.errstate(divide="ignore", invalid="ignore"):
-        expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType[name.upper()])
+        expected = gguf.quants.quantize(x, gguf.GGMLQuantizationType[name.removeprefix("gguf-").upper()])
     assert np.array_equal(quantize(x, name).tensors[0], expected)
+
+
+def test_the_exponent_is_a_choice_of_mxfp4() -> None:
+    """Just below 8 the logarithm is 3 in float32, and the exponent of the float is 2; a block that is too small."""
+    x = block(float(np.nextafter(np.float32(8), np.float32(0))))
+    found = [int(quantized(x, "gguf-mxfp4", (), choice).tensors[0][0, 0]) for choice in EXPONENTS]
+    assert found == [127 + 1, 127]
+    with pytest.raises(ArgumentError, match=r"x is a block whose largest number is 1.18e-38; allowed: 2\^-125 or more"):
+        quantize(block(2.0**-126), "gguf-mxfp4")
 
 
 def block(*numbers: float, rest: float = 0.0, size: int = 32) -> F32:
