@@ -2,9 +2,9 @@
 
 =============  ===========================================================================================
 demo           fetch a real model, certify the backends on its weights, generate, measure
-tests          the specification's own tests and doctests, and the suite on every backend
+tests          the specification's own tests and doctests, and a quick run of the suite on every backend
 pythons        the tests that need no compiler, on every supported version of Python that is found
-conformance    the suite on one backend: ``nox -s conformance -- --backend numpy [--op linear.qgemv]``
+conformance    the whole suite on every backend, or on one: ``-- --backend numpy [--op linear.qgemv]``
 kills          every known defect against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
 adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
@@ -73,11 +73,11 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the specification's own tests and doctests, and among them the suite on every backend.
+    """Run the specification's own tests and doctests, and among them a quick run of the suite on every backend.
 
     NVIDIA's packages are among what is installed: kernels are compiled for GPUs, and the device for GPUs runs over a
     stand-in for the driver, where there is no GPU. Arguments go to pytest: ``nox -s tests -- -k packing``. The daily
-    loop is ``nox -s tests -- -m "not slow"``.
+    loop is ``nox -s tests -- -m "not slow"``. The whole runs of the suite are the job `conformance`.
     """
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
     session.run(
@@ -87,6 +87,8 @@ def tests(session: nox.Session) -> None:
         "conformance/selftest",
         "--pyargs",
         "lowbit",
+        "-m",
+        "not whole",
         *session.posargs,
         env={
             "LOWBIT_TESTS_COMPLETE": "1",  # what was installed may not be missing: its tests are never skipped
@@ -109,12 +111,20 @@ def pythons(session: nox.Session) -> None:
 
 @nox.session
 def conformance(session: nox.Session) -> None:
-    """Run the suite on one backend: ``-- --backend NAME``; further arguments go to `lowbit conformance`."""
+    """Run the whole suite on every backend of this repository, side by side; or on one: ``-- --backend NAME``.
+
+    Further arguments go to `lowbit conformance`, or to pytest where no backend is named.
+    """
     parser = argparse.ArgumentParser(prog="nox -s conformance --", add_help=False)
-    parser.add_argument("--backend", required=True, help="a name that `lowbit backends` lists")
+    parser.add_argument("--backend", help="a name that `lowbit backends` lists")
     options, rest = parser.parse_known_args(session.posargs)
-    install(session, extras=["cppyy", "conformance"])
-    run_outside(session, "lowbit", "conformance", options.backend, *rest)
+    if options.backend:
+        install(session, extras=["cppyy", "conformance"])
+        run_outside(session, "lowbit", "conformance", options.backend, *rest)
+    else:
+        file = "conformance/selftest/lowbit_conformance/test_suite.py"
+        install(session, extras=["cppyy", "conformance"], groups=["tests"])
+        session.run("pytest", "--numprocesses=auto", "-m", "whole", file, *rest)
 
 
 @nox.session

@@ -25,8 +25,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from lowbit.api import Certification
 from lowbit.backend.function import described
+from lowbit.certification import Certification
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
@@ -47,7 +47,7 @@ from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.tally import Certificate, Tally, Verdict
 
 # Plugins of pytest that look at every test and have nothing to see here.
-UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest")
+UNUSED = ("logging", "unraisableexception", "threadexception", "faulthandler", "stepwise", "doctest", "debugging")
 WRONG_USE = 4  # pytest's status for a wrong use
 PASSED, FAILED = 0, 1  # the statuses with which it ends otherwise
 THE_SUITE = "the suite"  # of a verdict on the run as a whole
@@ -161,7 +161,7 @@ def certify(
     """Test a backend or a plain function against the specification; `lowbit.certify` calls this function.
 
     Args:
-        backend, operations, profiles, seeds, quick, model: as in `lowbit.api.certify`.
+        backend, operations, profiles, seeds, quick, model: as in `lowbit.certification.certify`.
         deadline: seconds that one call may take, and that loading the backend may take; None for the suite's own.
         arithmetic: of a function; None for the usual one (`lowbit.backend.function.Claim`).
         arrays: whose arrays a function takes: numpy, torch or jax.

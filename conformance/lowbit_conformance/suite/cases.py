@@ -11,6 +11,7 @@ A case is a value; everything about it, its arrays included, follows from its id
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -46,7 +47,7 @@ class Case:
         own = [part for part in fields(self) if part.name not in ("clause", "tier", "variant", "seed")]
         return "-".join(f"{part.name}={getattr(self, part.name)}" for part in own)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The whole case on one line, for example ``linear.qgemv/C1/lattice/b4-64x33-g16-minimum-float32-s0``."""
         words = [word for word in (self.variant, self.label) if word]

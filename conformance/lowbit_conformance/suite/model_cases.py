@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowbit.errors import ArgumentError
-from lowbit.formats.gguf.reader import open_gguf
 from lowbit.quantization import affine
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.suite.cases import MatrixCase
@@ -22,6 +21,8 @@ def model_matrices_of(path: str) -> dict[str, QuantizedMatrix]:
     Raises:
         FormatError, ArgumentError: the file is no model that lowbit reads, or has none of these matrices.
     """
+    from lowbit.formats.gguf.reader import open_gguf  # which takes a while, and few runs name a model
+
     matrices: dict[str, QuantizedMatrix] = {}
     source = open_gguf(Path(path))
     for name in MATRICES:

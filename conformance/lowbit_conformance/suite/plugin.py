@@ -133,7 +133,19 @@ class Run:
         """
         pytest.register_assert_rewrite(*(name for name in module_names() if name not in sys.modules))
         load_suite()
-        return {mark.test: self._planned_of(mark) for mark in MARKS}
+        return {mark.test: self._planned_of(mark) for mark in MARKS if self._may_be_wanted(mark)}
+
+    def _may_be_wanted(self, mark: Mark) -> bool:
+        """Whether a mark may have cases of this run; the cases of the others are not even made.
+
+        A profile needs all its cases, to say which of them were not run.
+        """
+        operation = mark.clause.partition("/")[0]
+        if self.profiles or operation in ("*", LOADING):
+            return True
+        if self.case_id is not None:
+            return operation == self.case_id.partition("/")[0]
+        return not self.operations or operation in self.operations or mark.clause in self.operations
 
     def _planned_of(self, mark: Mark) -> "Planned":
         every = {case.id: case for case in mark.generator(mark.clause, self.settings)}

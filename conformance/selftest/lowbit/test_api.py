@@ -9,7 +9,7 @@ import pytest
 from tiny_gguf import write
 
 import lowbit
-from lowbit import api
+from lowbit import api, certification
 from lowbit.backend import Availability, registry
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.linear.linear import qgemv
@@ -116,7 +116,7 @@ def test_certify() -> None:
 @pytest.mark.parametrize(("offers", "reason"), [(0, "no installed package offers"), (2, "several packages offer it")])
 def test_certify_without_one_suite(offers: int, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The specification knows the suite by an entry point only."""
-    found = [EntryPoint("suite", f"suite{number}:certify", api.CERTIFY) for number in range(offers)]
-    monkeypatch.setattr(api, "entries", lambda group: found)
+    found = [EntryPoint("suite", f"suite{number}:certify", certification.CERTIFY) for number in range(offers)]
+    monkeypatch.setattr(certification, "entries", lambda group: found)
     with pytest.raises(UnavailableError, match=reason):
         lowbit.certify("numpy")

@@ -46,11 +46,19 @@ IN_PART = ("linear.qgemv/C3",)
 RUNS = {"cppyy": (), "numpy": (), "reference": (*IN_PART, *(each for each in OPERATIONS if each not in DECLARED))}
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("name", RUNS)
 def test_the_backends_of_this_distribution_pass(name: str) -> None:
     """The suite, run as a user runs it: every operation and clause that a backend declares."""
     chosen = [part for operation in RUNS[name] for part in ("--op", operation)]
     status, answer, error = conformance(name, "--seeds", "1", *chosen)
+    assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
+
+
+@pytest.mark.parametrize("name", ["cppyy", "numpy", "reference"])
+def test_a_quick_run_passes(name: str) -> None:
+    """A few cases of every clause: what ``nox -s tests`` sees of the whole runs of ``nox -s conformance``."""
+    status, answer, error = conformance(name, "--quick")
     assert (status, answer["verdict"], answer["failures"]) == (0, "passed", []), error
 
 

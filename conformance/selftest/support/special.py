@@ -10,7 +10,7 @@ from typing import Any
 
 import mistakes_special_layers  # noqa: F401  # adds to the list
 import numpy as np
-from in_process import Prepared
+from in_process import Prepared, spread
 from kills.trial import cases_of, run
 from mistakes_special import SPECIAL, Special
 
@@ -114,7 +114,7 @@ def needs_no_host(case: Case) -> bool:
 def own_cases(operation: str) -> list[tuple[Mark, Case]]:
     """The cases of an operation that need no host, the exhaustive ones first, since most kernels are found there."""
     pairs = [pair for pair in cases_of((), (operation,), 1) if needs_no_host(pair[1])]
-    return sorted(pairs, key=lambda pair: (pair[1].large, pair[1].tier != "exhaustive"))
+    return sorted(spread(pairs), key=lambda pair: (pair[1].large, pair[1].tier != "exhaustive"))
 
 
 def survivors(operation: str) -> tuple[list[str], list[str]]:
