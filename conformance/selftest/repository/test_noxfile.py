@@ -37,7 +37,7 @@ class Session:
         self.virtualenv = types.SimpleNamespace(location=str(cache.with_name("environment")))
         Path(self.virtualenv.location).mkdir(exist_ok=True)
 
-    def run(self, *words: str) -> None:
+    def run_install(self, *words: str) -> None:
         self.ran.append(words)
         folder = Path(words[words.index("--wheel-dir") + 1])
         with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
@@ -136,7 +136,7 @@ def test_a_build_that_fails_leaves_nothing(noxfile: Any, tmp_path: Path, monkeyp
     """The next one starts anew."""
     session = Session()
     with monkeypatch.context() as broken:
-        broken.setattr(session, "run", MagicMock(side_effect=SessionError("pip failed")))
+        broken.setattr(session, "run_install", MagicMock(side_effect=SessionError("pip failed")))
         with pytest.raises(SessionError, match="pip failed"):
             given(noxfile, session)
     assert list((tmp_path / "cache/wheelhouse").iterdir()) == []

@@ -29,7 +29,7 @@ class Cost:
         try:
             return (yield)
         finally:
-            name = item.nodeid.partition("[")[0]
+            name = f"{item.nodeid.partition('::')[0]}::{getattr(item, 'originalname', item.name)}"
             self._seconds[name] = self._seconds.get(name, 0.0) + spent() - before
 
     def pytest_sessionfinish(self) -> None:
