@@ -8,7 +8,6 @@ A function is named with the operation that it computes and with what it handles
 """
 
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -68,7 +67,7 @@ def function_target(
     given = {name: each for name, each in types.items() if each is not None}
     words = ["--function", function, "--operation", operation]
     words += [word for name, each in given.items() for word in (f"--{name}", each)]
-    words += [word for each in limits for word in ("--limit", shlex.quote(each))]
+    words += [word for each in limits for word in ("--limit", each)]
     words += ["--arrays", arrays] * (arrays != "numpy") + ["--device", device] * (device != "cpu")
     library = check_choice("--arrays", arrays, ARRAYS)
     claim = Claim(operation, {**asked, **limits_of(limits), **with_result(given)}, None, library, device)

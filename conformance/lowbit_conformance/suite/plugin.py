@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -191,6 +192,13 @@ class Run:
             return False
         return not self.operations or case.operation in self.operations or case.clause in self.operations
 
+    @cache  # noqa: B019 - one run lasts as long as the process
+    def _within_limits(self, operation: str) -> bool:
+        """Whether some case of an operation lies within the limits of its declaration."""
+        declaration = self.capabilities.operations[operation]
+        own = (case for planned in self.plan.values() for case in planned.every if case.operation == operation)
+        return any(case.tier != HABIT and not not_declared(declaration, case) for case in own)
+
     def _not_loaded(self, case: Case) -> bool:
         """Whether a case cannot be run because the backend could not be loaded; the case of loading says why."""
         if self.loaded or case.operation == LOADING:
@@ -204,6 +212,8 @@ class Run:
         missing = ""
         if case.operation != LOADING:
             missing = not_declared(self.capabilities.operations.get(case.operation), case)
+            if not missing and case.tier == HABIT and not self._within_limits(case.operation):
+                missing = f"{case.operation} with any choice of the suite's cases"
         if case.variant == CONCURRENT and not self.capabilities.concurrent:
             missing = "calls from several threads"
         if missing:

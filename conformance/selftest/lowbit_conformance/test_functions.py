@@ -7,6 +7,7 @@ import pytest
 
 import lowbit
 from lowbit.backend import Range
+from lowbit.backend.function import Claim, FunctionBackend, described
 from lowbit.errors import ArgumentError
 from lowbit_conformance.cli.functions import limits_of
 from lowbit_conformance.testing import check, conforms
@@ -86,6 +87,22 @@ def test_a_narrow_function_has_cases_too() -> None:
     """Only multiples of 64 and 128: a quick run takes its cases among these."""
     found = lowbit.certify(right, "linear.gemv", quick=True, columns=Range(64), rows=Range(128), **Q8)
     assert (found.verdict, found.failed) == ("passed", 0) and found.passed > 3
+
+
+def test_limits_that_no_case_meets_are_no_mistake() -> None:
+    """Blocks of 32 rows, and multiples of 7 only: nothing is executed, and nothing is said to be wrong."""
+    found = lowbit.certify(right, "linear.gemv", quick=True, rows=Range(7 * 2**16), **Q8)
+    assert (found.verdict, found.failed) == ("nothing executed", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("nowhere:f", "no module 'nowhere'"), ("json:nope", "json has no function 'nope'")]
+)
+def test_a_function_that_does_not_exist_is_one_sentence(name: str, sentence: str) -> None:
+    """It is refused as the backend is loaded, before any case."""
+    made = FunctionBackend(described(name, Claim("linear.gemv", {"format": "q8_0"})))
+    with pytest.raises(ArgumentError, match=sentence):
+        made.availability()
 
 
 def test_limits_of_the_command_line() -> None:

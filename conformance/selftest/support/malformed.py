@@ -122,6 +122,10 @@ GIVEN: dict[str, tuple[Callable[[], Any], str]] = {
     "limit-nan": (lambda: pack({"bits": (4, float("nan"))}), "a value of limit bits of packing.pack is nan"),
     "limit-negative": (lambda: pack({"bits": (-4,)}), "a value of limit bits of packing.pack is -4"),
     "limit-huge": (lambda: pack({"bits": (10**5000,)}), "a value of limit bits of packing.pack is an integer of more"),
+    "size-a-text": (
+        lambda: Capabilities({"linear.gemv": Declaration({"rows": ("many",)}, Arithmetic("dequantised"))}),
+        "a value of limit rows of linear.gemv is 'many'; allowed: an integer",
+    ),
     "limit-of-lists": (lambda: pack({"bits": ([4],)}), "a value of limit bits of packing.pack is an object of type"),
     "arithmetic-missing": (
         lambda: Capabilities({"linear.qgemv": Declaration()}),

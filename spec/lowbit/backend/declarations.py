@@ -102,6 +102,9 @@ NAMED: Mapping[str, Collection[str]] = {
 }
 """Parameters whose values are names of the specification, of which no other is a value."""
 
+SIZES = frozenset(("rows", "columns", "batch", "head_dim", "kv_heads", "residual", "tokens"))
+"""Parameters whose values are integers."""
+
 
 def availability_of(backend: Backend) -> Availability:
     """Whether a backend can run here, as it says itself.
@@ -209,6 +212,9 @@ def _declaration(operation: str, declaration: Any) -> Declaration:
         for value in limits[name] if name in NAMED else ():
             if value not in NAMED[name]:
                 raise ArgumentError(f"a value of {what_limited}", _shown(value), _close(value, NAMED[name]))
+        for value in () if name not in SIZES or isinstance(limits[name], Range) else limits[name]:
+            if not _is(value, int):
+                raise ArgumentError(f"a value of {what_limited}", _shown(value), "an integer")
     arithmetic = _field(declaration, "arithmetic", operation)
     if OPERATIONS[operation].promise is Promise.BOUNDED and arithmetic is None:
         allowed = "an Arithmetic, since the operation is bounded: Declaration(arithmetic=Arithmetic(...))"

@@ -208,8 +208,15 @@ class FunctionBackend(Backend):
         return made
 
     def availability(self) -> Availability:
+        """The function is imported now, so that one that does not exist is one sentence and no case.
+
+        Raises:
+            ArgumentError: there is no such module or function.
+        """
         try:
-            self._library  # noqa: B018 - it is imported
+            self._library, self.function  # noqa: B018 - they are imported
+        except UnavailableError as error:
+            return Availability(False, error.reason, error.remedy)
         except ImportError:
             library = self._claim.arrays
             return Availability(False, f"{library} is not installed", f"install {library}")

@@ -73,7 +73,7 @@ def import_named(name: str) -> Any:
         raise ArgumentError("function", repr(name), "module:function")
     entry = EntryPoint(name, name, ENTRY_POINTS)
     _find_in_current_folder(name.partition(":")[0].partition(".")[0])
-    _check_exists(entry)
+    _check_exists(entry, "function")
     return loaded(entry, f"function {name}")
 
 
@@ -86,9 +86,9 @@ def _find_in_current_folder(module: str) -> None:
         sys.path.append(os.getcwd())
 
 
-def _check_exists(entry: EntryPoint) -> None:
+def _check_exists(entry: EntryPoint, kind: str = "class") -> None:
     """Refuse a module or a class that does not exist, and tell it apart from one that fails while it is imported."""
-    module, what = entry.module, f"backend {entry.value}"
+    module, what = entry.module, f"{'backend' if kind == 'class' else kind} {entry.value}"
     try:
         imported = loaded(EntryPoint(entry.name, module, entry.group), what)
     except UnavailableError as error:
@@ -107,8 +107,8 @@ def _check_exists(entry: EntryPoint) -> None:
     for part in entry.attr.split("."):
         if not hasattr(there, part):
             nearest = _nearest(part, [each for each in dir(there) if not each.startswith("_")])
-            sentence = f"{module} has no class {part!r}{nearest}"
-            raise ArgumentError("class", part, f"a class of {module}", sentence)
+            sentence = f"{module} has no {kind} {part!r}{nearest}"
+            raise ArgumentError(kind, part, f"a {kind} of {module}", sentence)
         there = getattr(there, part)
 
 
