@@ -1,5 +1,9 @@
 """Plain functions under the suite: certified, checked in this process, and as a test of pytest."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +70,18 @@ def test_a_closure_is_certified() -> None:
         lambda x, blocks, rows, columns: scale * right(x, blocks, rows, columns), "linear.gemm", **Q8
     )
     assert found.verdict == "passed"
+
+
+def test_a_module_beside_a_script_travels_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function of a script that calls a module of the script's folder, which another process cannot import."""
+    (tmp_path / "beside_a_script.py").write_text("def twice(x):\n    return 2 * x\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found: dict[str, Any] = {"__name__": "a_script"}
+    text = "import beside_a_script\ndef f(x):\n    return beside_a_script.twice(x)\n"
+    exec(compile(text, tmp_path / "script.py", "exec"), found)
+    told = json.loads(described(found["f"], Claim("linear.gemv", {"format": "q8_0"})))
+    alone = f"import base64, pickle; print(pickle.loads(base64.b64decode({told['function']['pickle']!r}))(21))"
+    assert subprocess.run([sys.executable, "-c", alone], capture_output=True, text=True, check=True).stdout == "42\n"
 
 
 def test_a_check_is_no_certificate() -> None:

@@ -31,7 +31,7 @@ import inspect
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -141,7 +141,7 @@ def _located(function: Callable[..., Any]) -> str | dict[str, str]:
         given = f"{name}, which belongs to no installed package"
         raise ArgumentError("function", given, NEEDS_CLOUDPICKLE) from None
     try:
-        with _by_value(module, cloudpickle):
+        with _by_value([*_beside(function), *[each for each in (module,) if each is not None]], cloudpickle):
             return {"pickle": base64.b64encode(cloudpickle.dumps(function)).decode()}
     except Exception as error:
         given = f"{name}, which cannot be serialised: {words_of(error)}"
@@ -163,17 +163,28 @@ def _is_installed(module: ModuleType) -> bool:
     return origin is None or any(Path(origin).is_relative_to(folder) for folder in folders)
 
 
+def _beside(function: Callable[..., Any]) -> list[ModuleType]:
+    """The modules that lie in the folder of a function's file, which only its own process may import."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    folder = None if code is None else Path(code.co_filename).parent
+    return [
+        each
+        for each in list(sys.modules.values())
+        if getattr(each, "__file__", None) and Path(str(each.__file__)).parent == folder and not _is_installed(each)
+    ]
+
+
 @contextmanager
-def _by_value(module: ModuleType | None, cloudpickle: Any) -> Iterator[None]:
-    """Serialise what belongs to this module with its code, since the other process may not find the module."""
-    if module is None or module.__name__ == "__main__":  # which is serialised so anyway
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
+def _by_value(modules: Iterable[ModuleType], cloudpickle: Any) -> Iterator[None]:
+    """Serialise what belongs to these modules with its code, since the other process may not find them."""
+    named = {each.__name__: each for each in modules if each.__name__ != "__main__"}  # which is serialised so anyway
+    for module in named.values():
+        cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        cloudpickle.unregister_pickle_by_value(module)
+        for module in named.values():
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 class FunctionBackend(Backend):
