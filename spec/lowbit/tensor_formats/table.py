@@ -259,18 +259,13 @@ class Format:
 
     def _check_contents(self, row: Field, array: Array, at: Sizes) -> None:
         if row.numpy_dtype.kind not in "iu":
-            finite = np.isfinite(array.astype(np.float64))
-            if not finite.all():
-                where = [int(i) for i in np.unravel_index(int(np.argmin(finite)), array.shape)]
-                what = "a finite scale" if row.role == "scale" else "a finite number"
-                raise ArgumentError(f"{row.name}{where}", array[tuple(where)], what)
+            what = "a finite scale" if row.role == "scale" else "a finite number"
+            _check_all(row, array, np.isfinite(array.astype(np.float64)), what)
         if row.below is not None:
             end = at.size(row.below, row.name)
-            if array.min() < 0 or array.max() >= end:
-                given = f"from {array.min()} to {array.max()}"
-                raise ArgumentError(f"the numbers of {row.name}", given, f"0 to {end - 1}")
-        if row.values is not None and not np.isin(array, row.values).all():
-            raise ArgumentError(f"the numbers of {row.name}", "others", f"{row.values}")
+            _check_all(row, array, (array >= 0) & (array < end), f"0 to {end - 1}")
+        if row.values is not None:
+            _check_all(row, array, np.isin(array, row.values), ", ".join(map(str, row.values)))
 
     def fields_of(self, tensors: Mapping[str, Array], at: Sizes) -> dict[str, Array]:
         """The arrays that `decode` takes: the tensors themselves, or the records of blocks, cut into their fields."""
@@ -297,3 +292,10 @@ class Format:
         """The numbers of a matrix, K × N."""
         found = self.decode(self.fields_of(tensors, at), at)
         return found if self.block is None else found.across(at)
+
+
+def _check_all(row: Field, array: Array, right: npt.NDArray[np.bool_], allowed: str) -> None:
+    """Refuse the first number of a field that is not right, by its place."""
+    if not right.all():
+        where = [int(i) for i in np.unravel_index(int(np.argmin(right)), array.shape)]
+        raise ArgumentError(f"{row.name}{where}", array[tuple(where)], allowed)

@@ -84,7 +84,7 @@ def test_scales_and_indices_are_checked() -> None:
         stored("gptq-v2", found.rows, found.columns, found.by_name | {"scales": scales}, **dict(found.options))
     index = found.by_name["g_idx"].copy()
     index[0] = found.sizes.G
-    with pytest.raises(ArgumentError, match="the numbers of g_idx"):
+    with pytest.raises(ArgumentError, match=r"g_idx\["):
         stored("gptq-v2", found.rows, found.columns, found.by_name | {"g_idx": index}, **dict(found.options))
     with pytest.raises(ArgumentError, match="format is 'gptq'"):
         stored("gptq", 32, 32, {})
