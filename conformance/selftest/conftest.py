@@ -15,6 +15,7 @@ failure prints the decorator that repeats it.
 import os
 import resource
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,9 @@ from lowbit_cppyy.runtime import hardware
 from lowbit_cppyy.tuning import outcomes
 
 HERE = Path(__file__).parent
+collect_ignore = [  # kernels for libraries that only `nox -s functions` installs
+    f"support/field/{library}_kernels.py" for library in ("numba", "torch", "triton") if find_spec(library) is None
+]
 LINES = [line.split() for line in (HERE / "slow.txt").read_text("utf-8").splitlines() if not line.startswith("#")]
 SLOW = {name: 0.0 if seconds == "-" else float(seconds) for seconds, name in LINES}
 TOOLCHAIN = (

@@ -35,7 +35,7 @@ from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
 from lowbit_conformance.defects.stage_table import of_stages
-from lowbit_conformance.defects.stored_family import of_matrices
+from lowbit_conformance.defects.stored_family import of_matrices, of_scales
 from lowbit_conformance.defects.stored_tables import of_codes_read
 
 DECLARED = Arithmetic("direct", "float32", any_order)
@@ -46,7 +46,9 @@ SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have o
 UNIT = 2.0**-24
 STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what is wrong with them
+CLOSE_IN_HALF = 1 / 32  # the same of results in float16, which lie in that type whatever is wrong with them
 MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
+MOST_READ = 1 << 18  # the same of a stored matrix, of which few changes are tried
 LARGER = 2.0**-18  # of a result
 UNDERFLOW = 2.0**-140
 NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
@@ -164,10 +166,17 @@ def common_defects(
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found = {defect.name: defect for defect in fitting}
-    wide = all(each.size > MOST_SEARCHED for each in failures)
-    of_formats = partial(of_matrices, failures), partial(of_codes_read, failures)
-    for family in (relatives, places.of_results, *of_formats, of_stages, places.of_arguments):
-        late = family is not relatives and (found or (wide and family is not places.of_results))
+    least = min((each.size for each in failures), default=0)
+    families: tuple[tuple[Callable[[str], tuple[Defect, ...]], float], ...] = (
+        (relatives, np.inf),
+        (places.of_results, np.inf),
+        (partial(of_scales if least > MOST_SEARCHED else of_matrices, failures), MOST_READ),
+        (partial(of_codes_read, failures), MOST_SEARCHED),
+        (of_stages, MOST_SEARCHED),
+        (places.of_arguments, MOST_SEARCHED),
+    )
+    for family, largest in families:
+        late = family is not relatives and (found or least > largest)
         if 0 < len(found) <= most or late:
             break
         others = {defect.name: defect for defect in _fitting(_explaining(family(operation), failures), passes)}
@@ -181,11 +190,15 @@ def common_defects(
 
 def _computed_in(failures: list[Seen], passes: list[Seen]) -> Defect | None:
     """A narrow format in which all results lie, where right ones do not; their sums were rounded more than once."""
+    types = {narrow_type(each.operation, getattr(each.call, "given", None)) for each in failures}
+    if "bfloat16" in types:
+        return None  # all such results lie in each of these formats
+    near = CLOSE if types == {None} else CLOSE_IN_HALF
     results = [each.given for each in passes if isinstance(each.given, np.ndarray)]
     for format, (words, ways) in {"float32": ("rounded to float32", (_as_float32,)), **FORMATS}.items():
         if format == "normal-range" or any((ways[0](each) != each).any() for each in results):
             continue
-        if failures and all(_lies_in(each, ways[0], format) for each in failures):
+        if failures and all(_lies_in(each, ways[0], format, near) for each in failures):
             cause = f"Every result is {words}, and more is lost than by one rounding: sums are kept so."
             return arithmetical(f"computed-in-{format}", cause, "", {})
     return None
@@ -195,7 +208,7 @@ def _as_float32(numbers: Array) -> Array:
     return numbers.astype(np.float32).astype(numbers.dtype)
 
 
-def _lies_in(seen: Seen, way: Callable[[Array], Array], format: str) -> bool:
+def _lies_in(seen: Seen, way: Callable[[Array], Array], format: str, near: float) -> bool:
     given, right = seen.given, seen.exact
     if not (isinstance(given, np.ndarray) and isinstance(right, np.ndarray) and given.dtype.kind == "f"):
         return False
@@ -203,7 +216,7 @@ def _lies_in(seen: Seen, way: Callable[[Array], Array], format: str) -> bool:
         return False
     other = right.astype(given.dtype)
     errors, sizes = np.linalg.norm(given.astype(np.float64) - right), np.linalg.norm(right.astype(np.float64))
-    return bool((way(given) == given).all() and (way(other) != other).any() and errors < CLOSE * sizes)
+    return bool((way(given) == given).all() and (way(other) != other).any() and errors < near * sizes)
 
 
 def _fitting(defects: list[Defect], passes: list[Seen]) -> list[Defect]:

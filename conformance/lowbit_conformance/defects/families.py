@@ -25,6 +25,8 @@ from lowbit_conformance.defects.variants import VARIANTS
 from lowbit_conformance.defects.variants_layers import LAYERS
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256)
+CUT = 2
+"""The way of a narrow format that cuts."""
 COUNTERS = (7, 8, 15, 16)  # bits
 FIELDS = {"matrix": ("scales", "zeros"), "turn": ("cos", "sin"), "rotation": ("cos", "sin")}
 """The arrays in arguments of these names."""
@@ -156,8 +158,11 @@ def _rounded(operation: str) -> Iterator[Defect]:
     for place, rounded in _places(operation):
         for format, (words, ways) in FORMATS.items():
             cause = f"{place.replace('-', ' ').capitalize()}: {words}."
-            for way in ways:
-                yield arithmetical(f"{place}-in-{format}", cause, "", {operation: rounded(way)})
+            for number, way in enumerate(ways):
+                name, said = f"{place}-in-{format}", cause
+                if place == "result" and number == CUT:
+                    name, said = f"{name}-cut", f"{cause.removesuffix('.')}, by cutting bits off."
+                yield arithmetical(name, said, "", {operation: rounded(way)})
 
 
 # **Results** that stand otherwise, or end at other numbers.

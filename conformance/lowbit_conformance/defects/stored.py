@@ -13,7 +13,7 @@ import numpy as np
 
 from lowbit.arrays import Array
 from lowbit.linear.elementary import product
-from lowbit.numbers.floats import rounded
+from lowbit.numbers.floats import FLOATS, rounded
 from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Field, Sizes, Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
@@ -68,7 +68,13 @@ def rolled_bytes(row: Field, array: Array, at: Sizes) -> Array:
 
 
 def negative(row: Field, array: Array, at: Sizes) -> Array:
-    """The sign bit of a float is lost."""
+    """The sign bit of a float is lost.
+
+    Raises:
+        ValueError: floats of this type have none.
+    """
+    if row.dtype in FLOATS and not FLOATS[row.dtype].signed:
+        raise ValueError("there is no sign bit")
     kind = f"u{array.dtype.itemsize}"
     cleared: Array = (array.view(kind) & np.asarray(2 ** (8 * array.dtype.itemsize - 1) - 1, kind)).view(array.dtype)
     return cleared

@@ -5,6 +5,7 @@ codes cleared and with all of them set, and so the step follows from the table. 
 step, the codes stand for something else, such as floats, and there is no such view.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,8 +49,11 @@ class Codes:
         return Terms(self.codes * step, self.base if zero is None else self.base[zero])
 
 
-def filled(weights: Stored, octet: int | None, plain: bool = False) -> F64:
-    """The numbers of the matrix with all bytes of its codes equal, or as they are; with plain scales none is 0."""
+def filled(weights: Stored, octet: int | None, plain: bool = False, whole: bool = True) -> F64:
+    """The numbers of the matrix with all bytes of its codes equal, or as they are; with plain scales none is 0.
+
+    Without offsets where not `whole`: then a zero keeps its sign.
+    """
     table, at = weights.table, weights.sizes
     fields = table.fields_of(weights.by_name, at)
     for row in table.fields:
@@ -61,8 +65,8 @@ def filled(weights: Stored, octet: int | None, plain: bool = False) -> F64:
             value = PLAIN if row.numpy_dtype.kind in "iu" and row.dtype not in FLOATS else 1
             fields[row.name] = np.full(shape, value).astype(row.numpy_dtype)
     found = table.decode(fields, at)
-    values: F64 = (found if table.block is None else found.across(at)).values
-    return values
+    terms = found if table.block is None else found.across(at)
+    return terms.values if whole else terms.products
 
 
 @lru_cache(maxsize=64)
@@ -96,7 +100,9 @@ def run_of(weights: Stored) -> int:
     """The rows of a group, by the option that says so; of a block; or all rows."""
     options = dict(weights.options)
     named = next((options[name] for name in ("group_size", "block_size", "blocksize") if options.get(name)), 0)
-    return int(named or weights.table.block or weights.rows)
+    shapes = [str(size) for row in weights.table.fields if row.role == "scale" for size in row.shape]
+    runs = [int(found[1]) for size in shapes if (found := re.fullmatch(r"K//?(\d+)", size))]
+    return int(named or weights.table.block or (runs[0] if runs else weights.rows))
 
 
 # **Codes in integers**: what lies in one integer of a field, in its order.

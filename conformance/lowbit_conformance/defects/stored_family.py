@@ -11,14 +11,19 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F64, Array
+from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, Stored
-from lowbit.tensor_formats.table import Terms
+from lowbit.tensor_formats.table import Field, Format, Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
+from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored import PRODUCTS, dequantized
 from lowbit_conformance.defects.stored_fields import of_field, of_fields
-from lowbit_conformance.defects.stored_parts import of_parts
+from lowbit_conformance.defects.stored_parts import INSIDE, of_parts, parts_of
+from lowbit_conformance.defects.stored_rows import of_rows, row_of_group
+from lowbit_conformance.defects.stored_some import of_some
 
 Numbers = Callable[[Stored], Terms]
+MEETS = {"all": ".", "codes": ", where it meets codes.", "zeros": ", where it meets zeros or minima."}
 MOST_FORMATS = 2
 """Of failures, whose fields are looked at one by one."""
 
@@ -38,15 +43,88 @@ def multiplied(terms_of: Numbers, x: Any, weights: Stored, result: Any = "float3
         return like(x, numbers_of(x) @ terms_of(weights).values)
 
 
-def with_activations(sums: bool, terms_of: Numbers, x: Stored, weights: Stored, result: Any = "float32") -> F64:
-    """The product with activations that are read wrong; where `sums`, offsets of weights meet them as they are."""
+def of_stride(stride: str, x: Array, weights: Stored, result: Any = "float32") -> Array:
+    """The product where the vectors of x are taken to lie another number of elements apart.
+
+    Raises:
+        ValueError: x is one vector.
+    """
+    if x.ndim == 1:
+        raise ValueError("x is one vector")
+    between = {"N": weights.columns, "K + 1": weights.rows + 1, "K - 1": weights.rows - 1, "K / 2": weights.rows // 2}
+    places = np.arange(len(x))[:, np.newaxis] * between[stride] + np.arange(weights.rows)
     with np.errstate(all="ignore"):
-        other = terms_of(x).values.T
-        if not sums:
+        return np.asarray(x.reshape(-1)[places % x.size].astype(np.float64) @ weights.values)
+
+
+def turned(x: Array, weights: Stored, result: Any = "float32") -> Array:
+    """The product where x is read as its transpose."""
+    with np.errstate(all="ignore"):
+        return np.asarray(x.reshape(x.shape[::-1]).T.astype(np.float64) @ weights.values)
+
+
+def zeros_alone(of_rows: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The product where zeros are added without x, once for each group or once for each row."""
+    terms = weights.terms
+    offsets = np.broadcast_to(terms.offsets, terms.products.shape)
+    kept = offsets if of_rows else offsets[row_of_group(weights)]
+    with np.errstate(all="ignore"):
+        return like(x, numbers_of(x) @ terms.products + kept.sum(axis=0))
+
+
+def of_vector(part: str, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The product where vector t meets the scale (or zero) of column t."""
+    parts, numbers = parts_of(weights), numbers_of(x)
+    columns = np.arange(len(numbers)) % weights.columns
+    scale = np.broadcast_to(parts.scale, parts.units.shape)
+    offsets = np.broadcast_to(parts.offsets, parts.units.shape)
+    with np.errstate(all="ignore"):
+        rows = [
+            row @ (parts.units * (scale[:, [n]] if part == "scale" else scale))
+            + row @ (offsets[:, [n]] if part == "zero" else offsets)
+            for row, n in zip(numbers, columns, strict=True)
+        ]
+    return like(x, np.stack([np.broadcast_to(each, weights.columns) for each in rows]))
+
+
+def narrow_sums(kind: Any, run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """The product with sums that are rounded to a narrow type after every term, in the order of the rows."""
+    numbers, values = numbers_of(x).astype(np.float32), weights.values.astype(np.float32)
+    total = np.zeros((len(numbers), values.shape[1]), np.float32)
+    with np.errstate(all="ignore"):
+        for row in range(0, len(values), run):
+            term = numbers[:, row : row + run].astype(np.float64) @ values[row : row + run].astype(np.float64)
+            total = (total + term.astype(np.float32)).astype(kind).astype(np.float32)
+    return like(x, total.astype(np.float64))
+
+
+SUMS: tuple[tuple[str, str, Callable[..., Array]], ...] = (
+    ("stored-zero-without-x", "Zeros are added once for each group, without x.", partial(zeros_alone, False)),
+    ("stored-zero-without-x", "Zeros are added once for each row, without x.", partial(zeros_alone, True)),
+    ("stored-scale-of-the-vector", "Vector t meets the scale of column t.", partial(of_vector, "scale")),
+    ("stored-zero-of-the-vector", "Vector t meets the zero of column t.", partial(of_vector, "zero")),
+    *(
+        (
+            f"sums-in-{kind.name}",
+            f"Sums are rounded to {kind.name} after every {f'{run} rows' if run > 1 else 'row'}.",
+            partial(narrow_sums, kind, run),
+        )
+        for kind in (FLOATS["float16"].dtype, FLOATS["bfloat16"].dtype)
+        for run in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    ),
+)
+
+
+def with_activations(which: str, terms_of: Numbers, x: Stored, weights: Stored, result: Any = "float32") -> F64:
+    """The product with activations that are read wrong where they meet all of the weights, codes, or zeros."""
+    with np.errstate(all="ignore"):
+        other, right = terms_of(x).values.T, x.values.T
+        if which == "all":
             return np.asarray(other @ weights.values)
         terms = weights.terms
         offsets = np.broadcast_to(terms.offsets, terms.products.shape)
-        return np.asarray(other @ terms.products + x.values.T @ offsets)
+        first, second = (other, right) if which == "codes" else (right, other)
+        return np.asarray(first @ terms.products + second @ offsets)
 
 
 def with_sums(name: str, change: Callable[..., Array], x: Stored, weights: Stored, result: Any = "float32") -> F64:
@@ -58,25 +136,87 @@ def with_sums(name: str, change: Callable[..., Array], x: Stored, weights: Store
     table, at = x.table, x.sizes
     fields = table.fields_of(x.by_name, at)
     row = next((each for each in table.fields if each.name == name), None)
-    if table.sums is None or row is None:
+    if row is None or (table.sums is None and row.role != "sum"):
         raise ValueError("there are no sums")
     fields[name] = change(row, np.ascontiguousarray(fields[name]), x)
-    sums, terms = table.sums(fields), weights.terms
+    if table.sums is not None:
+        sums = table.sums(fields)
+    else:  # sums of codes, which the scale turns into numbers
+        of_codes = fields[name].reshape(x.columns, -1).astype(np.float64)
+        sums = of_codes * parts_of(x).scale[:: x.rows // of_codes.shape[1]].T
+    terms = weights.terms
     offsets = np.broadcast_to(terms.offsets, terms.products.shape)
     first = offsets[:: weights.rows // sums.shape[1]]
     return np.asarray(x.values.T @ terms.products + sums @ first)
 
 
+def sums_of(table: Format) -> bool:
+    """Whether blocks carry sums."""
+    return table.sums is not None or any(row.role == "sum" for row in table.fields)
+
+
 def _of_sums(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
     table = FORMATS[format]
-    for row in table.fields if table.sums is not None else ():
+    for row in table.fields if sums_of(table) else ():
         for name, words, change in of_field(row, table.block is not None):
             slug, cause = f"x-{row.role}-{name}", f"Of x: the field {row.name} is taken {words}, where it gives sums."
             yield slug, cause, partial(with_sums, row.name, change)
 
 
+def pairs_of_sums(order: Order, odd: bool, row: Field, array: Array, weights: Stored) -> Array:
+    """Sums at odd or at even places of a block in another order."""
+    count = array.shape[-1]
+    places = np.arange(count)
+    taken = np.where(places % 2 == odd, order(places, count) % count, places)
+    return np.asarray(array[..., taken])
+
+
+def _of_pairs(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
+    """Kernels add two sums that activations carry; one of the two may be that of other codes."""
+    table = FORMATS[format]
+    kinds = (
+        *ORDERS,
+        *INSIDE,
+        ("halves-apart", "half of the block further on", lambda at, n: at // 2 + n // 2),
+        ("halves-near", "from place i / 2", lambda at, n: at // 2),
+    )
+    for row in table.fields if sums_of(table) else ():
+        for name, words, order in kinds if row.role == "sum" and row.shape else ():
+            for odd in (False, True):
+                cause = f"Of x: of two added numbers of {row.name}, the {('first', 'second')[odd]} is taken {words}."
+                yield (
+                    f"x-one-sum-of-two-{name}",
+                    cause,
+                    partial(with_sums, row.name, partial(pairs_of_sums, order, odd)),
+                )
+        for name, words, one, other in TWO if row.role == "sum" and row.shape else ():
+            change = partial(two_sums, one, other)
+            yield f"x-sums-{name}", f"Of x: {words} are added of {row.name}.", partial(with_sums, row.name, change)
+
+
+def two_sums(one: Order, other: Order, row: Field, array: Array, weights: Stored) -> Array:
+    """Two numbers are added that do not belong together."""
+    half = array.shape[-1] // 2
+    places = np.arange(half)
+    found = np.empty_like(array)
+    found[..., 0::2] = array[..., one(places, half) % (2 * half)]
+    found[..., 1::2] = array[..., other(places, half) % (2 * half)]
+    return found
+
+
+TWO: tuple[tuple[str, str, Order, Order], ...] = (
+    ("of-halves", "j and j + n/2", lambda j, n: j, lambda j, n: j + n),
+    ("mixed", "2 j and j + n/2", lambda j, n: 2 * j, lambda j, n: j + n),
+    ("in-order", "j and j + 1", lambda j, n: j, lambda j, n: j + 1),
+    ("twice", "2 j and 2 j", lambda j, n: 2 * j, lambda j, n: 2 * j),
+    ("late", "2 j + 1 and 2 j + 2", lambda j, n: 2 * j + 1, lambda j, n: 2 * j + 2),
+)
+
+
 def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
     yield from of_parts()
+    yield from of_rows()
+    yield from of_some()
     if len(formats) <= MOST_FORMATS:
         for format in formats:
             yield from of_fields(format)
@@ -91,18 +231,42 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
     found = [
         arithmetical(name, cause, "", {operation: partial(function, change)}) for name, cause, change in _kinds(formats)
     ]
+    if operation != "formats.dequantize":
+        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in SUMS]
     if not of_x:
+        for stride in ("N", "K + 1", "K - 1", "K / 2") if operation == "linear.gemm" else ():
+            cause = f"The vectors of x are taken to lie {stride} elements apart."
+            found.append(arithmetical("x-of-another-stride", cause, "", {operation: partial(of_stride, stride)}))
+        if operation == "linear.gemm":
+            found.append(arithmetical("x-transposed", "x is read as its transpose.", "", {operation: turned}))
         return tuple(found)
     for name, cause, change in _kinds(of_x):
         slug, said = (
             f"x-{name.removeprefix('stored-')}",
             f"Of x: {cause[0].lower()}{cause[1:]}".replace("columns", "vectors"),
         )
-        for sums in (False, True):
-            found.append(arithmetical(slug, said, "", {operation: partial(with_activations, sums, change)}))
+        for which, end in MEETS.items() if not name.endswith("-in-part") else (("all", "."),):
+            words = said.removesuffix(".") + end
+            found.append(arithmetical(slug, words, "", {operation: partial(with_activations, which, change)}))
     for format in of_x:
+        for name, cause, wrong in _of_pairs(format):
+            found.append(arithmetical(name, cause, "", {operation: wrong}))
         found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in _of_sums(format)]
     return tuple(found)
+
+
+def of_scales(failures: list[Any], operation: str) -> tuple[Defect, ...]:
+    """The few members that change other fields than codes, for failures that are too large for all members."""
+    if operation not in PRODUCTS:
+        return ()
+    weights = [each.arguments[1] for each in failures if isinstance(each.arguments[1], Stored)]
+    formats = sorted({each.format for each in weights})
+    return tuple(
+        arithmetical(name, cause, "", {operation: partial(multiplied, change)})
+        for format in formats[:MOST_FORMATS]
+        for name, cause, change in of_fields(format)
+        if not name.startswith(("stored-codes", "stored-field"))
+    )
 
 
 def of_matrices(failures: list[Any], operation: str) -> tuple[Defect, ...]:

@@ -16,7 +16,8 @@ from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Terms
 from lowbit_conformance.defects.places import NUMBERS, ORDERS
 from lowbit_conformance.defects.stored_codes import joined, split
-from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned
+from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned, with_fields
+from lowbit_conformance.defects.stored_packed import of_packed
 from lowbit_conformance.defects.stored_parts import QUOTIENTS
 
 Numbers = Callable[[Stored], Terms]
@@ -105,6 +106,55 @@ def replaned(size: int, run: int, other: int, array: Array) -> Array:
     return joined(kept.reshape(*octets.shape, pieces), octets, size).view(array.dtype)
 
 
+def piece_for_another(size: int, place: int, other: int, array: Array) -> Array:
+    """One piece of some bits in each byte is read as another."""
+    octets = array.view(np.uint8)
+    pieces = split(octets, size)
+    pieces[..., place] = pieces[..., other]
+    return joined(pieces, octets, size).view(array.dtype)
+
+
+def bits_apart(stride: int, row: Field, array: Array, weights: Stored) -> Array:
+    """Codes that are taken to lie another number of bits apart in their integers.
+
+    Raises:
+        ValueError: they lie so.
+    """
+    bits, width = bits_of(weights), 8 * array.dtype.itemsize
+    if stride == bits:
+        raise ValueError("codes lie so")
+    wide = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").astype(np.uint64)
+    shifts = (np.arange(width // bits) * stride).astype(np.uint64)
+    read = np.where(shifts < width, wide[..., np.newaxis] >> np.minimum(shifts, np.uint64(63)), np.uint64(0))
+    return joined(read & np.uint64(2**bits - 1), array, bits)
+
+
+def of_stride(stride: Callable[[int, int], int], array: Array) -> Array:
+    """A matrix whose rows are taken to lie another number of elements apart; past its end, its beginning.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if array.ndim != 2:
+        raise ValueError("no matrix")
+    rows, columns = array.shape
+    places = np.arange(rows)[:, np.newaxis] * stride(rows, columns) + np.arange(columns)
+    return np.asarray(array.reshape(-1)[places % array.size])
+
+
+STRIDES: dict[str, Callable[[int, int], int]] = {
+    "half of its row": lambda rows, columns: columns // 2,
+    "a quarter of its row": lambda rows, columns: columns // 4,
+    "an eighth of its row": lambda rows, columns: columns // 8,
+    "two of its rows": lambda rows, columns: columns * 2,
+    "eight of its rows": lambda rows, columns: columns * 8,
+    "its row and one": lambda rows, columns: columns + 1,
+    "its row less one": lambda rows, columns: columns - 1,
+    "its column": lambda rows, columns: rows,
+    "one": lambda rows, columns: 1,
+}
+
+
 def other_half(array: Array) -> Array:
     octets = array.view(np.uint8)
     return (octets >> 4 | octets << 4).view(array.dtype)
@@ -133,12 +183,25 @@ def of_bits(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stor
         for size in (1, 2, 4):
             words = f"with the pieces of {size} bits of each byte in reverse"
             yield "pieces-reversed", words, alone(partial(pieces_reversed, size))
+            for place, other in permutations(range(8 // size), 2):
+                words = f"with bits {size * other} and up of each byte in place of its bits {size * place} and up"
+                if size > 1:
+                    words = (
+                        f"with bits {size * other} to {size * other + size - 1} of each byte in place of its bits "
+                        f"{size * place} to {size * place + size - 1}"
+                    )
+                yield "bits-for-others", words, alone(partial(piece_for_another, size, place, other))
             for run, other in permutations(PLANES, 2):
                 words = f"with pieces of {size} bits in planes over {other} bytes, not {run}"
                 yield "in-other-planes", words, alone(partial(replaned, size, run, other))
         for bit in range(8):
             yield "loses-a-bit", f"without bit {bit} of each code", partial(codes_masked, 255 ^ 1 << bit)
             yield "loses-high-bits", f"with the lowest {bit} bits of each code only", partial(codes_masked, 2**bit - 1)
+        for stride in range(1, 9):
+            yield "bits-apart", f"as codes {stride} bits apart", partial(bits_apart, stride)
+    if row.shape == (12,):
+        for name, words, change in of_packed():
+            yield name, words, alone(change)
     yield "halves-of-bytes-exchanged", "with the halves of each byte exchanged", alone(other_half)
     if row.numpy_dtype.itemsize > 1:
         yield "bytes-exchanged", "with the bytes of each integer in reverse", alone(lambda array: array.byteswap())
@@ -193,7 +256,8 @@ def of_types(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Sto
     for sign in "iu":
         as_integer = partial(viewed, np.dtype(f"{sign}{width}"))
         yield "read-as-integers", f"as integers where it is {row.dtype}", alone(as_integer)
-    yield "sign-lost", "without its sign", alone(float_bits(signless))
+    if row.dtype not in FLOATS or FLOATS[row.dtype].signed:
+        yield "sign-lost", "without its sign", alone(float_bits(signless))
     yield "sign-mistaken", "with the other sign", alone(partial(in_floats, np.negative))
     if width > 1:
         yield "bytes-exchanged", "with its bytes in reverse", alone(float_bits(lambda a: a.byteswap()))
@@ -206,6 +270,8 @@ def of_types(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Sto
             "with 0 for the byte 0",
             alone(lambda array: np.where(array.view(np.uint8) == 0, 0.0, array.astype(np.float64))),
         )
+        for way in ("without a bias", "with a signed byte and no bias", "with a signed byte"):
+            yield "exponents-read-otherwise", f"as a power of two {way}", alone(partial(exponents_read, way))
     yield "rounded-to-powers", "rounded down to a power of two", alone(power_below)
     yield "inverted", "as its inverse", inverse
     yield "subnormals-lost", "with 0 for subnormal numbers", partial(subnormal_lost, row.dtype)
@@ -218,6 +284,13 @@ def subnormal_lost(kind: str, row: Field, array: Array, weights: Stored) -> Arra
     values = array.astype(np.float64)
     normal = FLOATS[kind].least_subnormal * 2.0 ** FLOATS[kind].mantissa
     return np.where(np.abs(values) < normal, 0.0, values)
+
+
+def exponents_read(way: str, array: Array) -> Array:
+    """Powers of two by another reading of their byte."""
+    octets = array.view(np.uint8)
+    exponents = octets.view(np.int8) if "signed" in way else octets.astype(np.int16)
+    return np.ldexp(1.0, exponents.astype(np.int32) - (0 if "bias" in way else 127))
 
 
 def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Field, Array, Stored], Array]]]:
@@ -233,9 +306,13 @@ def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Fiel
             yield f"{name}-along-{along.split()[0]}", f"{words}, along the {along}", alone(taken)
     if not block and len(row.shape) == 2:
         yield "transposed", "as its transpose", turned
+        for said, stride in STRIDES.items():
+            yield "of-another-stride", f"as if {said} lay between its rows", alone(partial(of_stride, stride))
     if row.role == "index":
         yield "sorted", "in the order of the rows", alone(np.sort)
         yield "of-equal-groups", "as the row divided by the group size", equal_groups
+        for size in (8, 16, 32, 64, 128, 256, 512):
+            yield "of-another-size", f"as the row divided by {size}", partial(groups_of, size)
         yield (
             "inverted",
             "as the inverse permutation",
@@ -248,6 +325,10 @@ def equal_groups(row: Field, array: Array, weights: Stored) -> Array:
     return np.arange(len(array)) // max(1, len(array) // groups) % groups
 
 
+def groups_of(size: int, row: Field, array: Array, weights: Stored) -> Array:
+    return np.minimum(np.arange(len(array)) // size, weights.sizes.G - 1)
+
+
 def ordered(order: Callable[[Array, int], Array], axis: int, array: Array) -> Array:
     if array.ndim <= axis:
         raise ValueError("there is no such axis")
@@ -255,11 +336,90 @@ def ordered(order: Callable[[Array, int], Array], axis: int, array: Array) -> Ar
     return np.asarray(np.take(array, order(np.arange(count), count) % count, axis=axis))
 
 
+# **Records**: a field that begins elsewhere in its block, or blocks of another width.
+
+
+def all_bits_apart(stride: int, weights: Stored) -> Terms:
+    """All codes and zeros taken to lie another number of bits apart."""
+    return with_fields(partial(bits_apart, stride), ("codes", "zero"), weights)
+
+
+def record_shifted(name: str, by: int, weights: Stored) -> Terms:
+    """One field of a block read some bytes further on in the row of blocks.
+
+    Raises:
+        ValueError: the format has no blocks, or no such field.
+    """
+    table, at = weights.table, weights.sizes
+    if table.block is None or name not in (table.record.names or ()):
+        raise ValueError("there is no such field in a block")
+    fields = table.fields_of(weights.by_name, at)
+    moved = np.ascontiguousarray(np.roll(weights.tensors[0], -by, axis=1)).view(table.record)
+    fields[name] = moved[name]
+    with np.errstate(all="ignore"):
+        return table.decode(fields, at).across(at)
+
+
+def record_reordered(order: tuple[int, ...], weights: Stored) -> Terms:
+    """The fields of a block in another order.
+
+    Raises:
+        ValueError: the format has no blocks.
+    """
+    table, at = weights.table, weights.sizes
+    if table.block is None:
+        raise ValueError("there are no blocks")
+    rows = [table.fields[number] for number in order]
+    record = np.dtype([(each.name, each.numpy_dtype, each.shape) for each in rows])
+    read = weights.tensors[0].view(record)
+    with np.errstate(all="ignore"):
+        return table.decode({each.name: read[each.name] for each in rows}, at).across(at)
+
+
+def records_wider(by: int, weights: Stored) -> Terms:
+    """Blocks taken to be some bytes longer or shorter; past the end of a row, its beginning.
+
+    Raises:
+        ValueError: the format has no blocks.
+    """
+    table, at = weights.table, weights.sizes
+    if table.block is None:
+        raise ValueError("there are no blocks")
+    size, blocks = table.record.itemsize, at.K // table.block
+    places = np.arange(blocks)[:, np.newaxis] * (size + by) + np.arange(size)
+    read = weights.tensors[0][:, places.reshape(-1) % (blocks * size)]
+    fields = table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)}, at)
+    with np.errstate(all="ignore"):
+        return table.decode(fields, at).across(at)
+
+
+def of_records(format: str) -> Named:
+    table = FORMATS[format]
+    if table.block is None:
+        return
+    for row in table.fields:
+        for by in (1, -1, 2, -2, 4, -4, 8, -8, 16, -16):
+            words = f"{abs(by)} bytes {'late' if by > 0 else 'early'}".replace(
+                "1 bytes", "1 byte", 1 if abs(by) == 1 else 0
+            )
+            change = partial(record_shifted, row.name, by)
+            yield "stored-field-begins-elsewhere", f"The field {row.name} is read {words}.", change
+    for order in permutations(range(len(table.fields))):
+        said = ", ".join(table.fields[number].name for number in order)
+        yield "stored-fields-in-another-order", f"A block is read as {said}.", partial(record_reordered, order)
+    for by in (1, -1, 2, -2, 4, -4):
+        size = table.record.itemsize + by
+        yield "stored-blocks-of-another-size", f"A block is taken to have {size} bytes.", partial(records_wider, by)
+
+
 @cache
 def of_fields(format: str) -> tuple[tuple[str, str, Numbers], ...]:
     """All kinds of this module for one format."""
     table = FORMATS[format]
-    found = []
+    found = list(of_records(format))
+    for stride in range(1, 9):
+        cause = f"Codes and zeros are taken to lie {stride} bits apart."
+        found.append(("stored-codes-and-zeros-bits-apart", cause, partial(all_bits_apart, stride)))
     for row in table.fields:
         for name, words, change in of_field(row, table.block is not None):
             slug = f"stored-{row.role}-{name}"

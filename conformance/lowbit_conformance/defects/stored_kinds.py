@@ -79,11 +79,12 @@ def of_runs() -> Named:
                     yield f"stored-{what}-of-the-{side}", f"Each run takes the {words} of the one {place}.", change
         change = partial(from_rows, "first", 0, scale, zero)
         yield f"stored-{what}-of-the-first", f"All runs of a block have the {words} of its first.", change
+        change = partial(from_rows, "interleaved", 0, scale, zero)
+        name = "stored-groups-interleaved" if scale and zero else f"stored-{what}-interleaved"
+        yield name, f"Row k takes the {words} of group k mod G.", change
     for kind in ("late", "early"):
         change = partial(from_rows, kind, 0, True, True)
         yield f"stored-groups-one-row-{kind}", f"Groups begin one row {kind}.", change
-    change = partial(from_rows, "interleaved", 0, True, True)
-    yield "stored-groups-interleaved", "Row k takes the scale and zero of group k mod G.", change
 
 
 # **Codes read as other numbers**, and zeros of another size.
@@ -162,6 +163,9 @@ def of_numbers() -> Named:
     yield "stored-sign-of-codes-lost", "Negative codes are read as positive.", unsigned
     yield "stored-numbers-doubled", "All numbers are twice as large: a bias is off by one.", partial(times, 2.0)
     yield "stored-numbers-halved", "All numbers are half as large: a bias is off by one.", partial(times, 0.5)
+    for power in (2, -2, 3, -3, 4, -4):
+        cause = f"All numbers are those that are right times {2.0**power:g}: biases are off."
+        yield "stored-numbers-times-a-power", cause, partial(times, 2.0**power)
     for run in (32, 64):
         for half in (0, 1):
             change = partial(half_of_the_offsets, run, half)
@@ -194,13 +198,20 @@ def reordered(order: tuple[int, ...] | None, row: Field, array: Array, weights: 
     return joined(codes[..., ::-1] if order is None else codes[..., list(order)], array, bits_of(weights))
 
 
-def planes(along: int, row: Field, array: Array, weights: Stored) -> Array:
-    """What lies in integer w at place i is found where the place counts first: at i * integers + w."""
+def planes(along: int, inverse: bool, row: Field, array: Array, weights: Stored) -> Array:
+    """What lies in integer w at place i is found where the place counts first: at i * integers + w.
+
+    Or the other way round, where the format has such planes, their first in the highest bits.
+    """
     bits = bits_of(weights)
     axis = along if array.ndim > 1 else 0
     codes = np.moveaxis(split(array, bits), axis, -2)
     # The code at place p of the turned order is the one that the kernel takes for place p of the right one.
-    found = np.swapaxes(codes, -1, -2).reshape(codes.shape)
+    if inverse:
+        pairs = codes[..., ::-1].reshape(*codes.shape[:-2], codes.shape[-1], codes.shape[-2])
+        found = np.swapaxes(pairs, -1, -2)[..., ::-1]
+    else:
+        found = np.swapaxes(codes, -1, -2).reshape(codes.shape)
     return joined(np.moveaxis(found, -2, axis), array, bits)
 
 
@@ -283,8 +294,10 @@ def of_fields() -> Named:
             change = partial(with_fields, partial(reordered, order), roles)
             yield f"stored-{what}-in-another-order", f"The {said} of each word are read in another order.", change
         for along in (0, 1):
-            change = partial(with_fields, partial(planes, along), roles)
+            change = partial(with_fields, partial(planes, along, False), roles)
             yield f"stored-{what}-in-planes", f"The {said} are read by their place in a word first.", change
+            change = partial(with_fields, partial(planes, along, True), roles)
+            yield f"stored-{what}-not-in-planes", f"The {said} of an integer are taken for neighbours.", change
         change = partial(with_fields, turned, roles)
         yield f"stored-{what}-transposed", f"The array of {said} is read as its transpose.", change
     for run in (8, 16, 32, 64):

@@ -30,7 +30,7 @@ def quotient(by: int, at: Array, count: int) -> Array:
 
 ONES = 0x11
 """A byte of codes that are not 0 in any format of 4 or 8 bits, and finite."""
-RUNS = (0, 16, 32, 128, 256)
+RUNS = (0, 16, 32, 64, 128, 256, 512, 1024)
 """Rows that have a scale or a sum of their own; 0 for those of the format's group."""
 FEW = tuple(each for each in ORDERS if not each[0].startswith(("turned", "even-first-in", "first-of")))
 QUOTIENTS: tuple[tuple[str, str, Order], ...] = tuple(
@@ -77,7 +77,7 @@ def parts_of(weights: Stored) -> Parts:
     plain = filled(weights, ONES, True)
     with np.errstate(all="ignore"):
         scale = filled(weights, ONES) / plain
-    units, values = filled(weights, None, True), weights.values
+    units, values = filled(weights, None, True, whole=False), weights.values
     if not np.allclose(units * scale, values, rtol=1e-9, atol=0.0):
         raise ValueError("the numbers are no products of a code and a scale")
     return Parts(units, scale, np.zeros(values.shape), 0)
@@ -134,15 +134,19 @@ PLACED: dict[str, tuple[Where, ...]] = {
 
 def across(order: Order, run: int, inside: bool, axis: int, array: F64, group: int) -> F64:
     """An array with its columns, or with runs of its rows, or with the rows of each run in another order."""
+    if axis == 1 and inside:
+        columns = np.arange(array.shape[1])
+        taken = columns // run * run + (order(np.arange(run), run) % run)[columns % run]
+        return np.asarray(array[:, np.minimum(taken, array.shape[1] - 1)])
     if axis == 1:
         count = array.shape[1]
         return np.asarray(array[:, order(np.arange(count), count) % count])
     rows, run = np.arange(len(array)), run or group
     if inside:
-        taken = rows // run * run + order(rows % run, run) % run
+        taken = rows // run * run + (order(np.arange(run), run) % run)[rows % run]
     else:
         count = -(-len(array) // run)
-        taken = order(rows // run, count) % count * run + rows % run
+        taken = (order(np.arange(count), count) % count)[rows // run] * run + rows % run
     return np.asarray(array[np.minimum(taken, len(array) - 1)])
 
 
@@ -153,42 +157,17 @@ def moved(where: Where, order: Order, run: int, inside: bool, axis: int, weights
     )
 
 
-def of_size(where: Where, size: int, weights: Stored) -> Terms:
-    """Row k takes what belongs to group ``k // size``; past the last group, what belongs to that.
-
-    Raises:
-        ValueError: groups have that size.
-    """
-    parts, group, rows = parts_of(weights), run_of(weights), np.arange(weights.rows)
-    if group == size:
-        raise ValueError("groups have that size")
-    taken = np.minimum(rows // size * group, (weights.rows - 1) // group * group)
-    return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[taken]))
-
-
 def of_columns(where: Where, size: int, weights: Stored) -> Terms:
     """Column n takes what belongs to block ``n // size`` of `SQUARE` columns.
 
     Raises:
-        ValueError: blocks are no squares, or they have that size.
+        ValueError: blocks are no squares.
     """
-    if size == SQUARE or not any(f"N//{SQUARE}" in row.shape for row in weights.table.fields):
+    if not any(f"N//{SQUARE}" in row.shape for row in weights.table.fields):
         raise ValueError("blocks have no such size")
     parts, columns = parts_of(weights), np.arange(weights.columns)
     taken = np.minimum(columns // size * SQUARE, (weights.columns - 1) // SQUARE * SQUARE)
     return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[:, taken]))
-
-
-def by_groups(inverted: bool, weights: Stored) -> Terms:
-    """The rows in the order of their groups, or the inverse order.
-
-    Raises:
-        ValueError: there is no index of groups.
-    """
-    if "g_idx" not in weights.by_name:
-        raise ValueError("there is no g_idx")
-    order = np.argsort(weights.by_name["g_idx"], kind="stable")
-    return Terms(weights.values[np.argsort(order) if inverted else order])
 
 
 def halves_interleaved(at: Array, count: int) -> Array:
@@ -203,6 +182,20 @@ def quarters_apart(at: Array, count: int) -> Array:
     return np.asarray(at % max(1, count // 4) * 4 + at // max(1, count // 4))
 
 
+def transposed(high: int, at: Array, count: int) -> Array:
+    """A run seen as a matrix of `high` rows, and read column by column."""
+    wide = max(1, count // high)
+    return np.asarray(at % high * wide + at // high)
+
+
+def interleaved(order: tuple[int, ...], at: Array, count: int) -> Array:
+    return np.asarray(at // 8 * 8 + np.array(order)[at % 8])
+
+
+NIBBLES: tuple[tuple[str, str, Order], ...] = tuple(
+    ("in-the-order-of-nibbles", "in an order of the nibbles of a word", partial(interleaved, order))
+    for order in ((0, 2, 4, 6, 1, 3, 5, 7), (0, 4, 1, 5, 2, 6, 3, 7))
+)
 INSIDE: tuple[tuple[str, str, Order], ...] = (
     ("reversed", "in reverse order", lambda at, n: n - 1 - at),
     (
@@ -216,6 +209,10 @@ INSIDE: tuple[tuple[str, str, Order], ...] = (
     ("quarters-apart", "with every fourth place together", quarters_apart),
     ("one-later", "one place later, the last one first", lambda at, n: (at - 1) % n),
     ("one-earlier", "one place earlier, the first one last", lambda at, n: (at + 1) % n),
+    *(
+        (f"transposed-{high}", f"as the transpose of a matrix of {high} rows", partial(transposed, high))
+        for high in (2, 4, 8, 16, 32, 64)
+    ),
 )
 
 
@@ -226,23 +223,22 @@ def of_orders() -> Named:
             for name, words, order in (*ORDERS, *QUOTIENTS):
                 change = partial(moved, where, order, 1, False, 1)
                 yield f"stored-{what}-{name}-along-columns", f"Taken {words}, along the columns: the {said}.", change
-            for run in RUNS if "codes" not in what else (1,):
+            for name, words, order in (*INSIDE, *NIBBLES):
+                change = partial(moved, where, order, 8, True, 1)
+                yield f"stored-{what}-{name}-in-words", f"Of each 8 columns, taken {words}: the {said}.", change
+            for run in (*RUNS[:3], 128, 256) if "codes" not in what else (1,):
                 axis = "groups" if run == 0 else "rows" if run == 1 else f"runs of {run} rows"
                 for name, words, order in FEW if run != 1 else ORDERS:
                     change = partial(moved, where, order, run, False, 0)
                     slug = f"stored-{what}-{name}-along-{axis.split()[0]}"
                     yield slug, f"Taken {words}, along the {axis}: the {said}.", change
             for size in SIZES if "codes" not in what else ():
-                change = partial(of_size, where, size)
-                yield f"stored-{what}-of-groups-of-{size}", f"Groups are taken to have {size} rows: the {said}.", change
                 change = partial(of_columns, where, size)
                 yield (
                     f"stored-{what}-of-{size}-columns",
                     f"Blocks are taken to have {size} columns: the {said}.",
                     change,
                 )
-    for inverted, said in ((False, "sorted by their groups"), (True, "put back in the order before the sort")):
-        yield "stored-rows-permuted", f"Rows are {said}, and x is not.", partial(by_groups, inverted)
     for run in WITHIN:
         for name, words, order in INSIDE:
             change = partial(moved, in_codes, order, run, True, 0)
@@ -326,6 +322,32 @@ def dropped_offset(parts: Parts, change: Change) -> Terms:
     return Terms(change(parts.units) * parts.scale, 0.0)
 
 
+def in_difference(change: Callable[[F64], F64], weights: Stored) -> Terms:
+    """Codes less zeros, as kernels in integers form them, as other numbers.
+
+    Raises:
+        ValueError: these are no integers.
+    """
+    parts = parts_of(weights)
+    difference = parts.units - parts.zero
+    if np.abs(difference - np.round(difference)).max() > 1e-6:
+        raise ValueError("these are no integers")
+    return Terms(parts.scale * change(np.round(difference)))
+
+
+DIFFERENCES: tuple[tuple[str, str, Callable[[F64], F64]], ...] = (
+    ("wraps-in-bytes", "wraps around in unsigned bytes", lambda a: a % 256),
+    ("wraps-in-4-bits", "wraps around in 4 bits", lambda a: a % 16),
+    ("wraps-in-signed-4-bits", "wraps around in 4 signed bits", lambda a: (a + 8) % 16 - 8),
+    ("is-never-negative", "is 0 where it is negative", lambda a: np.maximum(a, 0)),
+    ("is-never-positive", "is 0 where it is positive", lambda a: np.minimum(a, 0)),
+    ("loses-its-sign", "loses its sign", np.abs),
+    ("has-the-other-sign", "has the other sign", np.negative),
+    ("saturates-at-4-bits", "saturates at 4 signed bits", lambda a: np.clip(a, -8, 7)),
+    ("is-halved", "is halved and rounded down", lambda a: np.floor(a / 2)),
+)
+
+
 def zero_by(way: str, weights: Stored) -> Terms:
     """A zero that meets the wrong factor."""
     parts = parts_of(weights)
@@ -357,6 +379,9 @@ def of_numbers() -> Named:
                 if "f" in kinds:
                     change = partial(changed, where, partial(plainly, number))
                     yield f"stored-{what}-{name}", f"Taken {words}: the {what.replace('-', ' ')}.", change
+    for name, words, number in DIFFERENCES:
+        change = partial(in_difference, number)
+        yield f"stored-code-less-zero-{name}", f"The difference of code and zero {words}.", change
     for way in ("not scaled", "scaled twice", "divided by the scale"):
         yield f"stored-zero-{way.replace(' ', '-')}", f"The zero is {way}.", partial(zero_by, way)
 

@@ -25,6 +25,8 @@ SAME = 2e-3
 CLOSE = 0.04
 """Of the same: nearer a number is taken for one that the table has, or for a multiple of its least number."""
 SAID = 4
+NEGATIVE_ZERO = 2.0**-500
+"""What stands for a zero that is negative, with the other sign: it is no value of a code."""
 
 
 def reading(values: F64, read: F64, weights: Stored) -> Terms:
@@ -34,22 +36,29 @@ def reading(values: F64, read: F64, weights: Stored) -> Terms:
         ValueError: a code is worth none of these.
     """
     parts = parts_of(weights)
-    at = np.minimum(np.searchsorted(values, parts.units), len(values) - 1)
-    if (values[at] != parts.units).any():
+    units = signed(parts.units)
+    at = np.minimum(np.searchsorted(values, units), len(values) - 1)
+    if (values[at] != units).any():
         raise ValueError("a code has another value")
     return Terms(read[at] * parts.scale, parts.offsets)
 
 
+def signed(units: F64) -> F64:
+    """Units of which the zero that is negative has a value of its own."""
+    return np.where((units == 0) & np.signbit(units), -NEGATIVE_ZERO, units)
+
+
 def equations(x: F64, parts: Parts, values: F64) -> F64:
     """For each element of the result, what it owes to each code: T·N × codes."""
-    owed = [x @ np.where(parts.units == value, parts.scale, 0.0) for value in values]
+    units = signed(parts.units)
+    owed = [x @ np.where(units == value, parts.scale, 0.0) for value in values]
     return np.stack(owed, axis=-1).reshape(-1, len(values))
 
 
 def snapped(values: F64, found: F64) -> F64:
     """The numbers that were meant by those that least squares found, each near one of the table."""
     gaps = np.diff(values)
-    unit = float(gaps[gaps > 0].min(initial=np.inf))
+    unit = float(gaps[gaps > NEGATIVE_ZERO].min(initial=np.inf))
     grid = unit * np.round(found / unit)
     inside = values[np.abs(found[:, np.newaxis] - values).argmin(axis=1)]
     near = np.where(np.abs(found - grid) < CLOSE * unit, grid, found)
@@ -57,10 +66,14 @@ def snapped(values: F64, found: F64) -> F64:
     return np.where(np.abs(found - values) < np.maximum(SAME * unit, SAME * np.abs(values)), values, near)
 
 
+def spoken(number: float) -> str:
+    return "-0" if number == -NEGATIVE_ZERO else f"{number:.4g}"
+
+
 def said(values: F64, read: F64) -> str:
     """Which codes are read as what."""
     other = np.flatnonzero(values != read)
-    pairs = [f"{values[i]:g} as {read[i]:.4g}" for i in other[np.argsort(-np.abs(values[other]))][:SAID]]
+    pairs = [f"{spoken(values[i])} as {spoken(read[i])}" for i in other[np.argsort(-np.abs(values[other]))][:SAID]]
     more = f", and {len(other) - SAID} others" if len(other) > SAID else ""
     return f"Codes are read as other numbers: {', '.join(pairs)}{more}."
 
@@ -75,7 +88,7 @@ def of_codes_read(failures: list[Any], operation: str) -> tuple[Defect, ...]:
             return ()
     except (ValueError, IndexError):
         return ()
-    values = np.unique(np.concatenate([np.unique(each.units) for each in views]))
+    values = np.unique(np.concatenate([np.unique(signed(each.units)) for each in views]))
     if len(values) > MOST_CODES:
         return ()
     left: list[F64] = []
@@ -89,7 +102,10 @@ def of_codes_read(failures: list[Any], operation: str) -> tuple[Defect, ...]:
         right.append((np.ravel(failure.given).astype(np.float64) - np.ravel(failure.exact)) / sizes)
     if sum(map(len, left)) < 2 * len(values):
         return ()
-    change, *_ = np.linalg.lstsq(np.concatenate(left), np.concatenate(right), rcond=1e-9)
+    owed, off = np.concatenate(left), np.concatenate(right)
+    if not (np.isfinite(owed).all() and np.isfinite(off).all()):
+        return ()
+    change, *_ = np.linalg.lstsq(owed, off, rcond=1e-9)
     read = snapped(values, values + change)
     if (read == values).all() or not np.isfinite(read).all():
         return ()

@@ -12,13 +12,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from field.held_out import MORE_KERNELS, SECOND
+from field.held_out_last import FOURTH
+from field.held_out_later import THIRD
 from field.judging import Judgement, judge
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
-from lowbit.backend.function import Claim
+from lowbit.backend.function import Claim, Library
 
 HERE = Path(__file__).parent
-SOURCES = ("numpy_kernels.py", "cpp_kernels.py", "kernels.cpp")
-COMPILER = ("g++", "-O1", "-shared", "-fPIC")
+SOURCES = (
+    *("numpy_kernels.py", "more_numpy.py", "torch_kernels.py", "triton_kernels.py", "numba_kernels.py"),
+    *("cpp_kernels.py", "kernels.cpp", "rust_kernels.py", "kernels.rs"),
+)
+COMPILERS = {
+    "kernels.cpp": ("g++", "-O1", "-shared", "-fPIC", "-o", "kernels.so"),
+    "kernels.rs": ("rustc", "-O", "--crate-type", "cdylib", "-o", "kernels_rs.so"),
+}
+MODULES = {"kernels.cpp": "cpp_kernels", "kernels.rs": "rust_kernels"}
+LIBRARIES: dict[str, Library] = {"torch_kernels.py": "torch", "triton_kernels.py": "torch"}
+
+LISTS = {"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH}
+"""All lists by name; all but the first were held out."""
 
 
 def changed(mistake: Mistake) -> str:
@@ -37,36 +51,42 @@ def changed(mistake: Mistake) -> str:
 
 
 @contextmanager
-def kernels(mistake: Mistake | None = None) -> Iterator[None]:
-    """The kernels as modules that the host finds, one of them with a mistake, compiled where they have to be."""
-    before = os.environ.get("PYTHONPATH")
+def kernels(mistake: Mistake | None = None, compiled: tuple[str, ...] = ("kernels.cpp",)) -> Iterator[None]:
+    """The kernels as modules that the host finds, one of them with a mistake; it or some others are compiled."""
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", "TRITON_INTERPRET")}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for source in SOURCES:
             shutil.copy(HERE / source, folder)
         if mistake is not None:
             (folder / mistake.file).write_text(changed(mistake))
-        if mistake is None or mistake.file == "kernels.cpp":
-            compiled = [*COMPILER, "-o", str(folder / "kernels.so"), str(folder / "kernels.cpp")]
-            subprocess.run(compiled, check=True, timeout=120)
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [name, before]))
+        for source in compiled if mistake is None else set(COMPILERS) & {mistake.file}:
+            subprocess.run([*COMPILERS[source], source], check=True, timeout=120, cwd=folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [name, before["PYTHONPATH"]]))
+        os.environ["TRITON_INTERPRET"] = "1"
         try:
             yield
         finally:
-            del os.environ["PYTHONPATH"]
-            if before is not None:
-                os.environ["PYTHONPATH"] = before
+            for variable, value in before.items():
+                os.environ.pop(variable)
+                if value is not None:
+                    os.environ[variable] = value
 
 
 def module_of(mistake: Mistake) -> str:
-    return "cpp_kernels" if mistake.file == "kernels.cpp" else mistake.file.removesuffix(".py")
+    return MODULES.get(mistake.file, mistake.file.removesuffix(".py"))
+
+
+def claim_of(file: str, kernel: str) -> Claim:
+    """What a kernel is certified for."""
+    operation, limits = MORE_KERNELS.get((file, kernel)) or KERNELS[kernel]
+    return Claim(operation, limits, arrays=LIBRARIES.get(file, "numpy"))
 
 
 def tried(mistake: Mistake) -> Judgement:
     """What the suite says of a kernel with a mistake."""
-    operation, limits = KERNELS[mistake.kernel]
     with kernels(mistake):
-        return judge(f"{module_of(mistake)}:{mistake.kernel}", Claim(operation, limits))
+        return judge(f"{module_of(mistake)}:{mistake.kernel}", claim_of(mistake.file, mistake.kernel))
 
 
 def outcome(mistake: Mistake, found: Judgement) -> str:
@@ -80,7 +100,7 @@ def outcome(mistake: Mistake, found: Judgement) -> str:
 
 def main(wanted: list[str]) -> None:
     """Print a line for each mistake, and what came of both lists."""
-    for title, listed in (("mistakes", MISTAKES), ("held out", HELD_OUT)):
+    for title, listed in LISTS.items():
         results = []
         for mistake in listed:
             if wanted and not {mistake.kernel, mistake.file, title} & set(wanted):

@@ -1,0 +1,93 @@
+"""Mistakes in scales and minima of 6 bits that are packed into twelve bytes, as in Q4_K and Q5_K."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+
+from lowbit.arrays import Array
+
+
+def late_of_packed(way: str, what: str, array: Array) -> Array:
+    """Twelve bytes of 8 scales and 8 minima of 6 bits: the last four of each are put together otherwise.
+
+    Raises:
+        ValueError: there are no twelve bytes.
+    """
+    if array.dtype != np.uint8 or array.shape[-1] != 12:
+        raise ValueError("there are no twelve bytes")
+    found = array.copy()
+    for number, own in enumerate(("scales", "minima")):
+        if what not in (own, "both"):
+            continue
+        first, other = array[..., 4 * number :][..., :4], array[..., 4 - 4 * number :][..., :4]
+        low, carry = (array[..., 8:] >> 4 * number) & 15, first >> 6
+        late = PACKED[way](low, carry, first, other, array) & 63
+        found[..., 4 * number : 4 * number + 4] = (first & 63) | (late >> 4 << 6)
+        found[..., 8:] = (found[..., 8:] & (240 >> 4 * number)) | ((late & 15) << 4 * number)
+    return found
+
+
+PACKED: dict[str, Callable[..., Array]] = {
+    "with high bits two places low": lambda low, carry, first, other, all_of: low | carry << 2,
+    "with high bits one place low": lambda low, carry, first, other, all_of: low | carry << 3,
+    "with high bits four places low": lambda low, carry, first, other, all_of: low | carry,
+    "with high bits one place high": lambda low, carry, first, other, all_of: low | carry << 5,
+    "with high bits below the others": lambda low, carry, first, other, all_of: low << 2 | carry,
+    "with bits 4 and 5 of the early ones": lambda low, carry, first, other, all_of: low | (first & 48),
+    "as the bytes after the early ones": lambda low, carry, first, other, all_of: all_of[..., 4:8],
+    "as the last bytes": lambda low, carry, first, other, all_of: all_of[..., 8:],
+    "as the early ones": lambda low, carry, first, other, all_of: first,
+    "with low bits from the other half": lambda low, carry, first, other, all_of: (
+        (all_of[..., 8:] >> 4 if (low == all_of[..., 8:] & 15).all() else all_of[..., 8:] & 15) | carry << 4
+    ),
+    "with low bits of the early ones": lambda low, carry, first, other, all_of: (first & 15) | carry << 4,
+    "as 0": lambda low, carry, first, other, all_of: 0 * low,
+}
+
+
+def early_of_packed(way: str, part: int, array: Array) -> Array:
+    """Twelve bytes of scales and minima of 6 bits: the first four of each read otherwise.
+
+    Raises:
+        ValueError: there are no twelve bytes.
+    """
+    if array.dtype != np.uint8 or array.shape[-1] != 12:
+        raise ValueError("there are no twelve bytes")
+    found, own = array.copy(), array[..., 4 * part : 4 * part + 4]
+    read = {"without their low 2 bits": own >> 2, "shifted by 2 bits": own << 2, "of 4 bits": own & 15}
+    read |= {"of the high half": own >> 4, "shifted by 1 bit": own >> 1, "of 5 bits": own & 31}
+    found[..., 4 * part : 4 * part + 4] = (own & 192) | (read[way] & 63)
+    return found
+
+
+def same_of_packed(number: int, part: int, array: Array) -> Array:
+    """Twelve bytes of scales and minima of 6 bits: all of one kind are the same number.
+
+    Raises:
+        ValueError: there are no twelve bytes.
+    """
+    if array.dtype != np.uint8 or array.shape[-1] != 12:
+        raise ValueError("there are no twelve bytes")
+    found = array.copy()
+    found[..., 4 * part : 4 * part + 4] = number
+    found[..., 8:] = (found[..., 8:] & (240 >> 4 * part)) | (number << 4 * part)
+    return found
+
+
+EARLY = (
+    *("without their low 2 bits", "shifted by 2 bits", "of 4 bits"),
+    *("of the high half", "shifted by 1 bit", "of 5 bits"),
+)
+
+
+def of_packed() -> Iterator[tuple[str, str, Callable[[Array], Array]]]:
+    """Names, words and changes of such a field."""
+    for what, said in (("scales", "scales"), ("minima", "minima"), ("both", "scales and minima")):
+        for way in PACKED:
+            yield "packed-otherwise", f"with its last four {said} {way}", partial(late_of_packed, way, what)
+    for part, said in enumerate(("scales", "minima")):
+        for constant in (0, 1):
+            yield "packed-constant", f"with {constant} for all {said}", partial(same_of_packed, constant, part)
+        for way in EARLY:
+            yield "packed-otherwise", f"with its first four {said} {way}", partial(early_of_packed, way, part)

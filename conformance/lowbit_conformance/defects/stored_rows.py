@@ -1,0 +1,422 @@
+"""Mistakes in the rows of a stored matrix: which rows belong together, and which x they meet."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import Array
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.table import Terms
+from lowbit_conformance.defects.places import DROPPED, ORDERS, Kept, Order
+from lowbit_conformance.defects.stored_codes import run_of
+from lowbit_conformance.defects.stored_parts import (
+    FEW,
+    INSIDE,
+    PLACED,
+    QUOTIENTS,
+    WITHIN,
+    Where,
+    in_codes,
+    parts_of,
+)
+
+Numbers = Callable[[Stored], Terms]
+Named = Iterator[tuple[str, str, Numbers]]
+Rows = npt.NDArray[np.int64]
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+# **Groups of another size**, tiles with the group of their first row, and words of another axis.
+
+
+def group_of_row(weights: Stored) -> Rows:
+    if "g_idx" in weights.by_name:
+        return weights.by_name["g_idx"].astype(np.int64)
+    return np.arange(weights.rows) // run_of(weights)
+
+
+def row_of_group(weights: Stored) -> Rows:
+    """A row of each group; that of the nearest lower one where a group has none."""
+    groups = group_of_row(weights)
+    first = np.zeros(int(groups.max()) + 1, np.int64)
+    found, rows = np.unique(groups, return_index=True)
+    first[found] = rows
+    return first
+
+
+def of_rows_like(where: Where, rows: Rows, weights: Stored) -> Terms:
+    """Each row takes what belongs to another."""
+    parts = parts_of(weights)
+    return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[rows]))
+
+
+def of_size(where: Where, size: int, weights: Stored) -> Terms:
+    """Row k takes what belongs to group ``k // size``; past the last group, what belongs to that."""
+    of_group = row_of_group(weights)
+    wrong = np.minimum(np.arange(weights.rows) // size, len(of_group) - 1)
+    return of_rows_like(where, of_group[wrong], weights)
+
+
+def of_interleaved(where: Where, weights: Stored) -> Terms:
+    """Row k takes what belongs to group k mod G."""
+    of_group = row_of_group(weights)
+    return of_rows_like(where, of_group[np.arange(weights.rows) % len(of_group)], weights)
+
+
+def of_words(words_first: bool, where: Where, weights: Stored) -> Terms:
+    """Row k lies in word k mod W, at place k mod 8; or in word k / 8, at place k / W.
+
+    Raises:
+        ValueError: there are no whole words.
+    """
+    rows = np.arange(weights.rows)
+    if weights.rows % 8:
+        raise ValueError("there are no whole words")
+    words = weights.rows // 8
+    return of_rows_like(where, rows % words * 8 + rows % 8 if words_first else rows // 8 * 8 + rows // words, weights)
+
+
+def of_index(where: Where, way: str, weights: Stored) -> Terms:
+    """One part in the order of the rows, the others by the index of groups.
+
+    Raises:
+        ValueError: there is no index.
+    """
+    if "g_idx" not in weights.by_name:
+        raise ValueError("there is no g_idx")
+    of_group, rows = row_of_group(weights), np.arange(weights.rows)
+    groups = np.sort(group_of_row(weights)) if way == "sorted" else rows // max(1, run_of(weights))
+    return of_rows_like(where, of_group[np.minimum(groups, len(of_group) - 1)], weights)
+
+
+def of_tiles(where: Where, size: int, weights: Stored) -> Terms:
+    """Row k takes what belongs to the first row of its tile."""
+    return of_rows_like(where, np.arange(weights.rows) // size * size, weights)
+
+
+def of_flat_size(size: int, weights: Stored) -> Terms:
+    """Blocks that run along the rows of the matrix N x K as one vector, of another size.
+
+    Raises:
+        ValueError: blocks do not run so.
+    """
+    shapes = [row.shape[0] for row in weights.table.fields if row.role == "scale" and row.shape]
+    own = run_of(weights)
+    if not any(str(each).startswith("N*K") for each in shapes):
+        raise ValueError("blocks do not run so")
+    parts, flat = parts_of(weights), np.arange(weights.rows * weights.columns)
+    taken = np.minimum(flat // size, flat[-1] // own) * own
+    scale = parts.scale.T.reshape(-1)[taken].reshape(weights.columns, weights.rows).T
+    return Terms(parts.units * scale, parts.offsets)
+
+
+def by_place(where: Where, along: int, width: int, weights: Stored) -> Terms:
+    """What lies in words along one axis is found by the place along the other.
+
+    Raises:
+        ValueError: there are no whole words.
+    """
+    parts = parts_of(weights)
+    rows, columns = np.indices(parts.units.shape)
+    if parts.units.shape[along] % width:
+        raise ValueError("there are no whole words")
+    if along == 1:
+        columns = columns // width * width + rows % width
+    else:
+        rows = rows // width * width + columns % width
+    return where(parts, lambda array: np.asarray(np.broadcast_to(array, parts.units.shape)[rows, columns]))
+
+
+def of_groups() -> Named:
+    for what, ways in PLACED.items():
+        said = what.replace("-", " ")
+        for where in ways:
+            for along, axis in enumerate(("rows", "columns")):
+                for width in (2, 4, 8):
+                    cause = f"Of {width} {axis} in an integer, the place along the other axis counts: the {said}."
+                    yield f"stored-{what}-at-the-place-of-the-other-axis", cause, partial(by_place, where, along, width)
+            for first in (False, True):
+                cause = f"Words and places of rows are mistaken: the {said}."
+                yield f"stored-{what}-of-another-word", cause, partial(of_words, first, where)
+            for way in ("sorted", "divided") if "codes" not in what else ():
+                cause = f"Only the {said} without g_idx, which the rest is taken by."
+                yield f"stored-{what}-without-the-index", cause, partial(of_index, where, way)
+            for name, words, order in FEW if "codes" not in what else ():
+                change = partial(of_groups_in_order, where, order)
+                yield f"stored-{what}-{name}-along-groups", f"Taken {words}, along the groups: the {said}.", change
+            if "codes" not in what:
+                cause = f"Row k takes what belongs to group k mod G: the {said}."
+                yield f"stored-{what}-interleaved", cause, partial(of_interleaved, where)
+            for size in SIZES if "codes" not in what else ():
+                cause = f"Groups are taken to have {size} rows: the {said}."
+                yield f"stored-{what}-of-groups-of-{size}", cause, partial(of_size, where, size)
+                cause = f"All of {size} rows take what belongs to the first of them: the {said}."
+                yield f"stored-{what}-of-the-first-of-{size}-rows", cause, partial(of_tiles, where, size)
+    for way, said in (("the end", "from their group to the end"), ("the start", "from the start to their group")):
+        yield "stored-zero-times-a-longer-sum", f"Zeros meet the sum of x {said}.", partial(added_up, way)
+    yield "stored-scale-of-blocks-interleaved", "Number f has the scale of block f mod blocks.", of_flat_places
+    yield "stored-zero-times-the-mean", "The zeros meet the mean of x in a group, and not its sum.", mean_of_x
+    for size in SIZES:
+        cause = f"Blocks are taken to have {size} numbers."
+        yield f"stored-scale-of-blocks-of-{size}", cause, partial(of_flat_size, size)
+
+
+def of_flat_places(weights: Stored) -> Terms:
+    """Blocks that run along the rows of the matrix N x K as one vector: number f has the scale of block f mod blocks.
+
+    Raises:
+        ValueError: blocks do not run so.
+    """
+    shapes = [row.shape[0] for row in weights.table.fields if row.role == "scale" and row.shape]
+    if not any(str(each).startswith("N*K") for each in shapes):
+        raise ValueError("blocks do not run so")
+    parts, flat, own = parts_of(weights), np.arange(weights.rows * weights.columns), run_of(weights)
+    taken = flat % -(-len(flat) // own) * own
+    scale = parts.scale.T.reshape(-1)[taken].reshape(weights.columns, weights.rows).T
+    return Terms(parts.units * scale, -scale * parts.zero)
+
+
+def added_up(way: str, weights: Stored) -> Terms:
+    """Zeros that meet sums of x over more than their own group."""
+    terms, groups = weights.terms, group_of_row(weights)
+    first = np.broadcast_to(terms.offsets, terms.products.shape)[row_of_group(weights)]
+    total = np.cumsum(first, axis=0) if way == "the end" else np.cumsum(first[::-1], axis=0)[::-1]
+    return Terms(terms.products, total[groups])
+
+
+def of_groups_in_order(where: Where, order: Order, weights: Stored) -> Terms:
+    """Each group takes what belongs to another, by the index of groups."""
+    of_group, groups = row_of_group(weights), group_of_row(weights)
+    taken = order(np.arange(len(of_group)), len(of_group)) % len(of_group)
+    return of_rows_like(where, of_group[taken[groups]], weights)
+
+
+def mean_of_x(weights: Stored) -> Terms:
+    """The zeros meet the mean of x in a group, and not its sum."""
+    terms, groups = weights.terms, group_of_row(weights)
+    sizes = np.bincount(groups)[groups][:, np.newaxis]
+    return Terms(terms.products, np.broadcast_to(terms.offsets, terms.products.shape) / sizes)
+
+
+# **x at another place**: what row k meets.
+
+
+def met(rows: Rows, weights: Stored) -> Terms:
+    """The matrix that gives the same sums as a product in which row k meets x of ``rows[k]``."""
+    values = weights.values
+    total = np.zeros_like(values)
+    np.add.at(total, rows, values)
+    return Terms(total)
+
+
+def halves_gathered(order: Order, half: int, run: int, weights: Stored) -> Terms:
+    """Within each run of rows, only those of one half meet x of other places."""
+    return gathered(lambda at, n: np.where(at // (n // 2) == half, order(at, n) % n, at), run, weights)
+
+
+def codes_gathered(order: Order, run: int, weights: Stored) -> Terms:
+    """Within each run of rows, codes are taken from other places.
+
+    Raises:
+        ValueError: there is no whole run.
+    """
+    if weights.rows % run:
+        raise ValueError("there are no whole runs")
+    rows = np.arange(weights.rows)
+    return of_rows_like(in_codes, rows // run * run + (order(np.arange(run), run) % run)[rows % run], weights)
+
+
+def codes_of_tiles(size: int, weights: Stored) -> Terms:
+    """Each tile of rows has the codes of the first."""
+    return of_rows_like(in_codes, np.arange(weights.rows) % size, weights)
+
+
+def half_gathered(order: Order, odd: bool, run: int, weights: Stored) -> Terms:
+    """Within each run of rows, only the odd or only the even ones meet x of other places."""
+    return gathered(lambda at, n: np.where(at % 2 == odd, order(at, n) % n, at), run, weights)
+
+
+HALF_GATHERS: tuple[tuple[str, str, Order], ...] = (
+    ("half-the-run-further", "from place i / 2 + n / 2", lambda at, n: at // 2 + n // 2),
+    ("half-of-its-place", "from place i / 2", lambda at, n: at // 2),
+    ("one-before", "from the place before", lambda at, n: at - 1),
+    ("one-after", "from the next place", lambda at, n: at + 1),
+    ("half-a-run-away", "from half of the run further", lambda at, n: at + n // 2),
+    ("reversed", "from the other end", lambda at, n: n - 1 - at),
+)
+
+
+def by_groups(inverted: bool, weights: Stored) -> Terms:
+    """x in the order of the groups, or in the inverse order.
+
+    Raises:
+        ValueError: there is no index of groups.
+    """
+    if "g_idx" not in weights.by_name:
+        raise ValueError("there is no g_idx")
+    order = np.argsort(weights.by_name["g_idx"], kind="stable")
+    return met(np.argsort(order) if inverted else order, weights)
+
+
+def gathered(order: Order, run: int, weights: Stored) -> Terms:
+    """Within each run of rows, x is taken in another order.
+
+    Raises:
+        ValueError: there is no whole run.
+    """
+    if weights.rows % run:
+        raise ValueError("there are no whole runs")
+    rows = np.arange(weights.rows)
+    return met(rows // run * run + (order(np.arange(run), run) % run)[rows % run], weights)
+
+
+def halved(at: Array, count: int) -> Array:
+    return np.asarray(at // 2 + at % 2)
+
+
+GATHERS: tuple[tuple[str, str, Order], ...] = (
+    *INSIDE,
+    *QUOTIENTS,
+    *(
+        each
+        for each in ORDERS
+        if each[0].startswith(("modulo", "first-of", "next", "one-before", "exchanged", "first"))
+    ),
+    ("not-stepped-by-2", "from place i / 2, rounded up, for place i", halved),
+    *(
+        (f"taken-{by}-apart", f"from place {by} i for place i", lambda at, n, by=by: at * by)
+        for by in (2, 4, 8, 16, 32)
+    ),
+)
+
+
+def of_x() -> Named:
+    for inverted, said in ((False, "in the order of the groups"), (True, "in the inverse of the groups' order")):
+        cause = f"x is taken {said}, and the rows of the matrix are not."
+        yield "stored-rows-permuted", cause, partial(by_groups, inverted)
+    for run in (2, *WITHIN):
+        for name, words, order in GATHERS:
+            yield f"x-{name}-in-runs", f"In each run of {run}, x is taken {words}.", partial(gathered, order, run)
+        for name, words, order in HALF_GATHERS:
+            for odd, said in ((True, "odd"), (False, "even")):
+                cause = f"In each run of {run}, the {said} codes meet x {words}."
+                yield f"x-{name}-for-{said}-codes", cause, partial(half_gathered, order, odd, run)
+            for half, said in enumerate(("first", "second")):
+                cause = f"In each run of {run}, codes of the {said} half meet x {words}."
+                yield f"x-{name}-for-the-{said}-half", cause, partial(halves_gathered, order, half, run)
+        for name, words, order in GATHERS:
+            cause = f"In each run of {run}, codes are taken {words}."
+            yield f"stored-codes-{name}-in-runs", cause, partial(codes_gathered, order, run)
+    for size in SIZES:
+        cause = f"Each tile of {size} rows has the codes of the first."
+        yield "stored-codes-of-the-first-tile", cause, partial(codes_of_tiles, size)
+
+
+# **Rows of each run that are not summed.**
+
+
+def left_out(kept: Kept, run: int, which: str, weights: Stored) -> Terms:
+    """Rows that are left out by their place in a run, of all terms or of one of the two."""
+    run = run or run_of(weights)
+    there = kept(np.arange(run), run)[np.arange(weights.rows) % run, np.newaxis]
+    terms = weights.terms
+    products = terms.products if which == "zeros" else terms.products * there
+    return Terms(products, terms.offsets if which == "codes" else terms.offsets * there)
+
+
+def of_rows_inside() -> Named:
+    for which, said in (("all", "summed"), ("zeros", "summed for the zeros"), ("codes", "summed for the codes")):
+        for run in (0, 8, 16, 32, 64, 128, 256):
+            runs = "group" if run == 0 else f"run of {run} rows"
+            for name, words, kept in DROPPED:
+                cause = f"The rows of each {runs} are {said} {words}."
+                yield f"stored-rows-of-runs-{name}", cause, partial(left_out, kept, run, which)
+
+
+# **Codes of runs in another order**, and codes whose neighbours are not masked.
+
+
+def runs_in_order(order: Order, outer: int, inner: int, weights: Stored) -> Terms:
+    """In each run of `outer` rows, codes of its runs of `inner` rows in another order.
+
+    Raises:
+        ValueError: there is no whole run.
+    """
+    if weights.rows % outer:
+        raise ValueError("there are no whole runs")
+    rows, count = np.arange(weights.rows), outer // inner
+    place = (order(np.arange(count), count) % count)[rows % outer // inner]
+    taken = rows // outer * outer + place * inner + rows % inner
+    return of_rows_like(in_codes, taken, weights)
+
+
+PLANES: tuple[tuple[str, str, Order], ...] = (
+    *INSIDE,
+    *(each for each in (*ORDERS, *QUOTIENTS) if each[0].startswith(("modulo", "divided", "first", "exchanged"))),
+    ("bytes-modulo", "from the bytes of run i mod n/2", lambda at, n: at % (n // 2) * 2 + at % 2),
+    ("bytes-halved", "from the bytes of run i / 4", lambda at, n: at // 4 * 2 + at % 2),
+    ("halves-first", "from the half i / (n/2) of the bytes of run i", lambda at, n: at % (n // 2) * 2 + at // (n // 2)),
+)
+
+
+def masked_beyond(along: int, width: int, zeros: bool, weights: Stored) -> Terms:
+    """Codes or zeros of which only the bit above them is kept: the lowest of the code after them.
+
+    Raises:
+        ValueError: the codes are no integers.
+    """
+    parts = parts_of(weights)
+    if not parts.bits:
+        raise ValueError("the codes are no integers")
+    array = np.broadcast_to(parts.zero, parts.units.shape) if zeros else parts.units
+    codes = np.moveaxis(array, along, 0)
+    last = np.arange(len(codes)) % width == width - 1
+    above = np.where(last[:, np.newaxis], 0.0, np.roll(codes, -1, axis=0)) % 2 * 2.0**parts.bits
+    found = np.moveaxis(above, 0, along)
+    return (
+        Terms(parts.units * parts.scale, -parts.scale * found) if zeros else Terms(found * parts.scale, parts.offsets)
+    )
+
+
+def unmasked(along: int, width: int, extra: int, signed: bool, weights: Stored) -> Terms:
+    """Codes with some bits of the code after them in their integer; after the last, zeros or its sign.
+
+    Raises:
+        ValueError: the codes are no integers.
+    """
+    parts = parts_of(weights)
+    if not parts.bits:
+        raise ValueError("the codes are no integers")
+    codes = np.moveaxis(parts.units, along, 0)
+    last = np.arange(len(codes)) % width == width - 1
+    sign = np.where(codes >= 2.0 ** (parts.bits - 1), 2.0**extra - 1, 0.0) if signed else np.zeros_like(codes)
+    following = np.where(last[:, np.newaxis], sign, np.roll(codes, -1, axis=0))
+    total = codes + 2.0**parts.bits * (following % 2.0**extra)
+    return Terms(np.moveaxis(total, 0, along) * parts.scale, parts.offsets)
+
+
+def of_codes() -> Named:
+    for outer in (64, 128, 256):
+        for inner in (16, 32, 64):
+            for name, words, order in PLANES if inner < outer else ():
+                cause = f"In each {outer} rows, runs of {inner} codes are taken {words}."
+                yield f"stored-runs-of-codes-{name}", cause, partial(runs_in_order, order, outer, inner)
+    for along in (0, 1):
+        for width in (2, 4, 8, 16, 32):
+            for zeros in (False, True):
+                cause = f"The mask of {'zeros' if zeros else 'codes'} is one too high: a power of two."
+                yield "stored-mask-one-too-high", cause, partial(masked_beyond, along, width, zeros)
+            for extra in (1, 2, 3, 4):
+                cause = f"Codes keep {extra} bits too many: those of the next code in their integer."
+                for signed in (False, True):
+                    yield "stored-codes-not-masked", cause, partial(unmasked, along, width, extra, signed)
+
+
+def of_rows() -> Named:
+    """All kinds of this module."""
+    yield from of_groups()
+    yield from of_x()
+    yield from of_codes()
+    yield from of_rows_inside()
