@@ -26,7 +26,7 @@ def conformance(backend: type | str, *arguments: str) -> tuple[int, dict[str, An
     command = [sys.executable, "-m", "lowbit", "conformance", name, "--json", *arguments]
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=600, check=False
+        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=3600, check=False
     )
     return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
 
