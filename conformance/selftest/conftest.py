@@ -56,18 +56,23 @@ settings.load_profile("lowbit")
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what its -m does not choose
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow and what needs a compiler, and begin with the slowest: no worker waits for it at the end."""
-    cost: dict[pytest.Item, float] = {}
+    """Mark what is slow and what needs a compiler, and begin with the slowest: no worker waits for it at the end.
+
+    The tests of a module stay together, or each worker would make the fixtures of a module again and again.
+    """
+    cost = dict.fromkeys((item.path for item in items), 0.0)
+    met = set[str]()
     for item in items:
         if isinstance(item, pytest.Function) and item.path.is_relative_to(HERE):
             path = item.path.relative_to(HERE).as_posix()
             name = f"{path}::{item.originalname}"
             if name in SLOW:
                 item.add_marker(pytest.mark.slow)
-                cost[item] = SLOW[name]
+                cost[item.path] += 0.0 if name in met else SLOW[name]
+                met.add(name)
             if path.startswith(TOOLCHAIN):
                 item.add_marker(pytest.mark.toolchain)
-    items.sort(key=lambda item: -cost.get(item, 0.0))
+    items.sort(key=lambda item: -cost[item.path])
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 """A backend of the bank in this process: what a `Remote` shows to a test, without a host."""
 
-import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from kills.bank import backend
-from kills.trial import cases_of, run
+from kills.trial import cases_of, run, spread
 
 from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.suite.cases import CONCURRENT, Case
-from lowbit_conformance.suite.marking import Mark
 
 
 @dataclass(frozen=True)
@@ -73,25 +70,6 @@ class Prepared:
 
     def guarded(self, x: Any, vectors: int) -> Any:
         return self.qgemm(x) if vectors else self.qgemv(x[0])
-
-
-def spread(cases: list[tuple[Mark, Case]]) -> list[tuple[Mark, Case]]:
-    """The first case of each kind, then the second of each, and so on; the large ones last.
-
-    What fails few cases is met early: those of a rare kind do not wait for the thousands of the others.
-    """
-    met = Counter[tuple[str, ...]]()
-    ranked = []
-    for mark, case in cases:
-        kind = (
-            case.clause,
-            case.tier,
-            str(case.parameters().get("format")),
-            *re.sub(r"\d", "", case.variant).split("-")[:2],
-        )
-        met[kind] += 1
-        ranked.append(((case.large, met[kind]), mark, case))
-    return [(mark, case) for _, mark, case in sorted(ranked, key=lambda each: each[0])]
 
 
 def failures(name: str, operation: str, clauses: tuple[str, ...], seeds: int = 2) -> Iterator[tuple[Case, Called]]:

@@ -10,8 +10,8 @@ from typing import Any
 
 import mistakes_special_layers  # noqa: F401  # adds to the list
 import numpy as np
-from in_process import Prepared, spread
-from kills.trial import cases_of, run
+from in_process import Prepared
+from kills.trial import cases_of, run, spread
 from mistakes_special import SPECIAL, Special
 
 from lowbit.backend import Capabilities

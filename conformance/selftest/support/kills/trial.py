@@ -5,8 +5,10 @@ process that judges is this one, so that a defect is tried in the time of its ca
 """
 
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -27,6 +29,7 @@ Stop = Literal["defect", "clause", "never"]
 DEADLINES = {True: 3.0, False: 120.0}
 """Seconds for one call: of a defect that is to hang, and of any other, which a slow machine must not end."""
 LOADING = "backend/H6"
+LATER = 5  # rounds of `spread`: a large case takes as long as many small ones
 
 
 @dataclass
@@ -106,6 +109,26 @@ def cases_of(clauses: tuple[str, ...], operations: tuple[str, ...], seeds: int) 
                 yield mark, case
 
 
+def spread(cases: Iterable[tuple[Mark, Case]], first: Sequence[str] = ()) -> list[tuple[Mark, Case]]:
+    """The first case of each kind, then the second of each, and so on; a large one comes `LATER` rounds later.
+
+    What fails few cases is met early: those of a rare kind do not wait for the thousands of the others. Cases of the
+    clauses that are named come before all others.
+    """
+    met = Counter[tuple[str, ...]]()
+    ranked = []
+    for mark, case in cases:
+        kind = (
+            case.clause,
+            case.tier,
+            str(case.parameters().get("format")),
+            *re.sub(r"\d", "", case.variant).split("-")[:2],
+        )
+        met[kind] += 1
+        ranked.append(((case.clause not in first, met[kind] + LATER * case.large), mark, case))
+    return [(mark, case) for _, mark, case in sorted(ranked, key=lambda each: each[0])]
+
+
 @contextmanager
 def started(name: str, deadline: float) -> Iterator[Remote]:
     """The backend of a defect in its host process, which finds this package by ``PYTHONPATH``."""
@@ -147,8 +170,12 @@ def try_out(
     """
     defect, trial, start = defect_of(name), Trial(name, seeds, stop), time.monotonic()
     allowed = DEADLINES["HUNG" in defect.verdicts] if deadline is None else deadline
+    clauses = only or defect.clauses
+    cases = cases_of(clauses, operations or defect.operations, seeds)
+    if stop == "defect":
+        cases = iter(spread(cases, clauses))
     with started(name, allowed) as remote:
-        for mark, case in cases_of(only or defect.clauses, operations or defect.operations, seeds):
+        for mark, case in cases:
             finding = trial.findings.setdefault(case.clause, Finding())
             done = stop == "clause" and finding.killed
             if done or (only and case.clause not in only) or _missing(remote, case):
