@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from lowbit.system import scratch
 from lowbit.system.scratch import sweep, workplace
 
 
@@ -27,7 +26,7 @@ def test_a_workplace_that_is_swept_away_is_made_again(
         assert not Path(path).exists()
         return really(path, *rest) if descriptor < 0 else descriptor
 
-    monkeypatch.setattr(scratch.os, "open", opened)
+    monkeypatch.setattr(os, "open", opened)
     with workplace(tmp_path) as place:
         assert place.is_dir() and str(place) not in swept
         sweep(tmp_path)
