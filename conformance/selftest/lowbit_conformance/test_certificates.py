@@ -84,9 +84,9 @@ def test_a_profile_is_certified_for_who_does_not_claim_it(here: Path) -> None:
     status, report = run(name, "--profile", PACKING)
     assert (status, report["selection"]) == (0, f"only {PACKING}")
     assert {each["id"].partition("/")[0] for each in report["passed"]} == {"packing.pack", "packing.unpack", "backend"}
-    status, report = run(name, "--profile", PACKING, "--seeds", "1")
+    status, report = run(name, "--profile", PACKING, "--op", "packing.unpack/C2", "--seeds", "1")
     assert (status, report["failures"]) == (1, [])
-    assert report["certificates"][0]["missing"] == ["the random tier: 1 seeds, at least 5 are needed"]
+    assert "the random tier: 1 seeds, at least 5 are needed" in report["certificates"][0]["missing"]
 
 
 def test_unknown_profiles_are_refused(here: Path) -> None:
