@@ -28,6 +28,7 @@ from lowbit_conformance.cli.conformance import certify
 from lowbit_conformance.cli.functions import claim_of
 from lowbit_conformance.suite.cases import HABIT, Case
 from lowbit_conformance.suite.clauses import load_suite
+from lowbit_conformance.suite.fitting import moved
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 from lowbit_conformance.suite.plugin import not_declared
 
@@ -112,6 +113,7 @@ def check(
         if not mark.clause.startswith(f"{operation}/C"):
             continue
         cases = [case for case in mark.generator(mark.clause, Settings(range(1))) if case.tier != HABIT]
+        cases += moved(cases, declared)
         fitting = [case for case in cases if not not_declared(declared, case)]
         outcomes["not declared"] += len(cases) - len(fitting)
         for case in fitting[:: max(1, len(fitting) // most)]:

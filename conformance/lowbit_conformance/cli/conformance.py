@@ -3,7 +3,8 @@
 pytest runs as a process of its own, the judge, without the configuration of the folder in which the user stands, and
 reports through a pipe (`events`); the backend runs in a third process (`host`). Should the judge end early or be
 stopped, the command is still there to name the case that was running (`watchdog`). Every case that the judge announced
-before it started the host needs exactly one verdict.
+before it started the host needs exactly one verdict. So do those that it adds, once, when it has read a declaration
+whose sizes hardly any of them meets (`lowbit_conformance.suite.fitting`).
 
 Exit status: 0 all that is declared passed, 1 something failed or nothing was executed, 2 a wrong argument or an
 unavailable backend.
@@ -307,7 +308,8 @@ class Run:
 
     Attributes:
         tally: the verdicts.
-        expected: the ids of all cases that are to be decided, announced before there was a host.
+        expected: the ids of all cases that are to be decided, announced before there was a host, and those added.
+        added: whether cases were added.
         decided: those that have their verdict.
         running: the case that was running last, if it has no verdict.
         loaded: whether the backend was loaded.
@@ -317,6 +319,7 @@ class Run:
 
     tally: Tally
     expected: frozenset[str] = frozenset()
+    added: bool = False
     decided: set[str] = field(default_factory=set)
     running: str | None = None
     loaded: bool = False
@@ -328,6 +331,8 @@ class Run:
         kind = event.pop("event")
         if kind == "expected":
             self._expect(event["ids"])
+        elif kind == "added":
+            self._add(event["ids"])
         elif kind == "loaded":
             vars(self.tally).update(event)
             self.loaded = True
@@ -346,6 +351,15 @@ class Run:
     def _expect(self, ids: list[str]) -> None:
         if self.expected:
             self._contradict("the cases were announced twice")
+        self._announce(ids)
+
+    def _add(self, ids: list[str]) -> None:
+        if self.added or self.loaded:
+            self._contradict("cases were added twice, or after the backend was loaded")
+        self.added = True
+        self._announce([*self.expected, *ids])
+
+    def _announce(self, ids: list[str]) -> None:
         self.expected, self.tally.collected = frozenset(ids), len(ids)
         if len(self.expected) < len(ids):
             self._contradict("a case was announced twice")

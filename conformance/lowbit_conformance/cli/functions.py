@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from lowbit.backend import Range
+from lowbit.backend.declarations import LIMITS
 from lowbit.backend.function import ARRAYS, Claim, described
 from lowbit.contract.checks import check_choice, spoken
 from lowbit.contract.operation import Promise
@@ -19,8 +20,9 @@ from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import ArgumentError
 from lowbit.operations import OPERATIONS
 from lowbit.profiles import profile
+from lowbit.tensor_formats.stored import FORMATS
 
-LIMIT = re.compile(r"(\w+)=(.+)")
+WRITTEN = re.compile(r"(\w+)=(.+)")
 SIZES = re.compile(r"(?:\*(\d{1,9}))?(?::?(\d{1,9})\.\.(\d{1,9})?)?")
 ALLOWED = "NAME=VALUE, NAME=VALUE,VALUE, NAME=*MULTIPLE, NAME=LEAST..MOST or NAME=*MULTIPLE:LEAST..MOST"
 
@@ -33,7 +35,7 @@ def limits_of(texts: Iterable[str]) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for text in texts:
-        named = LIMIT.fullmatch(text)
+        named = WRITTEN.fullmatch(text)
         if named is None:
             raise ArgumentError("--limit", repr(text), ALLOWED)
         name, values = named.groups()
@@ -58,7 +60,8 @@ def function_target(
     """How the command line names a function, and how the judge is told of it.
 
     Raises:
-        ArgumentError: no operation and no profile, or one that does not exist; a limit of another form.
+        ArgumentError: no operation and no profile, or one that does not exist; no format where matrices are stored; a
+            limit of another form.
     """
     promised, asked = claimed(profiles)
     operation = operation or promised
@@ -70,8 +73,21 @@ def function_target(
     words += [word for each in limits for word in ("--limit", each)]
     words += ["--arrays", arrays] * (arrays != "numpy") + ["--device", device] * (device != "cpu")
     library = check_choice("--arrays", arrays, ARRAYS)
-    claim = Claim(operation, {**asked, **limits_of(limits), **with_result(given)}, None, library, device)
+    handled = {**asked, **limits_of(limits), **with_result(given)}
+    check_format("--format", operation, handled)
+    claim = Claim(operation, handled, None, library, device)
     return tuple(words), ("--function", described(function, claim))
+
+
+def check_format(argument: str, operation: str, limits: Mapping[str, object]) -> None:
+    """Of a stored matrix a function gets the arrays, whose names and meaning follow from a format.
+
+    Raises:
+        ArgumentError: the operation takes stored matrices, and no format is named.
+    """
+    if "format" in LIMITS.get(operation, ()) and "format" not in limits:
+        text = f"the format of the matrix that the function of {operation} takes: {spoken(list(FORMATS))}"
+        raise ArgumentError(argument, "not given", text)
 
 
 def claimed(profiles: Iterable[str]) -> tuple[str | None, dict[str, object]]:
@@ -112,9 +128,10 @@ def claim_of(
     """What a function is said to compute.
 
     Raises:
-        ArgumentError: an unknown operation; an arithmetic for an exact one.
+        ArgumentError: an unknown operation; no format where matrices are stored; an arithmetic for an exact one.
     """
     check_choice("operation", operation, [name for name, each in OPERATIONS.items() if not each.stateful])
+    check_format("format", operation, limits)
     if arithmetic is not None and OPERATIONS[operation].promise is Promise.EXACT:
         raise ArgumentError("arithmetic", "given", f"None, since {operation} is exact")
     return Claim(operation, with_result(limits), arithmetic, check_choice("arrays", arrays, ARRAYS), device)

@@ -9,7 +9,7 @@ A case is a value; everything about it, its arrays included, follows from its id
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Self
@@ -57,6 +57,17 @@ class Case:
     def large(self) -> bool:
         """Whether the variant says that it takes long: it is not among the cases of ``--quick``, and not repeated."""
         return "large" in self.variant
+
+    @property
+    def movable(self) -> Mapping[str, str]:
+        """The sizes that `lowbit_conformance.suite.fitting` may change, by the names under which a backend declares
+        what it handles: for each the attribute that has it. None, unless a chapter's own cases say otherwise."""
+        return {}
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is such a case at its sizes."""
+        return True
 
     def parameters(self) -> dict[str, object]:
         """The choices that the case makes, by the names under which a backend declares what it handles."""

@@ -10,6 +10,7 @@ weights cannot hold a weight of its row. Then every kernel has one right answer.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -63,6 +64,39 @@ class FormatCase(Case):
     @property
     def table(self) -> Format:
         return FORMATS[self.format]
+
+    @property
+    def movable(self) -> dict[str, str]:
+        return {"rows": "rows", "columns": "columns", "batch": "vectors"}
+
+    @property
+    def possible(self) -> bool:
+        """Whether its formats allow its sizes; the casts of the edge tier are of numbers in runs of 32."""
+        if self.operation == "linear.gemv" and self.vectors != 1:
+            return False
+        if self.operation == "formats.quantize" and self.tier == "edge" and self.rows % 32:
+            return False
+        x = self.activations
+        if x in FORMATS and not allows(FORMATS[x], self.rows, self.vectors, activation_options(x)):
+            return False
+        return allows(self.table, self.rows, self.columns, self.options)
+
+
+@lru_cache(maxsize=4096)
+def allows(table: Format, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> bool:
+    """Whether a matrix in a format can have these sizes."""
+    try:
+        at = table.sizes(rows, columns, dict(options))
+        for each in table.tensors:
+            each.sizes(at)
+    except ValueError:  # as ArgumentError is one
+        return False
+    return True
+
+
+def activation_options(name: str) -> tuple[tuple[str, int], ...]:
+    """The options of a format that activations are stored in."""
+    return tuple((option, 32) for option in FORMATS[name].options)
 
 
 # **Fields.**

@@ -31,6 +31,7 @@ from lowbit_conformance.suite.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.suite.clauses import load_suite, module_names
 from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.explaining import Explainer, asked_of
+from lowbit_conformance.suite.fitting import moved
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 from lowbit_conformance.suite.model_cases import model_cases, model_matrices_of
 from lowbit_conformance.suite.tally import Outcome, Tally, Verdict, claims_of, plain
@@ -116,6 +117,9 @@ class Run:
             self.backend = under_test(option)
             self._load()
             self.capabilities = self.backend.capabilities()
+            added = self._move_cases()
+            if self.events and added and not self.quick:
+                self.events.send("added", ids=added)
             if self.quick:  # which certifies nothing: its few cases are among those that are declared
                 self.plan = {test: self._quick(planned) for test, planned in self.plan.items()}
                 self._announce()
@@ -152,6 +156,23 @@ class Run:
         every = {case.id: case for case in mark.generator(mark.clause, self.settings)}
         wanted = [case for case in every.values() if self._wanted(case)]
         return Planned(list(every.values()), wanted)
+
+    def _move_cases(self) -> list[str]:
+        """Add the cases that lie within the declared sizes where hardly any of a test's own does (`fitting`).
+
+        Returns:
+            The ids of those that are wanted.
+        """
+        added = []
+        known = {case.id for planned in self.plan.values() for case in planned.every}
+        for test, planned in self.plan.items():
+            claim = self.capabilities.operations.get(planned.every[0].operation) if planned.every else None
+            more = [case for case in moved(planned.every, claim) if case.id not in known]
+            known |= {case.id for case in more}
+            wanted = [case for case in more if self._wanted(case)]
+            self.plan[test] = Planned([*planned.every, *more], [*planned.wanted, *wanted])
+            added += [case.id for case in wanted]
+        return added
 
     def _quick(self, planned: "Planned") -> "Planned":
         """A few of the cases that the backend declares; where it declares none, a few that say so."""

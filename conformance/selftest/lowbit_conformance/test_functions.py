@@ -13,7 +13,8 @@ import lowbit
 from lowbit.backend import Range
 from lowbit.backend.function import Claim, FunctionBackend, described
 from lowbit.errors import ArgumentError
-from lowbit_conformance.cli.functions import limits_of
+from lowbit_conformance.cli.conformance import run
+from lowbit_conformance.cli.functions import claim_of, function_target, limits_of
 from lowbit_conformance.testing import check, conforms
 
 Q8: dict[str, Any] = {"format": "q8_0", "activations": "float32"}
@@ -105,9 +106,57 @@ def test_a_narrow_function_has_cases_too() -> None:
     assert (found.verdict, found.failed) == ("passed", 0) and found.passed > 3
 
 
+def last_left_out(x: Any, blocks: Any, rows: int, columns: int) -> Any:
+    found = right(x, blocks, rows, columns)
+    found[..., -1] = 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "limits"),
+    [
+        ("linear.gemv", {"columns": Range(24)}),
+        ("linear.gemv", {"rows": Range(96)}),
+        ("linear.gemv", {"columns": 7, "rows": Range(least=1500, most=1600)}),
+        ("linear.gemm", {"batch": 2}),
+    ],
+    ids=["columns=*24", "rows=*96", "columns=7", "batch=2"],
+)
+def test_cases_are_moved_to_the_sizes_of_a_function(operation: str, limits: dict[str, Any]) -> None:
+    """None of the suite's own sizes is allowed: a quick run has cases of each clause, and finds a mistake."""
+    found = lowbit.certify(right, operation, quick=True, **limits, **Q8)
+    assert (found.verdict, found.failed) == ("passed", 0)
+    clauses = {"/".join(each["id"].split("/")[:2]) for each in found.report["passed"]}
+    assert {f"{operation}/C{number}" for number in (1, 2, 3, 4)} <= clauses
+    found = lowbit.certify(last_left_out, operation, quick=True, **limits, **Q8)
+    assert found.verdict == "failed"
+    assert any("result-last-dropped" in each["diagnosis"] for each in found.report["failures"])
+
+
+def test_a_moved_case_runs_again_by_its_id() -> None:
+    """A whole run has it, too, and names it in its report; `check` has the same."""
+    limits = {"columns": Range(24)} | Q8
+    found = lowbit.certify(last_left_out, "linear.gemv", seeds=0, **limits)
+    wrong = found.report["failures"][0]["id"]
+    assert found.verdict == "failed" and int(wrong.partition("x")[2].partition("-")[0]) % 24 == 0
+    claim = described(last_left_out, claim_of("linear.gemv", None, "numpy", "cpu", limits))
+    settings = {"seeds": 5, "first_seed": 0, "ops": [], "profiles": [], "case": wrong, "model": None, "quick": False}
+    again = run(("--function", "last_left_out"), settings, None, judged=("--function", claim))
+    assert [(each.id, each.outcome) for each in again.tally.verdicts] == [(wrong, "failed")]
+    assert wrong in dict(check(last_left_out, "linear.gemv", **limits).failures)
+
+
+def test_a_format_is_named() -> None:
+    """The arrays of a stored matrix mean nothing without: one sentence before anything is run."""
+    with pytest.raises(ArgumentError, match=r"^format is not given; allowed: the format of the matrix .*: awq-gemm, "):
+        lowbit.certify(right, "linear.gemv", activations="float32")
+    with pytest.raises(ArgumentError, match=r"^--format is not given; allowed: the format of the matrix .* or "):
+        function_target("mine:gemv", "linear.gemv", {"activations": "float32"}, [], "numpy", "cpu")
+
+
 def test_limits_that_no_case_meets_are_no_mistake() -> None:
-    """Blocks of 32 rows, and multiples of 7 only: nothing is executed, and nothing is said to be wrong."""
-    found = lowbit.certify(right, "linear.gemv", quick=True, rows=Range(7 * 2**16), **Q8)
+    """More rows than a case may have: nothing is executed, and nothing is said to be wrong."""
+    found = lowbit.certify(right, "linear.gemv", quick=True, rows=Range(2**25), **Q8)
     assert (found.verdict, found.failed) == ("nothing executed", 0)
 
 

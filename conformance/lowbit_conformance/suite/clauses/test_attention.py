@@ -130,6 +130,15 @@ class AttendCase(Case):
         return {"head_dim": self.head_dim, "window": "sliding" if self.size else "none"}
 
     @property
+    def movable(self) -> dict[str, str]:
+        return {"head_dim": "head_dim"}
+
+    @property
+    def possible(self) -> bool:
+        """The scores of the edge tier have terms of two channels."""
+        return self.head_dim > 1 or self.tier != "edge"
+
+    @property
     def window(self) -> int | None:
         return self.size or None
 

@@ -28,7 +28,9 @@ from lowbit_conformance.suite.format_inputs import (
     SIGNIFICANT,
     Codes,
     FormatCase,
+    activation_options,
     activations,
+    allows,
     drawn,
     lattice_numbers,
     least_unit,
@@ -88,16 +90,6 @@ def fitted(table: Format, rows: int, columns: int, options: tuple[tuple[str, int
             if allows(table, tall, wide, options):
                 return tall, wide
     raise RuntimeError(f"no shape from {rows} x {columns} on fits {table.name} with {options}")
-
-
-def allows(table: Format, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> bool:
-    try:
-        at = table.sizes(rows, columns, dict(options))
-        for each in table.tensors:
-            each.sizes(at)
-    except ValueError:  # as ArgumentError is one
-        return False
-    return True
 
 
 # **Profiles** of stored weights (`lowbit.profiles.SHIPPED`): their options, types and sizes, in every random seed.
@@ -374,10 +366,8 @@ def lattice_cast(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 def cast_of(case: FormatCase, *, powers: bool, codes: Codes = "usual") -> Stored:
     """The activations of a case: K × T."""
-    options = tuple((name, 32) for name in FORMATS[case.activations].options)
-    return drawn(
-        replace(case, format=case.activations, columns=case.vectors, options=options), powers=powers, codes=codes
-    )
+    changed = replace(case, format=case.activations, columns=case.vectors, options=activation_options(case.activations))
+    return drawn(changed, powers=powers, codes=codes)
 
 
 @checks("linear.gemm_cast/C1", lattice_cast)

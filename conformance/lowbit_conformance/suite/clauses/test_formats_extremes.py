@@ -163,7 +163,7 @@ def patterns(clause: str, settings: Settings) -> Iterator[FormatCase]:
 def test_gemv_gives_rows(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Unit vectors give rows of the matrix within the rounding of one weight, in each type, whatever the codes are."""
     weights = drawn(case, powers=False, codes="patterns")
-    shares = [assert_one(backend, case, weights, unit[np.newaxis]) for unit in unit_vectors(case)[::8]]
+    shares = [assert_one(backend, case, weights, unit[np.newaxis]) for unit in unit_vectors(case, UNIT_VECTORS)[::8]]
     record_property("share", max(shares))
 
 
@@ -171,12 +171,12 @@ def test_gemv_gives_rows(backend: Remote, case: FormatCase, record_property: Rec
 def test_gemm_gives_rows(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Unit vectors give rows of the matrix within the rounding of one weight, in each type, whatever the codes are."""
     weights = drawn(case, powers=False, codes="patterns")
-    record_property("share", assert_one(backend, case, weights, unit_vectors(case)))
+    record_property("share", assert_one(backend, case, weights, unit_vectors(case, case.vectors)))
 
 
-def unit_vectors(case: FormatCase) -> F64:
-    """Vectors that are 1 in one row each, spread over all rows."""
-    rows = np.linspace(0, case.rows - 1, UNIT_VECTORS).astype(np.int64)
+def unit_vectors(case: FormatCase, count: int) -> F64:
+    """So many vectors that are 1 in one row each, spread over all rows."""
+    rows = np.linspace(0, case.rows - 1, count).astype(np.int64)
     found: F64 = np.eye(case.rows)[rows]
     return found
 

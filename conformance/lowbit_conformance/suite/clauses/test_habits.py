@@ -21,6 +21,7 @@ from lowbit_conformance.isolation.equal_bits import difference, same
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import CONCURRENT, HABIT, Case
+from lowbit_conformance.suite.fitting import moved
 from lowbit_conformance.suite.marking import MARKS, Settings, checks
 
 RECORDED = 40  # cases of each test
@@ -79,7 +80,9 @@ def recorded(backend: Remote, operation: str) -> Iterator[Call]:
     failure: Exception | None = None
     made = 0
     for mark in [mark for mark in MARKS if mark.clause.rpartition("/")[0] == operation]:
-        cases = list(_declared(backend, operation, mark.generator(mark.clause, Settings(range(1)))))
+        own = list(mark.generator(mark.clause, Settings(range(1))))
+        own += moved(own, backend.capabilities().operations[operation])
+        cases = list(_declared(backend, operation, own))
         for case in spread(cases)[:RECORDED]:
             wanted = inspect.signature(mark.test).parameters
             given = {"backend": backend, "case": case, "record_property": _ignore, "model_matrices": {}}
@@ -94,7 +97,7 @@ def recorded(backend: Remote, operation: str) -> Iterator[Call]:
         raise failure
 
 
-def _declared(backend: Remote, operation: str, cases: Iterator[Case]) -> Iterator[Case]:
+def _declared(backend: Remote, operation: str, cases: list[Case]) -> Iterator[Case]:
     declaration = backend.capabilities().operations[operation]
     for case in cases:
         if case.tier in ("lattice", "random") and case.variant != CONCURRENT and not case.large:

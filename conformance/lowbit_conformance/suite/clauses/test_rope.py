@@ -25,6 +25,14 @@ class RopeCase(Case):
     heads: int
     head_dim: int
 
+    @property
+    def movable(self) -> dict[str, str]:
+        return {"head_dim": "head_dim"}
+
+    @property
+    def possible(self) -> bool:
+        return self.head_dim % 2 == 0  # as channels pair
+
 
 PAIRINGS = ("half-split", "interleaved", "half-split-permuted", "interleaved-permuted")
 SHAPES = ((1, 1, 2), (3, 2, 6), (5, 3, 16), (2, 9, 64), (7, 1, 128), (1, 4, 256), (70, 2, 8), (3, 40, 64))

@@ -20,7 +20,7 @@ from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_types import judged
 from lowbit_conformance.suite.compare import assert_array, assert_same_bits, assert_within, refuses
-from lowbit_conformance.suite.format_inputs import FormatCase, drawn
+from lowbit_conformance.suite.format_inputs import FormatCase, allows, drawn
 from lowbit_conformance.suite.marking import Settings, checks
 
 CACHES = (
@@ -72,6 +72,21 @@ class StoredCase(Case):
         return {"inputs": self.inputs, **formats, "head_dim": self.head_dim, "window": window}
 
     @property
+    def movable(self) -> dict[str, str]:
+        return {"head_dim": "head_dim"}
+
+    @property
+    def possible(self) -> bool:
+        """Whether both formats allow a cache of such heads. On the lattice a drawn token must win by far; that it does is
+        known of this chapter's own sizes only, and of windows of one token."""
+        if self.tier == "lattice" and self.size != 1:
+            return False
+        rows = self.kv_heads * self.head_dim
+        return all(
+            allows(FORMATS[name], rows, self.length, options_of(self, name)) for name in (self.keys, self.values)
+        )
+
+    @property
     def window(self) -> int | None:
         return self.size or None
 
@@ -84,10 +99,15 @@ def shapes(clause: str, tier: str, variant: str = "") -> Iterator[StoredCase]:
             yield StoredCase(clause, tier, variant, *shape, keys, values, INPUTS[(turn + step) % 3], bits)
 
 
+def options_of(case: StoredCase, name: str) -> tuple[tuple[str, int], ...]:
+    """The options of one of the formats."""
+    chosen = {"bits": case.bits, "head_dim": case.head_dim, "group_size": case.head_dim, "tokens": 32}
+    return tuple((option, chosen[option]) for option in FORMATS[name].options)
+
+
 def cache(case: StoredCase, name: str, part: str) -> Stored:
     """Keys or values, drawn from the table of the format."""
-    chosen = {"bits": case.bits, "head_dim": case.head_dim, "group_size": case.head_dim, "tokens": 32}
-    options = tuple((option, chosen[option]) for option in FORMATS[name].options)
+    options = options_of(case, name)
     rows = case.kv_heads * case.head_dim
     own = FormatCase(case.clause, case.tier, f"{part}-{case.id}", name, rows, case.length, options=options)
     found = drawn(own, powers=case.tier == "lattice")

@@ -22,7 +22,7 @@ from lowbit_conformance.cli.conformance import Run
 from lowbit_conformance.isolation import confinement
 from lowbit_conformance.isolation import methods as isolation
 from lowbit_conformance.isolation.arena import Arena
-from lowbit_conformance.isolation.events import EventPipe, EventReader, signed
+from lowbit_conformance.isolation.events import Event, EventPipe, EventReader, signed
 from lowbit_conformance.isolation.process import HostEndedError, HostProcess
 from lowbit_conformance.suite.tally import Tally, Verdict
 
@@ -336,6 +336,22 @@ def test_a_whole_run_passes() -> None:
 def test_any_other_run_fails(verdicts: list[dict[str, Any]], status: int, finished: bool, words: str) -> None:
     """A case without a verdict, with two, one that nobody announced; an end that is not the judge's own."""
     assert any(failure.message.startswith(words) for failure in ended(verdicts, status, finished))
+
+
+def test_cases_that_are_added_need_verdicts() -> None:
+    """Those of sizes that a declaration names come once, before the verdicts, and no case twice."""
+
+    def forged(*events: Event) -> bool:
+        run = Run(Tally("mine"))
+        for event in ({"event": "expected", "ids": CASES[:2]}, *events):
+            run.take(dict(event))
+        return bool(run.impossible)
+
+    more, loaded = {"event": "added", "ids": CASES[2:]}, {"event": "loaded", "isolation": "landlock"}
+    verdict: Event = {"event": "verdict", **PASSED[5]}
+    assert not forged(more, loaded, verdict)
+    assert forged(loaded, verdict)
+    assert forged(more, more) and forged(loaded, more) and forged({"event": "added", "ids": CASES[:1]})
 
 
 def test_a_tally_with_undecided_cases_has_not_passed() -> None:

@@ -1,0 +1,83 @@
+"""Cases at the sizes that a declaration allows.
+
+The suite's own sizes are fixed, and a kernel may handle none of them: multiples of 24 columns only, say, or batches of
+two. Where fewer than `ENOUGH` cases of a test lie within a declaration, the test's other cases are moved: each size
+that is limited becomes the nearest one that the declaration and the format of the weights allow. The rest stays.
+
+What a moved case is follows from its id, as for every other, since the id says its sizes. Which cases are moved follows
+from the declaration and from the test's cases, so `--case` finds a moved case again, under the same declaration.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from lowbit.backend import Declaration, Range
+from lowbit.contract.ranges import MOST_SIZE
+from lowbit_conformance.suite.cases import Case
+
+ENOUGH = 4
+TIERS = ("lattice", "edge", "random")
+MOST_NUMBERS = 2**24
+"""In a moved case, counted as the product of its sizes: a matrix of 4096 by 4096."""
+DOUBLINGS = 10
+"""Sizes tried of a limit: a multiple, its double and so on, as blocks, groups and words have powers of two."""
+
+
+def moved(cases: Iterable[Case], declaration: Declaration | None) -> list[Case]:
+    """The cases that a declaration adds to those of a test; none where enough of them lie within it.
+
+    Args:
+        cases: of one test, of one operation.
+        declaration: of that operation; None if there is none.
+
+    Returns:
+        Cases within the declaration, none of which is among the cases of the test.
+    """
+    own = [case for case in cases if case.tier in TIERS and not case.large and case.movable]
+    if declaration is None or not any(name in declaration.limits for case in own[:1] for name in case.movable):
+        return []
+    outside = [case for case in own if declaration.lacks(case.parameters())]
+    if len(own) - len(outside) >= ENOUGH:
+        return []
+    seen = {case.id for case in own}
+    found: dict[str, Case] = {}
+    for case in outside:
+        there = nearest(case, declaration)
+        if there is not None and there.id not in seen:
+            found.setdefault(there.id, there)
+    return list(found.values())
+
+
+def nearest(case: Case, declaration: Declaration) -> Case | None:
+    """A case at the nearest sizes that a declaration allows; None if it allows none, or lacks something else."""
+    others = {name: value for name, value in case.parameters().items() if name not in case.movable}
+    if declaration.lacks(others):
+        return None
+    fields = {name: part for name, part in case.movable.items() if name in declaration.limits}
+    choices = [near(declaration.limits[name], getattr(case, part)) for name, part in fields.items()]
+    for sizes in product(*choices):
+        changes: dict[str, Any] = dict(zip(fields.values(), sizes, strict=True))
+        there = replace(case, **changes)
+        if prod(getattr(there, part) for part in case.movable.values()) <= MOST_NUMBERS and there.possible:
+            return there
+    return None
+
+
+def near(allowed: tuple[object, ...] | Range, size: int) -> list[int]:
+    """Sizes of a limit, near another first; of multiples also those of 2, 4, 8 and so on of them.
+
+    >>> near(Range(24), 32)[:4], near(Range(24, most=40), 100), near((7, 30), 32)
+    ([48, 96, 192, 384], [24], [30, 7])
+    """
+    if not isinstance(allowed, Range):
+        listed = {each for each in allowed if isinstance(each, int) and 1 <= each <= MOST_SIZE}
+        return sorted(listed, key=lambda each: (abs(each - size), each))[: DOUBLINGS + 1]
+    found = []
+    for doubling in range(DOUBLINGS):
+        step = allowed.multiple << doubling
+        above = -(-max(size, allowed.least) // step) * step
+        found.append(above if above in allowed else (allowed.most or 0) // step * step)
+    return [each for each in dict.fromkeys(found) if each in allowed]
