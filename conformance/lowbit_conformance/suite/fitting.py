@@ -10,12 +10,12 @@ from the declaration and from the test's cases, so `--case` finds a moved case a
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
 
 from lowbit.backend import Declaration, Range
-from lowbit.contract.ranges import MOST_SIZE
 from lowbit_conformance.suite.cases import Case
 
 ENOUGH = 4
@@ -66,17 +66,19 @@ def nearest(case: Case, declaration: Declaration) -> Case | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def near(allowed: tuple[object, ...] | Range, size: int) -> list[int]:
-    """Sizes of a limit, near another first; of multiples also those of 2, 4, 8 and so on of them.
+    """Sizes of a limit: near another one, and near it among the multiples of 2, 4, 8 and so on.
 
-    >>> near(Range(24), 32)[:4], near(Range(24, most=40), 100), near((7, 30), 32)
-    ([48, 96, 192, 384], [24], [30, 7])
+    >>> near(Range(24), 32)[:4], near(Range(24, most=40), 100), near((7, 30, 64), 32)
+    ([48, 96, 192, 384], [24], [30, 64])
     """
-    if not isinstance(allowed, Range):
-        listed = {each for each in allowed if isinstance(each, int) and 1 <= each <= MOST_SIZE}
-        return sorted(listed, key=lambda each: (abs(each - size), each))[: DOUBLINGS + 1]
-    found = []
+    found: list[int] = []
     for doubling in range(DOUBLINGS):
+        if not isinstance(allowed, Range):
+            listed = [each for each in allowed if isinstance(each, int) and each > 0 and each % (1 << doubling) == 0]
+            found += sorted(listed, key=lambda each: (abs(each - size), each))[:1]
+            continue
         step = allowed.multiple << doubling
         above = -(-max(size, allowed.least) // step) * step
         found.append(above if above in allowed else (allowed.most or 0) // step * step)

@@ -77,8 +77,8 @@ class StoredCase(Case):
 
     @property
     def possible(self) -> bool:
-        """Whether both formats allow a cache of such heads. On the lattice a drawn token must win by far; that it does is
-        known of this chapter's own sizes only, and of windows of one token."""
+        """Whether both formats allow a cache of such heads. On the lattice a drawn token must win by far; that it does
+        is known of this chapter's own sizes only, and of windows of one token."""
         if self.tier == "lattice" and self.size != 1:
             return False
         rows = self.kv_heads * self.head_dim
