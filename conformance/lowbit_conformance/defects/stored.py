@@ -187,6 +187,58 @@ def hidden(x: Any, weights: Stored, result: Any = "float32") -> Array:
     return multiplied(lambda given: given.terms, np.where(np.isfinite(x), x, np.zeros((), x.dtype)), weights, result)
 
 
+def of_two_blocks(row: Field, array: Array, at: Sizes) -> Array:
+    """Where blocks of columns share a scale, every block from the third on has that of the first or the second.
+
+    Raises:
+        ValueError: no columns share one.
+    """
+    axis = next((axis for axis, size in enumerate(row.shape) if re.fullmatch(r"N//?\d+", str(size))), None)
+    if axis is None:
+        raise ValueError("no columns share a scale")
+    blocks = np.arange(array.shape[axis])
+    return np.take(array, blocks % 2, axis=axis)
+
+
+def within_float16(row: Field, array: Array, at: Sizes) -> Array:
+    """Scales that are powers of two as float16 holds them: from its least number to its largest power of two."""
+    return np.clip(powers_of_two(row, array), 127 - 24, 127 + 15).view(array.dtype)
+
+
+def without_byte_0(row: Field, array: Array, at: Sizes) -> Array:
+    """The least power of two is the one above it."""
+    return np.maximum(powers_of_two(row, array), 1).view(array.dtype)
+
+
+def powers_of_two(row: Field, array: Array) -> Array:
+    """The bytes of powers of two.
+
+    Raises:
+        ValueError: scales are of another type.
+    """
+    if row.dtype not in FLOATS or FLOATS[row.dtype].signed:
+        raise ValueError("the scales are no powers of two by their type")
+    return array.view(np.uint8)
+
+
+def least_power_as_zero(weights: Stored) -> Terms:
+    """Numbers whose scale is the byte 0 are 0: those that the byte 1 would change."""
+    changed = with_fields(without_byte_0, "scale", weights).values != weights.values
+    return Terms(np.where(changed, 0.0, weights.values))
+
+
+def where_possible(terms_of: Callable[[Stored], Terms], x: Any, weights: Stored, *more: Any) -> Array:
+    """A product with the mistake, and right where the format has no place for it."""
+    try:
+        return multiplied(terms_of, x, weights, *more)
+    except ValueError:
+        return multiplied(right_terms, x, weights, *more)
+
+
+def right_terms(weights: Stored) -> Terms:
+    return weights.terms
+
+
 PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 
 
@@ -200,6 +252,31 @@ OTHERS = (
         "NaN and infinity in x count as 0.",
         of_products("C4", *PRODUCTS[:2]),
         dict.fromkeys(PRODUCTS[:2], hidden),
+    ),
+    *(
+        arithmetical(
+            name,
+            cause,
+            of_products("C2", *PRODUCTS[:2]),
+            dict.fromkeys(PRODUCTS[:2], partial(where_possible, terms_of)),
+        )
+        for name, cause, terms_of in (
+            (
+                "stored-blocks-of-columns-modulo-2",
+                "From the third block of columns on, scales are those of the first two blocks.",
+                partial(with_fields, of_two_blocks, "scale"),
+            ),
+            (
+                "stored-powers-of-two-in-float16",
+                "Scales that are powers of two are converted to float16, and saturate there.",
+                partial(with_fields, within_float16, "scale"),
+            ),
+            (
+                "stored-least-power-of-two-as-zero",
+                "The scale byte 0, which is 2^-127, is shifted into an exponent and gives 0.",
+                least_power_as_zero,
+            ),
+        )
     ),
 )
 TABLES = tuple(_defect(name, cause, terms_of) for name, (cause, terms_of) in DECODES.items())

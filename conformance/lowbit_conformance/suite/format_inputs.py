@@ -106,14 +106,20 @@ Codes = Literal["usual", "patterns", "largest"]
 """How codes are drawn: integers as any bits and floats of usual sizes, floats as any bits too, or all the largest."""
 
 
-def drawn(case: FormatCase, *, powers: bool, codes: Codes = "usual") -> Stored:
-    """A matrix of the case; with `powers`, float scales are powers of two."""
+def drawn(case: FormatCase, *, powers: bool, codes: Codes = "usual", scales: tuple[int, ...] = ()) -> Stored:
+    """A matrix of the case; with `powers`, float scales are powers of two; with `scales`, wide ones have these."""
     at = case.table.sizes(case.rows, case.columns, dict(case.options))
-    return stored_from(case, at, case.generator(), powers=powers, codes=codes)
+    return stored_from(case, at, case.generator(), powers=powers, codes=codes, scales=scales)
 
 
 def stored_from(
-    case: FormatCase, at: Sizes, rng: np.random.Generator, *, powers: bool, codes: Codes = "usual"
+    case: FormatCase,
+    at: Sizes,
+    rng: np.random.Generator,
+    *,
+    powers: bool,
+    codes: Codes = "usual",
+    scales: tuple[int, ...] = (),
 ) -> Stored:
     table = case.table
     outer = () if table.block is None else (at.N, at.K // table.block)
@@ -122,9 +128,18 @@ def stored_from(
     for row in rows:
         if row.role == "codes" and codes != "usual":
             fields[row.name] = other_codes(row, fields[row.name], rng, codes)
+    for row in wide_scales(table) if scales else ():
+        numbers = np.exp2(rng.choice(scales, fields[row.name].shape).astype(np.float64))
+        fields[row.name] = rounded(numbers, check_choice("dtype", row.dtype, NAMES))
     if table.complete is not None:
         fields = table.complete(fields, at)
     return Stored(case.format, case.rows, case.columns, table.tensors_of(fields, at), case.options)
+
+
+def wide_scales(table: Format) -> list[Field]:
+    """The fields of scales whose type holds numbers beyond float16."""
+    rows = [row for row in table.fields if row.role == "scale" and row.dtype in FLOATS]
+    return [row for row in rows if FLOATS[row.dtype].largest > FLOATS["float16"].largest]
 
 
 def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes) -> Array:
