@@ -233,6 +233,9 @@ def _array_steps(argument: Argument) -> list[Step]:
         array = given[name]
         if array is None and optional:
             return
+        if several and hasattr(array, "dtype") and not isinstance(array, np.ndarray):
+            library = type(array).__module__.partition(".")[0]
+            raise ArgumentError(name, f"a {library} {type(array).__name__}", f"a numpy array of {' or '.join(names)}")
         if several:
             check_choice(f"dtype of {name}", str(getattr(array, "dtype", None)), names)
         own(name, array, array.dtype.type if several else dtypes[0], tuple([size(given, sizes) for size in wanted]))

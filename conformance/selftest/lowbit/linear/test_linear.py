@@ -1,13 +1,16 @@
 """Equations 1 and 2 as identities on inputs whose sums are exact, and the products as sums of rational numbers."""
 
 from fractions import Fraction
+from typing import Any
 
 import hypothesis.extra.numpy as hnp
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given
 
 from lowbit.arrays import F64
+from lowbit.errors import ArgumentError
 from lowbit.linear.linear import equation_1_left, equation_1_right, equation_2_left, equation_2_right, qgemm, qgemv
 from lowbit.quantization.affine import CONVENTIONS, Convention, quantize
 from lowbit.quantization.packing import BITS, unpack
@@ -64,3 +67,17 @@ def test_qgemm_is_qgemv_row_by_row() -> None:
     matrix = quantize(rng.normal(size=(64, 5)).astype(np.float32), bits=3, group_size=20)
     x = rng.normal(size=(4, 64)).astype(np.float32)
     np.testing.assert_array_equal(qgemm(x, matrix), np.stack([qgemv(row, matrix) for row in x]))
+
+
+def test_an_array_of_another_library_is_named() -> None:
+    """Not its dtype is wrong, which reads like one that is allowed, but whose array it is."""
+    from lowbit.linear.stored import gemv
+    from lowbit.tensor_formats.stored import quantize
+
+    class Tensor:
+        dtype = "torch.float32"
+
+    weights = quantize(np.ones((4, 32), np.float32), "q8_0")
+    x: Any = Tensor()
+    with pytest.raises(ArgumentError, match=r"x is a \w+ Tensor; allowed: a numpy array of float32"):
+        gemv(x, weights)
