@@ -11,6 +11,8 @@ from lowbit.backend import Capabilities
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.suite.cases import CONCURRENT, Case
 
+PATIENCE = 200
+
 
 @dataclass(frozen=True)
 class Called:
@@ -73,11 +75,18 @@ class Prepared:
 
 
 def failures(name: str, operation: str, clauses: tuple[str, ...], seeds: int = 2) -> Iterator[tuple[Case, Called]]:
-    """The cases of some clauses that a defect fails, each with the call after which it failed; see `spread`."""
+    """The cases of some clauses that a defect fails, each with the call after which it failed; see `spread`.
+
+    Once one has failed, the search ends after `PATIENCE` cases in a row that pass.
+    """
     owner: Any = InProcess(name)
+    passed, found = 0, False
     tried = [(mark, case) for mark, case in cases_of(clauses, (operation,), seeds) if case.clause in clauses]
     for mark, case in spread(tried):
         if case.variant != CONCURRENT:
-            owner.last = None
+            owner.last, passed = None, passed + 1
             if run(mark, case, owner) and owner.last is not None:
+                passed, found = 0, True
                 yield case, owner.last
+            if found and passed >= PATIENCE:
+                return
