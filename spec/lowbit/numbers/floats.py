@@ -1,12 +1,12 @@
 r"""Floats of 4 to 32 bits: what a bit pattern means, and how a number is rounded to one.
 
-Kernels read weights, scales and activations in eight small floating-point types. Hardware manuals, libraries and
+Kernels read weights, scales and activations in small floating-point types. Hardware manuals, libraries and
 standards agree on most of their values and differ on the rest: what happens above the largest number, whether there is
 an infinity, which patterns are NaN. This chapter decides each of these questions, so that the chapters on formats and
 casts need not.
 
 **The value of a pattern.** A type has :math:`E` exponent bits, :math:`M` mantissa bits and a bias :math:`\beta`. A
-pattern with sign :math:`s`, exponent field :math:`e` and mantissa field :math:`m` stands for
+pattern with sign :math:`s`, exponent field :math:`e` and mantissa field :math:`m` is
 
 .. math:: (-1)^s\, 2^{\,e - \beta}\,\Bigl(1 + \frac{m}{2^M}\Bigr) \quad (e > 0), \qquad
    (-1)^s\, 2^{\,1 - \beta}\,\frac{m}{2^M} \quad (e = 0),
@@ -40,8 +40,8 @@ first rounding produces a tie:
 >>> int(round_to(x, "float16")[0]), int(x.astype(np.float32).astype(np.float16).view(np.uint16)[0])
 (15361, 15360)
 
-**Overflow** is a choice of the caller. A number overflows if it lies at or beyond the value that would follow the
-largest one, less half a step; there the standards offer two behaviours:
+**Overflow** is a choice of the caller. A number overflows if it lies at or beyond the value that would follow
+the largest one, or would round to it; there the standards offer two behaviours:
 
 ============== ==================================================================================================
 ``saturate``   the largest value with the sign of the number, infinities included

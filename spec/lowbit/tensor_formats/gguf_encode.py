@@ -108,9 +108,17 @@ def eight(x: F32, quotient: Quotient, ties: Ties) -> tuple[F32, Integers]:
 
 
 def over(above: F32 | np.float32, below: F32) -> F32:
-    """A quotient in float32, and 0 where the divisor is 0."""
+    """A quotient in float32, and 0 where the divisor is 0.
+
+    Raises:
+        ArgumentError: a quotient is infinite.
+    """
     divisor = np.where(below == 0, np.float32(1), below)
-    return np.where(below == 0, np.float32(0), above / divisor).astype(np.float32)
+    with np.errstate(over="ignore"):
+        found = np.where(below == 0, np.float32(0), above / divisor).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise ArgumentError("x", "a block of numbers so small that a quotient is infinite", "larger numbers, or zeros")
+    return found
 
 
 def q8_0(quotient: Quotient, ties: Ties, numbers: F64, at: Sizes) -> dict[str, Array]:

@@ -59,7 +59,7 @@ def check_options(options: object) -> None:
     """Refuse anything but a tuple of names and integers, each name once."""
     pairs = options if isinstance(options, tuple) else ()
     sound = all(
-        isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and isinstance(each[1], int)
+        isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str) and type(each[1]) is int
         for each in pairs
     )
     if not isinstance(options, tuple) or not sound or len({each[0] for each in pairs}) < len(pairs):

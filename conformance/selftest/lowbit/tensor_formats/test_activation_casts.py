@@ -183,3 +183,14 @@ def test_choices_differ() -> None:
         for choice in table.encode:
             bytes_of = b"".join(each.tobytes() for each in quantized(x, name, options, choice).tensors)
             assert seen.setdefault(bytes_of, choice) == choice, f"{name}: {choice} is {seen[bytes_of]}"
+
+
+@pytest.mark.parametrize("name", ["int8-token", "int8-group", "fp8-channel", "q8_0", "q8_1", "q8_k"])
+def test_numbers_whose_quotient_is_infinite_are_refused(name: str) -> None:
+    """127/m overflows where m is subnormal: an infinity times 0 is no code."""
+    x = np.full((1, 256), 1e-39, np.float32)
+    x[:, ::3] = 0
+    options = (("group_size", 32),) if "group_size" in FORMATS[name].options else ()
+    choice = "x (448/m), any d" if name == "fp8-channel" else None
+    with pytest.raises(ArgumentError, match="so small that"):
+        quantized(x, name, options, choice)
