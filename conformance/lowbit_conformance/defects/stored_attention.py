@@ -131,13 +131,21 @@ DEFECTS = tuple(
         _defect("cache-head-of-neighbour", "A query head reads the next key-value head.", "C1 C2 C3", heads=other_head),
         _defect("cache-scores-not-scaled", "Scores are not divided by the root of d_h.", "C3", scale=unscaled),
         of("attention.attend_stored", "cache-keys-as-values", "Keys and values are exchanged.", "C1 C2 C3", exchanged),
-        of("attention.attend_stored", "cache-window-ignored", "The window is ignored.", "C1 C3 C4", unwindowed),
+        of(
+            "attention.attend_stored",
+            "cache-window-ignored",
+            "The window is ignored.",
+            "C1 C3 C4",
+            unwindowed,
+            verdicts=MOVES,
+        ),
         of(
             "attention.attend_stored",
             "cache-sees-the-next",
             "A token sees the one after it.",
             "C1 C2 C3 C4",
             sees_the_next,
+            verdicts=MOVES,
         ),
         of(
             "attention.attend_stored",
