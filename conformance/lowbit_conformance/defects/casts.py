@@ -12,7 +12,8 @@ import numpy as np
 
 from lowbit.arrays import F32, F64, Array
 from lowbit.numbers.floats import rounded
-from lowbit.tensor_formats.gguf_encode import extreme, inverse, packed, rounded_down
+from lowbit.tensor_formats.casts import inverse
+from lowbit.tensor_formats.gguf_encode import extreme, packed, rounded_down
 from lowbit.tensor_formats.int8 import runs
 from lowbit.tensor_formats.stored import Stored, quantized
 from lowbit_conformance.defects.defect import Defect, of, unchecked

@@ -35,7 +35,7 @@ import numpy as np
 from lowbit.arrays import F32, F64, Array
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.bits import exact
-from lowbit.tensor_formats.gguf_encode import choices
+from lowbit.tensor_formats.casts import choices
 from lowbit.tensor_formats.int8 import divided
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 

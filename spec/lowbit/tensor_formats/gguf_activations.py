@@ -26,7 +26,8 @@ import numpy as np
 from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.bits import exact
-from lowbit.tensor_formats.gguf_encode import QUOTIENTS, SUMS, TIES, choices, q8_1, q8_k, sums_of_16
+from lowbit.tensor_formats.casts import TIES, choices
+from lowbit.tensor_formats.gguf_encode import QUOTIENTS, SUMS, q8_1, q8_k, sums_of_16
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 SOURCE = "ggml, ggml-common.h and ggml-quants.c"

@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from lowbit.arrays import F64
 from lowbit.tensor_formats.bits import exact, halves, split
-from lowbit.tensor_formats.gguf_encode import QUOTIENTS, TIES, choices, contractions, q8_0, symmetric, with_minimum
+from lowbit.tensor_formats.casts import TIES, choices
+from lowbit.tensor_formats.gguf_encode import QUOTIENTS, contractions, q8_0, symmetric, with_minimum
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 SOURCE = "ggml, ggml-common.h and ggml-quants.c"

@@ -41,58 +41,21 @@ Source: ggml, ``ggml-quants.c`` (``quantize_row_*_ref``), ``quants.c`` of ``ggml
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import product
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from lowbit.arrays import F32, F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import join
+from lowbit.tensor_formats.casts import Integers, Ties, half, inverse, nearest, over
 from lowbit.tensor_formats.table import Encode, Sizes
 
 Quotient = Literal["x (1/d)", "x (127/absmax)", "x / d"]
-Ties = Literal["away", "even"]
 Sum = Literal["of codes", "of numbers"]
-Integers = npt.NDArray[np.int64]
 QUOTIENTS: tuple[Quotient, ...] = ("x (1/d)", "x (127/absmax)", "x / d")
-TIES: tuple[Ties, ...] = ("away", "even")
 SUMS: tuple[Sum, ...] = ("of codes", "of numbers")
-
-
-def nearest(numbers: F32, ties: Ties) -> Integers:
-    """The nearest integers."""
-    if ties == "even":
-        return np.rint(numbers).astype(np.int64)
-    return np.copysign(np.floor(np.abs(numbers.astype(np.float64)) + 0.5), numbers).astype(np.int64)
-
-
-def inverse(d: F32) -> F32:
-    """1/d in float32, and 0 for 0.
-
-    Raises:
-        ArgumentError: an inverse is infinite.
-    """
-    with np.errstate(divide="ignore", over="ignore"):
-        found = np.where(d == 0, np.float32(0), np.float32(1) / d).astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ArgumentError("x", "a block of numbers so small that 1 / scale is infinite", "larger numbers, or zeros")
-    return found
-
-
-def half(numbers: F32) -> Array:
-    """float16, rounded once.
-
-    Raises:
-        ArgumentError: a number is too large.
-    """
-    with np.errstate(over="ignore"):
-        found = numbers.astype(np.float16)
-    if not np.isfinite(found).all():
-        raise ArgumentError("x", f"a scale or minimum of {np.abs(numbers).max():.6g}", "at most 65504, that of float16")
-    return found
 
 
 def eight(x: F32, quotient: Quotient, ties: Ties) -> tuple[F32, Integers]:
@@ -105,20 +68,6 @@ def eight(x: F32, quotient: Quotient, ties: Ties) -> tuple[F32, Integers]:
     if quotient == "x (127/absmax)":
         return d, nearest(x * over(np.float32(127), largest), ties)
     return d, nearest(over(x, d), ties)
-
-
-def over(above: F32 | np.float32, below: F32) -> F32:
-    """A quotient in float32, and 0 where the divisor is 0.
-
-    Raises:
-        ArgumentError: a quotient is infinite.
-    """
-    divisor = np.where(below == 0, np.float32(1), below)
-    with np.errstate(over="ignore"):
-        found = np.where(below == 0, np.float32(0), above / divisor).astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ArgumentError("x", "a block of numbers so small that a quotient is infinite", "larger numbers, or zeros")
-    return found
 
 
 def q8_0(quotient: Quotient, ties: Ties, numbers: F64, at: Sizes) -> dict[str, Array]:
@@ -252,11 +201,6 @@ EXPONENTS: Mapping[str, Callable[[F32], Array]] = {
 
 
 # **Choices of the field**: by name, the reference first.
-
-
-def choices(encode: Callable[..., dict[str, Array]], *sets: tuple[str, ...]) -> Mapping[str, Encode]:
-    """One `Encode` for each combination of choices."""
-    return {", ".join(each): partial(encode, *each) for each in product(*sets)}
 
 
 def contractions(encode: Callable[..., dict[str, Array]], bits: int) -> Mapping[str, Encode]:

@@ -43,7 +43,7 @@ import numpy as np
 from lowbit.arrays import F32, F64, Array
 from lowbit.numbers.floats import Name, rounded
 from lowbit.tensor_formats.bits import exact
-from lowbit.tensor_formats.gguf_encode import TIES, Ties, choices, nearest, over
+from lowbit.tensor_formats.casts import TIES, Ties, choices, nearest, over
 from lowbit.tensor_formats.table import Encode, Field, Format, Sizes, Tensors, Terms
 
 LEVELS = np.float32(127)

@@ -34,7 +34,7 @@ import numpy as np
 
 from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.bits import exact, join, stream
-from lowbit.tensor_formats.gguf_encode import half
+from lowbit.tensor_formats.casts import half
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 

@@ -41,7 +41,7 @@ from lowbit.arrays import F32, F64, U8, Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import decode, round_to, rounded
 from lowbit.tensor_formats.bits import exact
-from lowbit.tensor_formats.gguf_encode import over
+from lowbit.tensor_formats.casts import over
 from lowbit.tensor_formats.microscaling import from_pairs, pairs
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 

@@ -1,0 +1,73 @@
+"""What casts to several formats share: quotients in float32, roundings to integers and to float16, and named choices.
+
+Kernels of the field compute a cast in float32. A block of zeros has the scale 0 and codes of 0, so a quotient by 0 is 0
+here. Numbers so small that a quotient is infinite are refused: an infinity times 0 is no code.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lowbit.arrays import F32, Array
+from lowbit.errors import ArgumentError
+from lowbit.tensor_formats.table import Encode
+
+Ties = Literal["away", "even"]
+Integers = npt.NDArray[np.int64]
+TIES: tuple[Ties, ...] = ("away", "even")
+
+
+def nearest(numbers: F32, ties: Ties) -> Integers:
+    """The nearest integers."""
+    if ties == "even":
+        return np.rint(numbers).astype(np.int64)
+    return np.copysign(np.floor(np.abs(numbers.astype(np.float64)) + 0.5), numbers).astype(np.int64)
+
+
+def inverse(d: F32) -> F32:
+    """1/d in float32, and 0 for 0.
+
+    Raises:
+        ArgumentError: an inverse is infinite.
+    """
+    with np.errstate(divide="ignore", over="ignore"):
+        found = np.where(d == 0, np.float32(0), np.float32(1) / d).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise ArgumentError("x", "a block of numbers so small that 1 / scale is infinite", "larger numbers, or zeros")
+    return found
+
+
+def over(above: F32 | np.float32, below: F32) -> F32:
+    """A quotient in float32, and 0 where the divisor is 0.
+
+    Raises:
+        ArgumentError: a quotient is infinite.
+    """
+    divisor = np.where(below == 0, np.float32(1), below)
+    with np.errstate(over="ignore"):
+        found = np.where(below == 0, np.float32(0), above / divisor).astype(np.float32)
+    if not np.isfinite(found).all():
+        raise ArgumentError("x", "a block of numbers so small that a quotient is infinite", "larger numbers, or zeros")
+    return found
+
+
+def half(numbers: F32) -> Array:
+    """float16, rounded once.
+
+    Raises:
+        ArgumentError: a number is too large.
+    """
+    with np.errstate(over="ignore"):
+        found = numbers.astype(np.float16)
+    if not np.isfinite(found).all():
+        raise ArgumentError("x", f"a scale or minimum of {np.abs(numbers).max():.6g}", "at most 65504, that of float16")
+    return found
+
+
+def choices(encode: Callable[..., dict[str, Array]], *sets: tuple[str, ...]) -> Mapping[str, Encode]:
+    """One `Encode` for each combination of choices."""
+    return {", ".join(each): partial(encode, *each) for each in product(*sets)}
