@@ -10,7 +10,6 @@ import gc
 import sys
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -118,6 +117,7 @@ class Run:
             self._load()
             self.capabilities = self.backend.capabilities()
             added = self._move_cases()
+            self.within_limits = self._operations_within_limits()
             if self.events and added and not self.quick:
                 self.events.send("added", ids=added)
             if self.quick:  # which certifies nothing: its few cases are among those that are declared
@@ -213,12 +213,14 @@ class Run:
             return False
         return not self.operations or case.operation in self.operations or case.clause in self.operations
 
-    @cache  # noqa: B019 - one run lasts as long as the process
-    def _within_limits(self, operation: str) -> bool:
-        """Whether some case of an operation lies within the limits of its declaration."""
-        declaration = self.capabilities.operations[operation]
-        own = (case for planned in self.plan.values() for case in planned.every if case.operation == operation)
-        return any(case.tier != HABIT and not not_declared(declaration, case) for case in own)
+    def _operations_within_limits(self) -> frozenset[str]:
+        """The operations of which some case lies within the limits of their declaration."""
+        found = set[str]()
+        for case in (case for planned in self.plan.values() for case in planned.every):
+            claim = self.capabilities.operations.get(case.operation)
+            if case.operation not in found and case.tier != HABIT and not not_declared(claim, case):
+                found.add(case.operation)
+        return frozenset(found)
 
     def _not_loaded(self, case: Case) -> bool:
         """Whether a case cannot be run because the backend could not be loaded; the case of loading says why."""
@@ -233,7 +235,7 @@ class Run:
         missing = ""
         if case.operation != LOADING:
             missing = not_declared(self.capabilities.operations.get(case.operation), case)
-            if not missing and case.tier == HABIT and not self._within_limits(case.operation):
+            if not missing and case.tier == HABIT and case.operation not in self.within_limits:
                 missing = f"{case.operation} with any choice of the suite's cases"
         if case.variant == CONCURRENT and not self.capabilities.concurrent:
             missing = "calls from several threads"
