@@ -34,7 +34,6 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
@@ -207,7 +206,9 @@ class FunctionBackend(Backend):
         }
         usual = None if arithmetic is None else Arithmetic(**{**arithmetic, "roundings": any_order})
         self._claim = Claim(told["operation"], limits, usual, told["arrays"], told["device"], bool(told["concurrent"]))
-        self._place = told["function"]
+        self._place: str | dict[str, str] = told["function"]
+        self._function: Callable[..., Any] | None = None
+        self._library: Arrays | None = None
         place = self._place if isinstance(self._place, str) else "function"
         self.name = place.rpartition(":")[2]
 
@@ -215,7 +216,7 @@ class FunctionBackend(Backend):
     def of(cls, function: Callable[..., Any], claim: Claim) -> "FunctionBackend":
         """The backend of a function in this process; nothing is serialised."""
         made = cls(described("this:function", claim))
-        made.function, made.name = function, getattr(function, "__name__", "function")
+        made._function, made.name = function, getattr(function, "__name__", "function")
         return made
 
     def availability(self) -> Availability:
@@ -225,7 +226,7 @@ class FunctionBackend(Backend):
             ArgumentError: there is no such module or function.
         """
         try:
-            self._library, self.function  # noqa: B018 - they are imported
+            self.load()
         except UnavailableError as error:
             return Availability(False, error.reason, error.remedy)
         except ImportError:
@@ -236,30 +237,19 @@ class FunctionBackend(Backend):
     def capabilities(self) -> Capabilities:
         return Capabilities({self._claim.operation: self._claim.declaration}, self._claim.concurrent)
 
-    @cached_property
-    def function(self) -> Callable[..., Any]:
-        """The function itself."""
-        if isinstance(self._place, dict):
-            import pickle  # the user's own code, which is about to be run anyway
+    def load(self) -> tuple[Callable[..., Any], "Arrays"]:
+        """The function and the library of its arrays; both are imported the first time.
 
-            loaded: Callable[..., Any] = pickle.loads(base64.b64decode(self._place["pickle"]))
-            return loaded
-        found: Callable[..., Any] = import_named(self._place)
-        return found
-
-    @cached_property
-    def _library(self) -> "Arrays":
-        return LIBRARIES[self._claim.arrays](self._claim.device)
-
-    @cached_property
-    def _wanted(self) -> tuple[str, ...] | None:
-        """The names of its parameters; None if it takes any."""
-        parameters = inspect.signature(self.function).parameters.values()
-        if any(each.kind is each.VAR_KEYWORD for each in parameters):
-            return None
-        if positional := [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)]:
-            raise ArgumentError("parameters of the function", positional, "parameters that can be given by name")
-        return tuple(each.name for each in parameters)
+        Raises:
+            ArgumentError: there is no such module or function.
+            UnavailableError: its module cannot be imported, or the library of its arrays has no such device.
+            ImportError: the library of its arrays is not installed.
+        """
+        if self._library is None:
+            self._library = LIBRARIES[self._claim.arrays](self._claim.device)
+        if self._function is None:
+            self._function = _function_at(self._place)
+        return self._function, self._library
 
     def _hook(self, operation: str) -> Callable[..., Any]:
         names = [each.name for each in OPERATIONS[operation].signature.arguments]
@@ -267,18 +257,36 @@ class FunctionBackend(Backend):
         def call(*arguments: Any, **choices: Any) -> Any:
             given = OPERATIONS[operation].signature.given(arguments, choices)
             available = _by_name({name: given[name] for name in names})
-            wanted = tuple(available) if self._wanted is None else self._wanted
-            for name in wanted:
+            function, library = self.load()
+            wanted = _parameters(function)
+            for name in wanted or ():
                 if name not in available:
                     raise ArgumentError("parameter of the function", repr(name), spoken(sorted(available)))
-            library = self._library
-            return library.back(self.function(**{name: library.to(available[name]) for name in wanted}))
+            taken = available if wanted is None else wanted
+            return library.back(function(**{name: library.to(available[name]) for name in taken}))
 
         return call
 
 
-def _range(told: dict[str, Any]) -> Range:
-    return Range(told["multiple"], told["least"], told["most"])
+def _function_at(place: str | dict[str, str]) -> Callable[..., Any]:
+    """The function that ``module:name`` names, or that was serialised."""
+    if isinstance(place, str):
+        named: Callable[..., Any] = import_named(place)
+        return named
+    import pickle  # the user's own code, which is about to be run anyway
+
+    serialised: Callable[..., Any] = pickle.loads(base64.b64decode(place["pickle"]))
+    return serialised
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...] | None:
+    """The names of a function's parameters; None if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return None
+    if positional := [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL)]:
+        raise ArgumentError("parameters of the function", positional, "parameters that can be given by name")
+    return tuple(each.name for each in parameters)
 
 
 def _by_name(given: Mapping[str, Any]) -> dict[str, Any]:

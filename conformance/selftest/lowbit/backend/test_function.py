@@ -68,7 +68,7 @@ def test_a_description_makes_the_same_backend() -> None:
     again = FunctionBackend(described(doubled, claim))
     assert again.capabilities() == FunctionBackend.of(doubled, claim).capabilities()
     np.testing.assert_allclose(again.run("linear.gemv", X, WEIGHTS), 2 * (X @ WEIGHTS.values), rtol=1e-5)
-    assert FunctionBackend(described(np.linalg.norm, claim)).function is np.linalg.norm
+    assert FunctionBackend(described(np.linalg.norm, claim)).load()[0] is np.linalg.norm
 
 
 def test_the_usual_arithmetic_follows_the_activations() -> None:
