@@ -97,7 +97,7 @@ def check(
     Args:
         function: the kernel.
         operation: what it computes.
-        most: how many cases of each test.
+        most: how many cases of each test at most, spread evenly over them.
         arithmetic, arrays, device, limits: as of `lowbit.certify`.
 
     Raises:
@@ -116,7 +116,7 @@ def check(
         cases += moved(cases, declared)
         fitting = [case for case in cases if not not_declared(declared, case)]
         outcomes["not declared"] += len(cases) - len(fitting)
-        for case in fitting[:: max(1, len(fitting) // most)]:
+        for case in fitting[:: max(1, -(-len(fitting) // most))]:
             message = _failure(mark, case, subject)
             outcomes["failed" if message else "passed"] += 1
             failures += [(case.id, message)] if message else []

@@ -15,6 +15,7 @@ from lowbit.backend.function import Claim, FunctionBackend, described
 from lowbit.errors import ArgumentError
 from lowbit_conformance.cli.conformance import run
 from lowbit_conformance.cli.functions import claim_of, function_target, limits_of
+from lowbit_conformance.suite.marking import MARKS
 from lowbit_conformance.testing import check, conforms
 
 Q8: dict[str, Any] = {"format": "q8_0", "activations": "float32"}
@@ -91,6 +92,9 @@ def test_a_check_is_no_certificate() -> None:
     wrong = check(neighbour, "linear.gemv", **Q8)
     assert wrong.failures and "WRONG" in wrong.failures[0][1]
     assert str(wrong).startswith("checked in this process, which is no certificate: ")
+    few = check(lambda codes, bits: np.zeros(0), "packing.pack", most=7)
+    tests = [mark for mark in MARKS if mark.clause.startswith("packing.pack/C")]
+    assert len(tests) < few.passed + len(few.failures) <= 7 * len(tests)
 
 
 def test_the_decorator_makes_a_test() -> None:
