@@ -22,9 +22,9 @@ from typing import Any
 
 from lowbit.backend import Capabilities
 from lowbit.backend.function import FunctionBackend
+from lowbit.certification import certify
 from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import LowbitError
-from lowbit_conformance.cli.conformance import certify
 from lowbit_conformance.cli.functions import claim_of
 from lowbit_conformance.suite.cases import HABIT, Case
 from lowbit_conformance.suite.clauses import load_suite

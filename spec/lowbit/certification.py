@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowbit.contract.rounding import Arithmetic
 from lowbit.errors import UnavailableError
 from lowbit.system.entries import entries, loaded
 
 CERTIFY = "lowbit.certify"
-"""The group of the entry point by which a package offers the conformance suite."""
+"""The group of the entry point by which a package offers the conformance suite: a function of a `Request`."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,23 @@ class Certification:
     report: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Request:
+    """The arguments of `certify`, as the suite gets them; their meaning is said there."""
+
+    backend: str | Callable[..., Any]
+    operations: tuple[str, ...]
+    profiles: tuple[str, ...]
+    seeds: int
+    quick: bool
+    model: str | None
+    deadline: float | None
+    arithmetic: Arithmetic | None
+    arrays: str
+    device: str
+    limits: Mapping[str, object]
+
+
 def certify(
     backend: str | Callable[..., Any],
     operations: str | Sequence[str] = (),
@@ -41,7 +59,11 @@ def certify(
     seeds: int = 5,
     quick: bool = False,
     model: str | None = None,
-    **function: Any,
+    deadline: float | None = None,
+    arithmetic: Arithmetic | None = None,
+    arrays: str = "numpy",
+    device: str = "cpu",
+    **limits: object,
 ) -> Certification:
     """Test a backend, or a plain function, against the specification with the conformance suite.
 
@@ -59,12 +81,16 @@ def certify(
         seeds: how many seeds of the random tier.
         quick: only a few cases of each clause.
         model: the path of a GGUF file whose shapes and weights are tested too.
-        function: what a function handles: ``format``, ``activations``, ``result``, the options of the format, a
-            `lowbit.backend.Range` of ``rows``, ``columns`` or ``batch``; its ``arithmetic``; ``arrays`` and ``device``.
+        deadline: seconds that one call may take, and that loading the backend may take; None for the suite's own.
+        arithmetic: of a function; None for the usual one (`lowbit.backend.function.Claim`).
+        arrays: whose arrays a function takes: numpy, torch or jax.
+        device: where they lie.
+        limits: what a function handles of each parameter: ``format="gptq-v2"``, ``bits=4``, ``columns=Range(64)`` with
+            a `lowbit.backend.Range`.
 
     Raises:
         UnavailableError: the suite is not installed, or several packages offer one.
-        LowbitError: the suite refuses an argument or the backend.
+        LowbitError: the suite refuses an argument, the backend or the function.
     """
     found, what = entries(CERTIFY), "the conformance suite"
     if not found:
@@ -73,6 +99,7 @@ def certify(
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(what, reason, "uninstall all of them but one")
     suite: Any = loaded(found[0], what)
-    choices = {"profiles": profiles, "seeds": seeds, "quick": quick, "model": model}
-    answer: Certification = suite(backend, operations, **choices, **function)
+    chosen, named = ((each,) if isinstance(each, str) else tuple(each) for each in (operations, profiles))
+    request = Request(backend, chosen, named, seeds, quick, model, deadline, arithmetic, arrays, device, limits)
+    answer: Certification = suite(request)
     return answer

@@ -16,7 +16,7 @@ import os
 import secrets
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,8 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.backend.function import described
-from lowbit.certification import Certification
-from lowbit.contract.rounding import Arithmetic
+from lowbit.certification import Certification, Request
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
@@ -145,48 +144,28 @@ def conformance(
     raise typer.Exit(0 if report.tally.verdict == "passed" else 1)
 
 
-def certify(
-    backend: str | Callable[..., Any],
-    operations: str | Sequence[str] = (),
-    *,
-    profiles: str | Sequence[str] = (),
-    seeds: int = 5,
-    quick: bool = False,
-    model: str | None = None,
-    deadline: float | None = None,
-    arithmetic: Arithmetic | None = None,
-    arrays: str = "numpy",
-    device: str = "cpu",
-    **limits: object,
-) -> Certification:
-    """Test a backend or a plain function against the specification; `lowbit.certify` calls this function.
-
-    Args:
-        backend, operations, profiles, seeds, quick, model: as in `lowbit.certification.certify`.
-        deadline: seconds that one call may take, and that loading the backend may take; None for the suite's own.
-        arithmetic: of a function; None for the usual one (`lowbit.backend.function.Claim`).
-        arrays: whose arrays a function takes: numpy, torch or jax.
-        device: where they lie.
-        limits: what a function handles of each parameter: ``format="gptq-v2", bits=4, columns=Range(64)``.
+def certify(request: Request) -> Certification:
+    """Do what `lowbit.certify` is asked for.
 
     Raises:
         LowbitError: the suite refuses an argument, the backend or the function.
     """
-    chosen = [operations] if isinstance(operations, str) else list(operations)
-    named = [profiles] if isinstance(profiles, str) else list(profiles)
-    settings = {"seeds": seeds, "first_seed": 0, "ops": chosen, "profiles": named}
+    backend, limits, arithmetic = request.backend, request.limits, request.arithmetic
+    operations, profiles = list(request.operations), list(request.profiles)
+    settings = {"seeds": request.seeds, "first_seed": 0, "ops": operations, "profiles": profiles}
+    settings |= {"case": None, "model": request.model, "quick": request.quick}
     target = judged = (backend,) if isinstance(backend, str) else ("--function", name_of(backend))
     if callable(backend):
-        promised, asked = claimed(named)
-        chosen = chosen or [each for each in (promised,) if each]
-        if len(chosen) != 1:
-            raise ArgumentError("operations", chosen, "the one operation that the function computes")
-        claim = claim_of(chosen[0], arithmetic, arrays, device, {**asked, **limits})
+        promised, asked = claimed(profiles)
+        computed = operations or [each for each in (promised,) if each]
+        if len(computed) != 1:
+            raise ArgumentError("operations", computed, "the one operation that the function computes")
+        claim = claim_of(computed[0], arithmetic, request.arrays, request.device, {**asked, **limits})
         judged = ("--function", described(backend, claim))
     elif limits or arithmetic is not None:
         given = ", ".join([*limits, *["arithmetic"] * (arithmetic is not None)])
         raise ArgumentError(given, "given", "only with a function", f"{given}: only a function is described so")
-    report = run(target, settings | {"case": None, "model": model, "quick": quick}, deadline, judged=judged)
+    report = run(target, settings, request.deadline, judged=judged)
     outcomes = Counter(verdict.outcome for verdict in report.tally.verdicts)
     counts = (outcomes["passed"], outcomes["failed"], outcomes["not declared"])
     return Certification(report.tally.verdict, *counts, json.loads(text_of(report)))
@@ -204,7 +183,7 @@ def run(
     Args:
         target: how the command line names the backend: ``(name,)``, or an option and its value.
         settings: seeds, first_seed, ops, profiles, case, model and quick, as the report states them.
-        deadline: as of `certify`.
+        deadline: as of `lowbit.certify`.
         exitfirst: stop at the first failure.
         judged: how the process that judges is told of it; by default as the command line is.
 
