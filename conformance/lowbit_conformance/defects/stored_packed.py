@@ -8,15 +8,20 @@ import numpy as np
 from lowbit.arrays import Array
 
 
-def late_of_packed(way: str, what: str, array: Array) -> Array:
-    """Twelve bytes of 8 scales and 8 minima of 6 bits: the last four of each are put together otherwise.
+def copy_of_packed(array: Array) -> Array:
+    """A copy of such a field, to be changed.
 
     Raises:
         ValueError: there are no twelve bytes.
     """
     if array.dtype != np.uint8 or array.shape[-1] != 12:
         raise ValueError("there are no twelve bytes")
-    found = array.copy()
+    return array.copy()
+
+
+def late_of_packed(way: str, what: str, array: Array) -> Array:
+    """Twelve bytes of 8 scales and 8 minima of 6 bits: the last four of each are put together otherwise."""
+    found = copy_of_packed(array)
     for number, own in enumerate(("scales", "minima")):
         if what not in (own, "both"):
             continue
@@ -47,14 +52,8 @@ PACKED: dict[str, Callable[..., Array]] = {
 
 
 def early_of_packed(way: str, part: int, array: Array) -> Array:
-    """Twelve bytes of scales and minima of 6 bits: the first four of each read otherwise.
-
-    Raises:
-        ValueError: there are no twelve bytes.
-    """
-    if array.dtype != np.uint8 or array.shape[-1] != 12:
-        raise ValueError("there are no twelve bytes")
-    found, own = array.copy(), array[..., 4 * part : 4 * part + 4]
+    """Twelve bytes of scales and minima of 6 bits: the first four of each read otherwise."""
+    found, own = copy_of_packed(array), array[..., 4 * part : 4 * part + 4]
     read = {"without their low 2 bits": own >> 2, "shifted by 2 bits": own << 2, "of 4 bits": own & 15}
     read |= {"of the high half": own >> 4, "shifted by 1 bit": own >> 1, "of 5 bits": own & 31}
     found[..., 4 * part : 4 * part + 4] = (own & 192) | (read[way] & 63)
@@ -62,14 +61,8 @@ def early_of_packed(way: str, part: int, array: Array) -> Array:
 
 
 def same_of_packed(number: int, part: int, array: Array) -> Array:
-    """Twelve bytes of scales and minima of 6 bits: all of one kind are the same number.
-
-    Raises:
-        ValueError: there are no twelve bytes.
-    """
-    if array.dtype != np.uint8 or array.shape[-1] != 12:
-        raise ValueError("there are no twelve bytes")
-    found = array.copy()
+    """Twelve bytes of scales and minima of 6 bits: all of one kind are the same number."""
+    found = copy_of_packed(array)
     found[..., 4 * part : 4 * part + 4] = number
     found[..., 8:] = (found[..., 8:] & (240 >> 4 * part)) | (number << 4 * part)
     return found

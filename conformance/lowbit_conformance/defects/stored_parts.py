@@ -115,10 +115,6 @@ def in_codes_and_zero(parts: Parts, change: Change) -> Terms:
     return Terms(change(parts.units) * parts.scale, -parts.scale * change(parts.zero))
 
 
-def in_all(parts: Parts, change: Change) -> Terms:
-    return Terms(change(parts.units * parts.scale), change(parts.offsets))
-
-
 Where = Callable[[Parts, Change], Terms]
 PLACED: dict[str, tuple[Where, ...]] = {
     "zero": (in_zero, in_offset),

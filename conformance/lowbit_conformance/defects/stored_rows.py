@@ -1,6 +1,5 @@
 """Mistakes in the rows of a stored matrix: which rows belong together, and which x they meet."""
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -17,13 +16,12 @@ from lowbit_conformance.defects.stored_parts import (
     PLACED,
     QUOTIENTS,
     WITHIN,
+    Named,
     Where,
     in_codes,
     parts_of,
 )
 
-Numbers = Callable[[Stored], Terms]
-Named = Iterator[tuple[str, str, Numbers]]
 Rows = npt.NDArray[np.int64]
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -200,6 +198,18 @@ def mean_of_x(weights: Stored) -> Terms:
     return Terms(terms.products, np.broadcast_to(terms.offsets, terms.products.shape) / sizes)
 
 
+def in_runs(order: Order, run: int, weights: Stored) -> Rows:
+    """The rows, in another order within each run.
+
+    Raises:
+        ValueError: the last run is not whole.
+    """
+    if weights.rows % run:
+        raise ValueError("the last run is not whole")
+    rows = np.arange(weights.rows)
+    return np.asarray(rows // run * run + (order(np.arange(run), run) % run)[rows % run])
+
+
 # **x at another place**: what row k meets.
 
 
@@ -217,15 +227,8 @@ def halves_gathered(order: Order, half: int, run: int, weights: Stored) -> Terms
 
 
 def codes_gathered(order: Order, run: int, weights: Stored) -> Terms:
-    """Within each run of rows, codes are taken from other places.
-
-    Raises:
-        ValueError: there is no whole run.
-    """
-    if weights.rows % run:
-        raise ValueError("there are no whole runs")
-    rows = np.arange(weights.rows)
-    return of_rows_like(in_codes, rows // run * run + (order(np.arange(run), run) % run)[rows % run], weights)
+    """Within each run of rows, codes are taken from other places."""
+    return of_rows_like(in_codes, in_runs(order, run, weights), weights)
 
 
 def codes_of_tiles(size: int, weights: Stored) -> Terms:
@@ -261,15 +264,8 @@ def by_groups(inverted: bool, weights: Stored) -> Terms:
 
 
 def gathered(order: Order, run: int, weights: Stored) -> Terms:
-    """Within each run of rows, x is taken in another order.
-
-    Raises:
-        ValueError: there is no whole run.
-    """
-    if weights.rows % run:
-        raise ValueError("there are no whole runs")
-    rows = np.arange(weights.rows)
-    return met(rows // run * run + (order(np.arange(run), run) % run)[rows % run], weights)
+    """Within each run of rows, x is taken in another order."""
+    return met(in_runs(order, run, weights), weights)
 
 
 def halved(at: Array, count: int) -> Array:

@@ -16,15 +16,14 @@ from lowbit_conformance.defects.stored import DECODES
 from lowbit_conformance.defects.stored_parts import (
     DIFFERENCES,
     READ,
+    Named,
+    Numbers,
     Parts,
     changed,
     in_codes,
     in_difference,
     in_integers,
 )
-
-Numbers = Callable[[Stored], Terms]
-Named = Iterator[tuple[str, str, Numbers]]
 
 
 @lru_cache(maxsize=512)

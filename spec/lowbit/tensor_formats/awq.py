@@ -22,11 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import Array
-from lowbit.tensor_formats.bits import exact, split
+from lowbit.tensor_formats.bits import INTERLEAVED, exact, split
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
-
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In a word of gemm, the nibble of each of 8 columns."""
 
 PADDED = "K//1024*1024/group_size"
 """The groups of gemv's arrays, those of the padding included."""
@@ -52,8 +49,8 @@ def _along(words: Array, order: tuple[int, ...] | None = None) -> npt.NDArray[np
 
 def _gemm(tensors: Tensors, at: Sizes) -> Terms:
     scales, group = exact(tensors["scales"]), at.group_of_row()
-    zeros = _along(tensors["qzeros"], PLACES)
-    return Terms(scales[group] * _along(tensors["qweight"], PLACES), (-scales * zeros)[group])
+    zeros = _along(tensors["qzeros"], INTERLEAVED)
+    return Terms(scales[group] * _along(tensors["qweight"], INTERLEAVED), (-scales * zeros)[group])
 
 
 def _gemv(tensors: Tensors, at: Sizes) -> Terms:

@@ -7,6 +7,9 @@ import numpy.typing as npt
 
 from lowbit.arrays import F64, U8, Array
 
+INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)
+"""In a word of 8 codes of 4 bits, the nibble of each code, where one mask over the word is to give neighbours."""
+
 
 def exact(numbers: Array) -> F64:
     """Numbers of any dtype of a table, as float64: exact for all of them."""
@@ -18,7 +21,7 @@ def split(words: Array, bits: int, order: Sequence[int] | None = None) -> npt.ND
 
     >>> split(np.array([0x76543210], np.uint32), 4)
     array([[0, 1, 2, 3, 4, 5, 6, 7]])
-    >>> split(np.array([0x76543210], np.uint32), 4, order=(0, 4, 1, 5, 2, 6, 3, 7))
+    >>> split(np.array([0x76543210], np.uint32), 4, order=INTERLEAVED)
     array([[0, 4, 1, 5, 2, 6, 3, 7]])
 
     Args:

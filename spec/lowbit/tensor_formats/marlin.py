@@ -21,11 +21,8 @@ Source: IST-DASLab/marlin ``marlin/__init__.py`` (_get_perms, Layer.pack); vLLM 
 """
 
 from lowbit.arrays import F64, Array
-from lowbit.tensor_formats.bits import exact, split
+from lowbit.tensor_formats.bits import INTERLEAVED, exact, split
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
-
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""In a word, the nibble of each of a thread's 8 codes."""
 
 ZERO = 8
 
@@ -37,7 +34,7 @@ def codes_of(words: Array) -> F64:
     half of the tile's rows, row of the pair.
     """
     tiles, columns = len(words), words.shape[1] // 2
-    codes = split(words, 4, PLACES).reshape(tiles, columns // 64, 8, 4, 4, 2, 2, 2)
+    codes = split(words, 4, INTERLEAVED).reshape(tiles, columns // 64, 8, 4, 4, 2, 2, 2)
     in_order = codes.transpose(0, 6, 3, 7, 1, 4, 5, 2)
     return exact(in_order).reshape(16 * tiles, columns)
 
