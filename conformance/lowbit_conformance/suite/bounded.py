@@ -1,11 +1,17 @@
-"""Judging the result of a bounded operation by what the backend declares of its arithmetic."""
+"""One call of an operation; judging the result of a bounded one by what the backend declares of its arithmetic."""
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from lowbit.arrays import F32, F64, Array
 from lowbit.contract.rounding import Arithmetic, Bound
 from lowbit.errors import ArgumentError
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.cases import Case
+from lowbit_conformance.suite.compare import assert_array, assert_kind, assert_within
 
 Record = Callable[[str, object], None]
 """pytest's ``record_property``, which takes the share of the bound that was used to the report."""
@@ -26,3 +32,39 @@ def limit_of(bound: Callable[[], Bound]) -> Bound:
         return bound()
     except ArgumentError as refusal:
         raise AssertionError(f"DECLARATION_REFUSED: {refusal}") from None
+
+
+def run(backend: Remote, case: Case, *arguments: Any) -> Array:
+    """One call on read-only copies of the arrays, which must come back as they were."""
+    __tracebackhide__ = True
+    given = [np.array(part) if isinstance(part, np.ndarray) else part for part in arguments]
+    for part in given:
+        if isinstance(part, np.ndarray):
+            part.setflags(write=False)
+    result = backend.run(case.operation, *given)
+    for before, after in zip(arguments, given, strict=True):
+        if isinstance(before, np.ndarray) and not np.array_equal(before, after, equal_nan=True):
+            raise BrokenPromiseError("INPUT_MUTATED: an argument was changed by the call")
+    return assert_kind("the result", result, np.ndarray)
+
+
+def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> F32:
+    """The same for a bounded operation, whose result is float32 of this shape."""
+    __tracebackhide__ = True
+    return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
+
+
+def assert_bounded(
+    backend: Remote,
+    case: Case,
+    record_property: Record,
+    exact: Callable[[], F64],
+    bound: Callable[[Arithmetic, F64], Bound],
+    *arguments: Any,
+) -> None:
+    """The backend answers; then the exact result is computed, and from it the bound."""
+    __tracebackhide__ = True
+    declared = arithmetic(backend, case)
+    given = run(backend, case, *arguments)
+    right = exact()
+    record_property("share", assert_within(given, right, limit_of(lambda: bound(declared, right))))

@@ -6,14 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, F64, Array
-from lowbit.contract.rounding import Arithmetic, Bound
+from lowbit.arrays import F32
 from lowbit.moe.routing import Ids, Scores, Softmax
-from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.isolation.verdicts import BrokenPromiseError
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.compare import assert_array, assert_kind, assert_within
+from lowbit_conformance.suite.inputs import NON_FINITE
 from lowbit_conformance.suite.marking import Settings
 
 
@@ -119,45 +115,6 @@ def routes(case: RoutingCase, rng: np.random.Generator) -> tuple[Ids, F32]:
     chosen = np.argsort(rng.random((case.tokens, case.experts)), axis=1)[:, : case.k].astype(np.int64)
     weights = rng.random(chosen.shape) + 0.1
     return chosen, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
-
-
-def run(backend: Remote, case: Case, *arguments: Any) -> Array:
-    """One call on read-only copies of the arrays, which must come back as they were."""
-    __tracebackhide__ = True
-    given = [np.array(part) if isinstance(part, np.ndarray) else part for part in arguments]
-    for part in given:
-        if isinstance(part, np.ndarray):
-            part.setflags(write=False)
-    result = backend.run(case.operation, *given)
-    for before, after in zip(arguments, given, strict=True):
-        if isinstance(before, np.ndarray) and not np.array_equal(before, after, equal_nan=True):
-            raise BrokenPromiseError("INPUT_MUTATED: an argument was changed by the call")
-    return assert_kind("the result", result, np.ndarray)
-
-
-def run_bounded(backend: Remote, case: Case, shape: tuple[int, ...], *arguments: Any) -> F32:
-    """The same for a bounded operation, whose result is float32 of this shape."""
-    __tracebackhide__ = True
-    return assert_array("the result", run(backend, case, *arguments), np.float32, shape)
-
-
-def assert_bounded(
-    backend: Remote,
-    case: Case,
-    record_property: Record,
-    exact: Callable[[], F64],
-    bound: Callable[[Arithmetic, F64], Bound],
-    *arguments: Any,
-) -> None:
-    """The backend answers; then the exact result is computed, and from it the bound."""
-    __tracebackhide__ = True
-    declared = arithmetic(backend, case)
-    given = run(backend, case, *arguments)
-    right = exact()
-    record_property("share", assert_within(given, right, limit_of(lambda: bound(declared, right))))
-
-
-NON_FINITE = {"nan": np.nan, "infinity": np.inf, "minus-infinity": -np.inf}
 
 
 def non_finite(clause: str, settings: Settings) -> Iterator[RoutingCase]:

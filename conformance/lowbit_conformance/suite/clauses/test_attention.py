@@ -10,11 +10,10 @@ from lowbit.arrays import F32
 from lowbit.attention import attention
 from lowbit.attention.bounds import attend_bound, softmax_bound
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.bounded import Record, assert_bounded, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
 from lowbit_conformance.suite.marking import Settings, checks
-from lowbit_conformance.suite.routing_cases import assert_bounded, run_bounded
 
 # Softmax.
 

@@ -15,11 +15,11 @@ from lowbit.model import layers as blocks
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit.model.layers import LEAST_EPSILON
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
+from lowbit_conformance.suite.bounded import Record, arithmetic, assert_bounded, limit_of, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, assert_within, refuses
+from lowbit_conformance.suite.inputs import NON_FINITE
 from lowbit_conformance.suite.marking import Generator, Settings, checks
-from lowbit_conformance.suite.routing_cases import NON_FINITE, assert_bounded, run_bounded
 
 
 @dataclass(frozen=True)

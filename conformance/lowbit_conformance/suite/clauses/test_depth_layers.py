@@ -20,6 +20,8 @@ from lowbit.moe.routing import Scores, Softmax
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import deep_inputs
 from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.bounded import assert_bounded as assert_chained
+from lowbit_conformance.suite.bounded import run as run_plain
 from lowbit_conformance.suite.clauses import test_blocks
 from lowbit_conformance.suite.clauses.test_attention import AttendCase, RowsCase, attended, seen
 from lowbit_conformance.suite.clauses.test_attention import inputs as attend_inputs
@@ -29,8 +31,6 @@ from lowbit_conformance.suite.clauses.test_pooling import run as pooled
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.marking import Generator, Settings, checks
 from lowbit_conformance.suite.routing_cases import RoutingCase, routes
-from lowbit_conformance.suite.routing_cases import assert_bounded as assert_chained
-from lowbit_conformance.suite.routing_cases import run as run_plain
 
 # **Routing.**
 

@@ -15,13 +15,13 @@ from lowbit.attention.rope import half_split, interleaved
 from lowbit.quantization import bfp, bfp_storage
 from lowbit.quantization.bfp import Blocks
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import run_bounded
 from lowbit_conformance.suite.clauses.test_attention import AttendCase, seen
 from lowbit_conformance.suite.clauses.test_bfp import BfpCase, assert_blocks, assert_casts, dotted, stored
 from lowbit_conformance.suite.clauses.test_ksort import LAYOUTS, HeadCase, ordered
 from lowbit_conformance.suite.clauses.test_rope import RopeCase, quarter_turns
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_kind
 from lowbit_conformance.suite.marking import Settings, checks
-from lowbit_conformance.suite.routing_cases import run_bounded
 
 TIER = "exhaustive"
 

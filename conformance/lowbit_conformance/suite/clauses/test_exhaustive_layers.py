@@ -16,12 +16,13 @@ from lowbit.kernels.layouts import ORDERS, ColumnPanels
 from lowbit.moe import offload
 from lowbit.moe.offload import MEMORIES, Request
 from lowbit_conformance.isolation.remote import Remote
+from lowbit_conformance.suite.bounded import run
 from lowbit_conformance.suite.clauses.test_layouts import LayoutCase, places
 from lowbit_conformance.suite.clauses.test_offload import OffloadCase, assert_trace
 from lowbit_conformance.suite.clauses.test_pooling import HeadsCase
 from lowbit_conformance.suite.compare import assert_exact
 from lowbit_conformance.suite.marking import Settings, checks
-from lowbit_conformance.suite.routing_cases import RoutingCase, run
+from lowbit_conformance.suite.routing_cases import RoutingCase
 
 TIER = "exhaustive"
 EXPERTS = 5

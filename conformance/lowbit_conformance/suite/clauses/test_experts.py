@@ -11,15 +11,14 @@ from lowbit.moe import routing
 from lowbit.moe.bounds import expert_bound, sparse_bound
 from lowbit.moe.routing import Ids
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.bounded import Record, assert_bounded, run, run_bounded
 from lowbit_conformance.suite.compare import assert_equal_values, assert_same_bits, refuses
+from lowbit_conformance.suite.inputs import NON_FINITE
 from lowbit_conformance.suite.marking import checks
 from lowbit_conformance.suite.routing_cases import (
-    NON_FINITE,
     WRONG_IDS,
     RoutingCase,
     activations,
-    assert_bounded,
     assert_only_row_one_spoilt,
     experts_of,
     few,
@@ -27,8 +26,6 @@ from lowbit_conformance.suite.routing_cases import (
     non_finite,
     random_shapes,
     routes,
-    run,
-    run_bounded,
     shapes,
     with_models,
 )

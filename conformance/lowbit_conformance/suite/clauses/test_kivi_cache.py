@@ -16,8 +16,7 @@ from lowbit.tensor_formats.kivi import STEPS
 from lowbit.tensor_formats.stored import quantized
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
-from lowbit_conformance.suite.clauses.test_kvcache import NAMES, lengths
-from lowbit_conformance.suite.clauses.test_kvcache import taken as taken_in
+from lowbit_conformance.suite.clauses.test_kvcache import NAMES, lengths, taken
 from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
 from lowbit_conformance.suite.marking import Settings, checks
 
@@ -88,12 +87,6 @@ def parts(tokens: Tokens, plan: Sequence[int]) -> Iterator[Tokens]:
     for start, length in zip(np.cumsum([0, *plan]), plan, strict=False):
         keys, values = (np.ascontiguousarray(part[start : start + length]) for part in tokens)
         yield keys, values
-
-
-def taken(session: Any, step: Tokens) -> tuple[F32, F32]:
-    """One step; copies of the two arrays with which it answers."""
-    __tracebackhide__ = True
-    return taken_in(session, step)  # type: ignore[arg-type]  # tokens of float16
 
 
 class Right:

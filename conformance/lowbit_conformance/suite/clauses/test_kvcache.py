@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, Array
 from lowbit.quantization import bfp
 from lowbit.quantization.bfp import Format
 from lowbit_conformance.isolation.calls import Call, Variant
@@ -112,7 +112,7 @@ def lengths(total: int, rng: np.random.Generator) -> list[int]:
     return found
 
 
-def taken(session: Any, step: Tokens) -> Tokens:
+def taken(session: Any, step: tuple[Array, Array]) -> Tokens:
     """One step; copies of the two arrays with which it answers."""
     __tracebackhide__ = True
     answer: Any = assert_kind("what a step answers with", session.step(*step), tuple)

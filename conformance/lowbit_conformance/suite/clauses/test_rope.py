@@ -10,11 +10,10 @@ from lowbit.attention import rope
 from lowbit.attention.ksort import permuted_layout
 from lowbit.attention.rope import Layout, Rotation, half_split, interleaved
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.bounded import Record, assert_bounded, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values
 from lowbit_conformance.suite.marking import Settings, checks
-from lowbit_conformance.suite.routing_cases import assert_bounded, run_bounded
 
 
 @dataclass(frozen=True)

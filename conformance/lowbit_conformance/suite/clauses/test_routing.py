@@ -9,27 +9,24 @@ from lowbit.arrays import F32
 from lowbit.moe import routing
 from lowbit.moe.bounds import gate_bound, weights_bound
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.bounded import Record, assert_bounded, run, run_bounded
 from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import assert_equal_values, assert_exact, assert_same_bits, refuses
+from lowbit_conformance.suite.inputs import NON_FINITE
 from lowbit_conformance.suite.marking import Settings, checks
 from lowbit_conformance.suite.routing_cases import (
-    NON_FINITE,
     SCALES,
     SHAPES,
     WRONG_IDS,
     WRONG_PROBABILITIES,
     RoutingCase,
     activations,
-    assert_bounded,
     assert_only_row_one_spoilt,
     few,
     mistakes,
     non_finite,
     random_shapes,
     routes,
-    run,
-    run_bounded,
     shapes,
     with_models,
 )

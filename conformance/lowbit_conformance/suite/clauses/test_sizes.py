@@ -20,7 +20,7 @@ from lowbit.quantization.affine import CONVENTIONS, Convention
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import inputs
-from lowbit_conformance.suite.bounded import Record
+from lowbit_conformance.suite.bounded import Record, assert_bounded, run, run_bounded
 from lowbit_conformance.suite.cases import MatrixCase
 from lowbit_conformance.suite.clauses import (
     test_affine,
@@ -47,7 +47,7 @@ from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.integer_cases import IntegerCase, lattice, of
 from lowbit_conformance.suite.marking import Settings, checks
 from lowbit_conformance.suite.pairs import LONG
-from lowbit_conformance.suite.routing_cases import RoutingCase, assert_bounded, routes, run, run_bounded
+from lowbit_conformance.suite.routing_cases import RoutingCase, routes
 
 FEW = (*range(1, 35), 40, 48, 63, 64, 65)
 MANY = (*range(1, 71), 80, 96, 112, 127, 128, 129, 160, 192, 255, 256, 257)

@@ -25,6 +25,7 @@ from lowbit.quantization.hqq_numbers import decode
 from lowbit.quantization.packing import BITS
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite import deep_inputs
+from lowbit_conformance.suite.bounded import run_bounded
 from lowbit_conformance.suite.cases import GROUPS_IN_USE, MatrixCase
 from lowbit_conformance.suite.clauses import test_gptq, test_rope
 from lowbit_conformance.suite.clauses.test_attention import AttendCase
@@ -37,7 +38,7 @@ from lowbit_conformance.suite.compare import assert_equal_values, assert_exact
 from lowbit_conformance.suite.inputs import FLOAT32_INTEGERS
 from lowbit_conformance.suite.integer_cases import IntegerCase, of
 from lowbit_conformance.suite.marking import Generator, Settings, checks
-from lowbit_conformance.suite.routing_cases import RoutingCase, run_bounded
+from lowbit_conformance.suite.routing_cases import RoutingCase
 
 LEAST = 2.0**-149
 LIVE = 3  # activations of a row that are not zero
