@@ -59,6 +59,16 @@ PEERS = {
     "PyTorch": ("torch",),
     "OpenVINO": ("openvino",),
 }
+WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these tests out
+    f"conformance/selftest/{name}.py"
+    for name in (
+        "lowbit_conformance/test_suite",
+        "lowbit_conformance/test_special",
+        "lowbit_conformance/defects/test_bank",
+        "lowbit_conformance/isolation/test_sealing",
+        "lowbit/formats/gguf/test_reader",
+    )
+]
 WITH_KILLS = {"PYTHONPATH": str(HERE / "conformance/selftest/support")}  # of programs that import `kills`
 TYPED = [["spec", "backends", "conformance", "docs/_ext", "noxfile.py"], ["bench"]]  # each has a conftest of its own
 
@@ -113,6 +123,7 @@ def pythons(session: nox.Session) -> None:
 def conformance(session: nox.Session) -> None:
     """Run the whole suite on every backend of this repository, side by side; or on one: ``-- --backend NAME``.
 
+    With all backends it also finishes the sweeps of which the job `tests` takes a part (`sampling.thinned`).
     Further arguments go to `lowbit conformance`, or to pytest where no backend is named.
     """
     parser = argparse.ArgumentParser(prog="nox -s conformance --", add_help=False)
@@ -122,9 +133,8 @@ def conformance(session: nox.Session) -> None:
         install(session, extras=["cppyy", "conformance"])
         run_outside(session, "lowbit", "conformance", options.backend, *rest)
     else:
-        file = "conformance/selftest/lowbit_conformance/test_suite.py"
         install(session, extras=["cppyy", "conformance"], groups=["tests"])
-        session.run("pytest", "--numprocesses=auto", "-m", "whole", file, *rest)
+        session.run("pytest", "--numprocesses=auto", "-m", "whole", *WHOLE, *rest)
 
 
 @nox.session

@@ -15,6 +15,7 @@ from in_process import failures
 from kills import bank, matrix
 from kills.bank import ALL, HABITUAL
 from kills.trial import cases_of, try_out
+from sampling import thinned
 
 from lowbit.contract.operation import HABITS
 from lowbit.errors import ArgumentError
@@ -88,7 +89,7 @@ def _calls(mark: Any, case: Any) -> Any:
     return [(case, owner.last)] if owner.last else []
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", thinned(NAMES, 4))
 def test_the_diagnosis_names_the_defect(name: str) -> None:
     """The first cases that a defect fails are all explained by it, so it is named, alone or beside its equals."""
     defect = BANK[name]
