@@ -1,6 +1,7 @@
 """The paper's Table 2 in virtual time: its four machines, its rows, a recorded routing, and nothing fitted.
 
     cd bench
+    export PYTHONPATH=../conformance/selftest/support
     python -m mixtral.table2      # a few minutes; writes mixtral/table2.json
 
 The engine runs on the simulated device with the sizes of Mixtral-8x7B quantised as the paper did it, and is asked for

@@ -69,7 +69,6 @@ PACKAGES = (
     "lowbit_cppyy",
     "lowbit_cuda",
     "lowbit_foreign",
-    "lowbit_gpusim",
     "lowbit_numpy",
     "lowbit_torch",
 )

@@ -7,17 +7,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from paths import ROOT
+from paths import ROOT, SUPPORT
 
 from lowbit.profiles import PROFILES
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("docs/*.rst")]
-SOURCES = [
-    path
-    for folder in ("spec", "backends", "conformance/lowbit_conformance", "bench", "docs/_ext", "docs/figures")
-    for path in (ROOT / folder).rglob("*.py")
-]
-PARENTS = {"lowbit": ROOT / "spec", "lowbit_conformance": ROOT / "conformance", "lowbit_docs": ROOT / "docs/_ext"}
+WRITTEN = ("spec", "backends", "conformance/lowbit_conformance", "bench", "docs/_ext", "docs/figures")
+SOURCES = [path for folder in (*WRITTEN, SUPPORT / "lowbit_gpusim") for path in (ROOT / folder).rglob("*.py")]
+PARENTS = {
+    "lowbit": ROOT / "spec",
+    "lowbit_conformance": ROOT / "conformance",
+    "lowbit_docs": ROOT / "docs/_ext",
+    "lowbit_gpusim": SUPPORT,
+}
 DOTTED = re.compile(r"(?<![\w./-])(lowbit(?:_[a-z]+)?(?:\.(?!__)\w+)+)")
 GROUPS = {"lowbit.backends", "lowbit.commands", "lowbit.certify"}
 """Groups of entry points."""

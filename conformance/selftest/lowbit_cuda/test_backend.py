@@ -1,6 +1,7 @@
 """The backend of the kernels: the suite on a simulated device, what it says without a GPU, and the command line."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from cuda_models import CONFIG, PROMPT, bits_of, model
 from cuda_tools import needs_compiler
-from paths import ROOT
+from paths import ROOT, SUPPORT
 from typer.testing import CliRunner, Result
 
 from lowbit.attention.rope import Layout, Rotation, rotate_heads
@@ -33,7 +34,8 @@ TRAINED = ROOT / "bench/mixtral/model"
 def suite(name: str, *arguments: str) -> dict[str, Any]:
     """The JSON report of a run that passes."""
     command = [sys.executable, "-m", "lowbit", "conformance", name, "--json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {"PYTHONPATH": str(SUPPORT)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report

@@ -1,8 +1,6 @@
 """The simulated device keeps the port: memory, budget, what kernels are given, graphs, and what is refused."""
 
-import doctest
 import gc
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import isnan
@@ -42,13 +40,6 @@ def contents(device: SimDevice, memory: Memory) -> F32:
     device.copy(pinned.span(), memory.span(), stream)
     device.synchronize(device.record(stream))
     return device.read(pinned.span(), np.float32, (memory.nbytes // 4,))
-
-
-@pytest.mark.parametrize("name", ["device", "memory"])
-def test_examples_run(name: str) -> None:
-    """The examples of the documentation."""
-    result = doctest.testmod(importlib.import_module(f"lowbit_gpusim.sim.{name}"))
-    assert result.attempted and not result.failed
 
 
 # **Memory and budget.**

@@ -21,7 +21,8 @@ from sphinx.directives.other import TocTree
 
 ROOTS = {
     "spec": ("lowbit",),
-    "backends": ("lowbit_numpy", "lowbit_cppyy", "lowbit_cuda", "lowbit_gpusim", "lowbit_torch", "lowbit_foreign"),
+    "backends": ("lowbit_numpy", "lowbit_cppyy", "lowbit_cuda", "lowbit_torch", "lowbit_foreign"),
+    "conformance/selftest/support": ("lowbit_gpusim",),
 }
 """The packages whose modules have pages, by the folder that they are in."""
 

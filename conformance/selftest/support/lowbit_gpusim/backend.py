@@ -2,7 +2,7 @@
 
 ``lowbit_gpusim.backend:NumpyOnSim`` computes with numpy in place of kernels, which tests everything but the kernels:
 layouts, order, memory, the engine. ``lowbit_gpusim.backend:ShimOnSim`` runs the kernels' own C++
-(`lowbit_gpusim.shim`), thread by thread and slowly. Neither has an entry point, and neither says anything about speed.
+(`lowbit_gpusim.shim`), thread by thread and slowly. Neither is shipped, and neither says anything about speed.
 
 >>> from lowbit.backend import load
 >>> load("lowbit_gpusim.backend:NumpyOnSim").name
