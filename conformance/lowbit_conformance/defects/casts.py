@@ -167,10 +167,9 @@ def of_powers(scaling: Callable[[F64, float], Array], x: F32, format: str, optio
 
 
 def one_higher(blocks: F64, largest: float) -> Array:
-    """The exponent of the scale is rounded up where the standard rounds down."""
-    exponents = np.frexp(np.abs(blocks).max(axis=-1))
-    ceilings = exponents[1] - (exponents[0] == 0.5)
-    return np.asarray((ceilings - np.frexp(largest)[1] + 128).clip(0, 254), np.uint8)
+    """The exponent of the scale is one higher than the standard's, also for a power of two."""
+    exponents = np.frexp(np.abs(blocks).max(axis=-1))[1]
+    return np.asarray((exponents - np.frexp(largest)[1] + 128).clip(0, 254), np.uint8)
 
 
 def of_mantissa(blocks: F64, largest: float) -> Array:
@@ -217,7 +216,7 @@ MISTAKES: tuple[tuple[str, str, str, Callable[..., Stored]], ...] = (
     ),
     (
         "cast-exponent-rounded-up",
-        "The exponent of an MX scale is rounded up.",
+        "The exponent of an MX scale is rounded up, that of a power of two as well.",
         "C1",
         partial(of_powers, one_higher),
     ),

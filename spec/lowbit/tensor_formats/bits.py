@@ -74,6 +74,24 @@ def stream(words: Array, bits: int, count: int) -> npt.NDArray[np.int64]:
     return codes[..., 0].astype(np.int64)
 
 
+def end_to_end(codes: Array, bits: int, dtype: npt.DTypeLike) -> Array:
+    """The inverse of `stream`: each row of codes as words, the last of which may end in zeros.
+
+    >>> [oct(word) for word in end_to_end(np.array([[0, 1, 2, 3, 4, 5]]), 3, np.uint32)[0]]
+    ['0o543210']
+
+    Args:
+        codes: non-negative integers below ``2**bits``, … × codes.
+        bits: of a code, at most 8.
+        dtype: of the words.
+    """
+    kind = np.dtype(dtype)
+    places = np.unpackbits(codes.astype(np.uint8)[..., np.newaxis], axis=-1, count=bits, bitorder="little")
+    rows = places.reshape(*codes.shape[:-1], -1)
+    filled = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, -rows.shape[-1] % (8 * kind.itemsize))])
+    return np.packbits(filled, axis=-1, bitorder="little").view(kind)
+
+
 def planes(data: U8, bits: int, run: int) -> npt.NDArray[np.int64]:
     """The codes in each run of bytes: the lowest bits of all its bytes, then the next bits of all, along the last axis.
 

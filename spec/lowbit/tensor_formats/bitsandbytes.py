@@ -19,17 +19,31 @@ where fl rounds to float32, because bitsandbytes computes the product, then the 
 of the checkpoint; `dynamic_map` is what bitsandbytes writes. Checkpoints also hold ``quant_map``, the table of 16,
 which no dequantising kernel reads, and keep ``nested_offset`` and ``blocksize`` in the JSON of ``quant_state``.
 
+**Casts** compute in float32. With :math:`m = \max |x|` of a block, *absmax* is *m*, and the code is that of the number
+of the table nearest to :math:`x \cdot (1/m)`; of two equally near ones the lower. Blocks of zeros have the absmax 0.
+Tools differ in two choices, and a call keeps to one:
+
+- *The short last block.* CUDA treats it like all others. The CPU's code divides, :math:`x / m`, with *m* at least
+  :math:`10^{-38}`, and stores that.
+- *Middles of FP4.* CUDA compares magnitudes with middles that are written with 6 to 8 digits, so ties go towards 0.
+  The CPU's code computes the middles from the table, and ties go to the lower number.
+
+*Double quantisation has no cast here*: the mean of all absmax is a float32 sum, and in which order PyTorch adds them
+depends on the processor and the number of threads, which no list of choices can name.
+
 Source: bitsandbytes ``functional.py`` (get_4bit_type, create_dynamic_map, quantize_4bit, dequantize_4bit, QuantState)
-and its default backend; QLoRA, arXiv 2305.14314.
+its default backend, and ``kernels.cu`` (dQuantizeFP4, dQuantizeNF4); QLoRA, arXiv 2305.14314.
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
 
 from lowbit.arrays import F32, F64, Array
-from lowbit.tensor_formats.bits import exact, split
-from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.bits import exact, join, split
+from lowbit.tensor_formats.casts import Integers
+from lowbit.tensor_formats.table import Decode, Encode, Field, Format, Sizes, Tensors, Terms
 
 NF4_TABLE = np.array(
     [
@@ -109,6 +123,51 @@ def nested(tensors: Tensors) -> Array:
         return np.asarray(scaled + tensors["nested_offset"], np.float32)
 
 
+# **Casts.** Blocks are rows here, the last filled with zeros.
+
+LEAST = np.float32(1e-38)
+"""Inverses are those of at least this."""
+LAST = ("x (1/m)", "x (1/m), the short last block x / m")
+MIDDLES = np.array([0.00260417, 0.0859375, 0.20833333, 0.29166667, 0.4166667, 0.583333, 0.8333333], np.float32)
+"""Of FP4's magnitudes, as CUDA's code writes them."""
+
+
+def _nearest(table: F32, quotients: F32) -> Integers:
+    """The codes of the nearest numbers of a table, ties to the lower number."""
+    order = np.argsort(table, kind="stable")
+    middles = (table[order[:-1]] + table[order[1:]]) / np.float32(2)
+    codes: Integers = order[np.searchsorted(middles, quotients)]
+    return codes
+
+
+def _by_magnitude(quotients: F32) -> Integers:
+    """The codes of FP4 as CUDA's code has them."""
+    codes = np.argsort(TWELFTHS)[np.searchsorted(MIDDLES, np.abs(quotients))]
+    return np.where(quotients < 0, codes + 8, codes).astype(np.int64)
+
+
+Code = Callable[[F32], Integers]
+CODES: Mapping[str, Mapping[str, Code]] = {
+    "nf4": {"nearest": partial(_nearest, NF4_TABLE)},
+    "fp4": {"nearest": partial(_nearest, FP4_TABLE), "by magnitude": _by_magnitude},
+}
+
+
+def _encode(code: Code, last: str, numbers: F64, at: Sizes) -> dict[str, Array]:
+    """The fields without double quantisation."""
+    count, size = at.N * at.K, at["blocksize"]
+    x = np.zeros(-(-count // size) * size, np.float32)
+    x[:count] = np.ascontiguousarray(numbers.T, np.float32).reshape(-1)
+    blocks = x.reshape(-1, size)
+    absmax = np.abs(blocks).max(axis=1)
+    quotients = blocks * (np.float32(1) / np.maximum(absmax, LEAST))[:, np.newaxis]
+    if count % size and last != LAST[0]:
+        absmax[-1] = max(absmax[-1], LEAST)
+        quotients[-1] = blocks[-1] / absmax[-1]
+    codes = code(quotients.reshape(-1)[:count])
+    return {"weight": join(codes, 4, np.uint8, order=(1, 0))[:, np.newaxis], "absmax": absmax}
+
+
 WEIGHT = Field("weight", "uint8", ("N*K/2", 1), "codes", "two codes a byte, the first in the high half")
 PLAIN = (
     WEIGHT,
@@ -130,8 +189,21 @@ ROUNDED = "With double quantisation absmax is a float32 that was rounded twice, 
 
 def _format(name: str, title: str, table: F32, *traps: str, double: bool = False) -> Format:
     decode: Decode = partial(_double if double else _plain, table)
-    fields = DOUBLE if double else PLAIN
-    return Format(name=name, title=title, fields=fields, decode=decode, options=OPTIONS, source=SOURCE, traps=traps)
+    encode: dict[str, Encode] = {
+        f"{kind}, {last}": partial(_encode, code, last)
+        for kind, code in CODES[name.removesuffix("-double")].items()
+        for last in LAST
+    }
+    return Format(
+        name=name,
+        title=title,
+        fields=DOUBLE if double else PLAIN,
+        decode=decode,
+        encode={} if double else encode,
+        options=OPTIONS,
+        source=SOURCE,
+        traps=traps,
+    )
 
 
 NF4 = _format("nf4", "bitsandbytes NF4", NF4_TABLE, HIGH_FIRST)

@@ -68,6 +68,18 @@ def half(numbers: F32) -> Array:
     return found
 
 
+def multiply_add(x: F32, factor: F32, added: F32 | np.float32, *, fused: bool) -> F32:
+    """``x * factor + added`` in float32, with two roundings, or with one if fused."""
+    if fused:
+        return (x.astype(np.float64) * factor + added).astype(np.float32)
+    return x * factor + added
+
+
 def choices(encode: Callable[..., dict[str, Array]], *sets: tuple[str, ...]) -> Mapping[str, Encode]:
     """One `Encode` for each combination of choices."""
     return {", ".join(each): partial(encode, *each) for each in product(*sets)}
+
+
+def contractions(encode: Callable[..., dict[str, Array]]) -> Mapping[str, Encode]:
+    """Two roundings of a product and a sum, as sources are written, and one, as compilers may make of them."""
+    return {"two roundings": partial(encode, False), "fused": partial(encode, True)}

@@ -12,13 +12,32 @@ significant bit first, as one stream a row; the last word may be used in part. *
 same way along N, one stream for each group. **ct-int** holds an integer in each byte (``int-quantized``, and
 ``naive-quantized`` for fewer than 8 bits).
 
-Source: compressed-tensors, ``pack-quantized``, ``int-quantized`` and ``naive-quantized``.
+**Casts** compute in bfloat16: the numbers are those of a model in bfloat16, and each step is rounded to it. With the
+largest and the least number of a group and 0, *max* and *min*:
+
+=============== ================================================= =====================================================
+step            symmetric                                         with zeros
+=============== ================================================= =====================================================
+scale *s*       :math:`\max |x| / ((2^b - 1) / 2)`                 :math:`(\max - \min) / (2^b - 1)`
+zero *z*        0                                                 :math:`-2^{b-1} - \min / s`, rounded
+integer         :math:`x / s`, rounded                            :math:`x / s + z`, rounded
+=============== ================================================= =====================================================
+
+Integers and zeros are rounded to nearest, ties to even, and stay within the range of *b* bits. A scale of 0 becomes the
+epsilon of bfloat16, :math:`2^{-7}`; the zero of such a group is 0.
+
+Source: compressed-tensors, ``pack-quantized``, ``int-quantized`` and ``naive-quantized``; its
+``calculate_qparams`` and ``quantize``.
 """
+
+from functools import partial
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
-from lowbit.tensor_formats.bits import exact, stream
+from lowbit.arrays import F32, F64, Array
+from lowbit.numbers.floats import rounded
+from lowbit.tensor_formats.bits import end_to_end, exact, stream
+from lowbit.tensor_formats.casts import nearest
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 OPTIONS = {"bits": (2, 3, 4, 5, 6, 7, 8), "group_size": None}
@@ -51,12 +70,61 @@ def _plain(tensors: Tensors, at: Sizes) -> Terms:
     return _terms(exact(tensors["weight"]), 0.0, tensors, at)
 
 
+# **Casts.** A short last group repeats its last number.
+
+EPSILON = np.float32(2.0**-7)
+
+
+def _bfloat16(numbers: Array) -> F32:
+    """Rounded to bfloat16, and float32 again."""
+    kept: F32 = rounded(exact(numbers), "bfloat16").astype(np.float32)
+    return kept
+
+
+def _grouped(numbers: F64, at: Sizes) -> F32:
+    """K × N numbers as N × groups × group_size, in bfloat16."""
+    x = _bfloat16(np.ascontiguousarray(numbers.T, np.float32))
+    return np.pad(x, ((0, 0), (0, -at.K % at["group_size"])), "edge").reshape(at.N, at.G, -1)
+
+
+def _cast(asymmetric: bool, bits: int, numbers: F64, at: Sizes) -> tuple[Array, Array, Array]:
+    """The integers, N × K, and the scale and zero of each group, N × groups."""
+    x, lowest, highest = _grouped(numbers, at), -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    low, high = np.minimum(x.min(-1, keepdims=True), 0), np.maximum(x.max(-1, keepdims=True), 0)
+    if asymmetric:
+        scale = _bfloat16(_bfloat16(high - low) / np.float32(2**bits - 1))
+        offsets = _bfloat16(lowest - _bfloat16(low / np.where(scale == 0, EPSILON, scale)))
+        zero = np.where(scale == 0, 0, np.rint(offsets.clip(lowest, highest))).astype(np.float32)
+    else:
+        scale = _bfloat16(np.maximum(high, -low) / np.float32((2**bits - 1) / 2))
+        zero = np.zeros_like(scale)
+    scale = np.where(scale == 0, EPSILON, scale)
+    integers = nearest(_bfloat16(_bfloat16(x / scale) + zero).clip(lowest, highest), "even")
+    return integers.reshape(at.N, -1)[:, : at.K], rounded(exact(scale[..., 0]), "bfloat16"), zero[..., 0]
+
+
+def _pack(asymmetric: bool, numbers: F64, at: Sizes) -> dict[str, Array]:
+    bits = at["bits"]
+    integers, scale, zero = _cast(asymmetric, bits, numbers, at)
+    fields = {"weight_packed": end_to_end(integers + 2 ** (bits - 1), bits, np.int32), "weight_scale": scale}
+    if asymmetric:
+        words = end_to_end((zero.T + 2 ** (bits - 1)).astype(np.int64), bits, np.int32)
+        fields["weight_zero_point"] = np.ascontiguousarray(words.T)
+    return fields
+
+
+def _to_bytes(numbers: F64, at: Sizes) -> dict[str, Array]:
+    integers, scale, _ = _cast(False, 8, numbers, at)
+    return {"weight": integers.astype(np.int8), "weight_scale": scale}
+
+
 PACKED = Field("weight_packed", "int32", ("N", "K*bits//32"), "codes", "one stream of codes a row, 2^(bits-1) added")
 CT_PACK = Format(
     name="ct-pack",
     title="compressed-tensors, packed, symmetric",
     fields=(PACKED, SCALE),
     decode=_packed,
+    encode={"reference": partial(_pack, False)},
     options=OPTIONS,
     source="compressed-tensors, pack-quantized",
     traps=("Packed integers are offset by 2^(bits-1), and there is no field that says so.",),
@@ -70,6 +138,7 @@ CT_PACK_ASYM = Format(
         Field("weight_zero_point", "int32", ("N*bits//32", "G"), "zero", "one stream of zeros a group, along N"),
     ),
     decode=_packed_with_zeros,
+    encode={"reference": partial(_pack, True)},
     options=OPTIONS,
     source="compressed-tensors, pack-quantized",
     traps=("Codes are packed along K, zeros along N.",),
@@ -79,6 +148,7 @@ CT_INT = Format(
     title="compressed-tensors, an integer a byte",
     fields=(Field("weight", "int8", ("N", "K"), "codes", "two's complement"), SCALE),
     decode=_plain,
+    encode={"reference": _to_bytes},
     options={"group_size": None},
     source="compressed-tensors, int-quantized and naive-quantized",
 )

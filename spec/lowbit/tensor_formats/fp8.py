@@ -13,21 +13,24 @@ smaller.
 each token. **Key-value caches** store a token in a row, too: ``fp8-tensor`` with one scale for a layer, ``fp8-head``
 with one for each head, the same for all tokens, as models are calibrated.
 
-**Casts with dynamic scales** compute in float32 from :math:`m = \max |x|` over the numbers that share a scale:
+**Casts** compute in float32 from :math:`m = \max |x|` over the numbers that share a scale:
 
 .. math:: d = m / 448, \qquad P = \mathrm{round}(x / d),
 
 to nearest, ties to even; numbers beyond 448 saturate. Kernels differ in two choices, and a call keeps to one:
 
-- *Quotient.* vLLM divides by *d* for tokens and multiplies by :math:`1/d` for a tensor; torchao multiplies by
-  :math:`448/m`.
-- *Least scale.* vLLM takes *d* for tokens to be at least :math:`1/(448 \cdot 512)`, so that no scale is subnormal. For
-  a tensor it does not. Without it, zeros have the scale 0, and elements of 0.
+- *Quotient.* vLLM and compressed-tensors divide by *d* for tokens, vLLM and DeepGEMM multiply by :math:`1/d` for a
+  tensor and for blocks; torchao multiplies by :math:`448/m`.
+- *Least scale.* vLLM takes *d* for tokens to be at least :math:`1/(448 \cdot 512)`, so that no scale is subnormal; for
+  a tensor it does not. DeepGEMM takes *m* of blocks to be at least :math:`10^{-4}`. compressed-tensors makes a scale of
+  0 the epsilon of float32. Without any of these, zeros have the scale 0, and elements of 0.
 
 Source: compressed-tensors, ``float-quantized``; DeepSeek-V3's ``weight_dequant``; OCP FP8 1.0 for the elements; vLLM,
-``fp8/common.cu`` (``dynamic_per_token_scaled_fp8_quant``); torchao, ``float8_utils.py`` (``amax_to_scale``).
+``fp8/common.cu`` (``dynamic_per_token_scaled_fp8_quant``); DeepGEMM, ``per_block_cast_to_fp8``; torchao,
+``float8_utils.py`` (``amax_to_scale``).
 """
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -39,6 +42,8 @@ from lowbit.tensor_formats.casts import choices
 from lowbit.tensor_formats.int8 import divided
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
+BLOCK = 128
+"""Outputs, and inputs, of a block."""
 WEIGHT = Field("weight", "float8_e4m3fn", ("N", "K"), "codes", "the elements, one row for each output")
 
 
@@ -47,9 +52,12 @@ def _scaled(tensors: Tensors, at: Sizes) -> Terms:
 
 
 def _blocks(tensors: Tensors, at: Sizes) -> Terms:
-    scales: Array = exact(tensors["weight_scale_inv"])
-    wide = np.repeat(np.repeat(scales, 128, axis=0), 128, axis=1)[: at.N, : at.K]
-    return Terms((exact(tensors["weight"]) * wide).T)
+    return Terms((exact(tensors["weight"]) * _of_blocks(exact(tensors["weight_scale_inv"]), at)).T)
+
+
+def _of_blocks(scales: Array, at: Sizes) -> Array:
+    """The scale of each element, N × K."""
+    return np.repeat(np.repeat(scales, BLOCK, axis=0), BLOCK, axis=1)[: at.N, : at.K]
 
 
 def _heads(tensors: Tensors, at: Sizes) -> Terms:
@@ -60,23 +68,62 @@ def _heads(tensors: Tensors, at: Sizes) -> Terms:
 # **Casts.**
 
 LARGEST = np.float32(448)
-LEASTS = {"any d": np.float32(0), "d at least 1/(448 512)": np.float32(1 / (448 * 512))}
+LEAST = np.float32(1 / (448 * 512))
+EPSILON = np.float32(2.0**-23)
+
+
+def _any(m: F32) -> tuple[F32, F32]:
+    """m and d as they are."""
+    return m, m / LARGEST
+
+
+def _least_scale(m: F32) -> tuple[F32, F32]:
+    return np.maximum(m, LEAST * LARGEST), np.maximum(m / LARGEST, LEAST)
+
+
+def _no_zero(m: F32) -> tuple[F32, F32]:
+    d = m / LARGEST
+    return m, np.where(d == 0, EPSILON, d)
+
+
+def _least_magnitude(m: F32) -> tuple[F32, F32]:
+    return _any(np.maximum(m, np.float32(1e-4)))
+
+
+SCALES: Mapping[str, Callable[[F32], tuple[F32, F32]]] = {
+    "any d": _any,
+    "d at least 1/(448 512)": _least_scale,
+    "a d of 0 is 2^-23": _no_zero,
+    "m at least 1e-4": _least_magnitude,
+}
+"""By name, from the largest magnitudes to those that a cast divides by, and the scales."""
+
+
+def _elements(x: F32, m: Array, d: Array, quotient: str) -> Array:
+    return rounded(exact(divided(x, m, d, LARGEST, quotient)), "float8_e4m3fn", "saturate")
 
 
 def _cast(axis: int | None, quotient: str, least: str, numbers: F64, at: Sizes) -> dict[str, Array]:
     """One scale for each row of N × K numbers, or with the axis None for all."""
     x = numbers.T.astype(np.float32)
-    m: F32 = np.abs(x).max(axis=axis, keepdims=True)
-    d: F32 = np.maximum(m / LARGEST, LEASTS[least])
-    if quotient == "x (448/m)":
-        m = np.maximum(m, LEASTS[least] * LARGEST)
-    elements = rounded(exact(divided(x, m, d, LARGEST, quotient)), "float8_e4m3fn", "saturate")
-    return {"weight": elements, "weight_scale": d if axis == 1 else d.reshape(1)}
+    m, d = SCALES[least](np.abs(x).max(axis=axis, keepdims=True))
+    return {"weight": _elements(x, m, d, quotient), "weight_scale": d if axis == 1 else d.reshape(1)}
+
+
+def _cast_blocks(quotient: str, least: str, numbers: F64, at: Sizes) -> dict[str, Array]:
+    """One scale for each 128 × 128 of N × K numbers."""
+    x = numbers.T.astype(np.float32)
+    whole = np.zeros([-(-size // BLOCK) * BLOCK for size in x.shape], np.float32)
+    whole[: at.N, : at.K] = x
+    tiles = whole.reshape(len(whole) // BLOCK, BLOCK, -1, BLOCK)
+    m, d = SCALES[least](np.abs(tiles).max(axis=(1, 3)))
+    return {"weight": _elements(x, _of_blocks(m, at), _of_blocks(d, at), quotient), "weight_scale_inv": d}
 
 
 QUOTIENTS = ("x / d", "x (1/d)", "x (448/m)")
-OF_TOKENS = choices(partial(_cast, 1), QUOTIENTS, tuple(LEASTS))
-OF_TENSOR = choices(partial(_cast, None), QUOTIENTS, tuple(LEASTS))
+OF_TOKENS = choices(partial(_cast, 1), QUOTIENTS, tuple(SCALES)[:3])
+OF_TENSOR = choices(partial(_cast, None), QUOTIENTS, tuple(SCALES)[:3])
+OF_BLOCKS = choices(_cast_blocks, QUOTIENTS, ("any d", "a d of 0 is 2^-23", "m at least 1e-4"))
 SOURCE = "compressed-tensors, float-quantized"
 FP8_TENSOR = Format(
     name="fp8-tensor",
@@ -102,6 +149,7 @@ FP8_BLOCK = Format(
         Field("weight_scale_inv", "float32", ("N//128", "K//128"), "scale", "the scale of each block; multiplied by"),
     ),
     decode=_blocks,
+    encode=OF_BLOCKS,
     source="DeepSeek-V3, inference/kernel.py",
     traps=("weight_scale_inv is multiplied by, not divided by.",),
 )

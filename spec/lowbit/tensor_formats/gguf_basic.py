@@ -11,13 +11,15 @@ half: neighbours in a byte are 16 elements apart. The fifth bits of Q5_0 and Q5_
 Source: ggml, ``ggml-common.h`` and ``ggml-quants.c``.
 """
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F64
 from lowbit.tensor_formats.bits import exact, halves, split
-from lowbit.tensor_formats.casts import TIES, choices
-from lowbit.tensor_formats.gguf_encode import QUOTIENTS, contractions, q8_0, symmetric, with_minimum
+from lowbit.tensor_formats.casts import TIES, choices, contractions
+from lowbit.tensor_formats.gguf_encode import QUOTIENTS, q8_0, symmetric, with_minimum
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 SOURCE = "ggml, ggml-common.h and ggml-quants.c"
@@ -59,7 +61,7 @@ Q4_0 = Format(
     block=32,
     fields=(D, QS),
     decode=_symmetric,
-    encode=contractions(symmetric, 4),
+    encode=contractions(partial(symmetric, 4)),
     source=SOURCE,
 )
 Q4_1 = Format(
@@ -68,7 +70,7 @@ Q4_1 = Format(
     block=32,
     fields=(D, M, QS),
     decode=_with_minimum,
-    encode=contractions(with_minimum, 4),
+    encode=contractions(partial(with_minimum, 4)),
     source=SOURCE,
 )
 Q5_0 = Format(
@@ -77,7 +79,7 @@ Q5_0 = Format(
     block=32,
     fields=(D, QH, QS),
     decode=_symmetric,
-    encode=contractions(symmetric, 5),
+    encode=contractions(partial(symmetric, 5)),
     source=SOURCE,
 )
 Q5_1 = Format(
@@ -86,7 +88,7 @@ Q5_1 = Format(
     block=32,
     fields=(D, M, QH, QS),
     decode=_with_minimum,
-    encode=contractions(with_minimum, 5),
+    encode=contractions(partial(with_minimum, 5)),
     source=SOURCE,
 )
 Q8_0 = Format(

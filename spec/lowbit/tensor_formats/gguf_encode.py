@@ -1,4 +1,4 @@
-r"""How ggml casts numbers to blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, Q8_K, TQ1_0, TQ2_0 and MXFP4.
+r"""How ggml casts numbers to blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q8_1, Q8_K, TQ1_0, TQ2_0, MXFP4 and NVFP4.
 
 Activations are cast to the types of 8 bits in every product, weights to the others once. ggml computes in float32 from
 the numbers of one block :math:`x_i`:
@@ -40,7 +40,6 @@ Source: ggml, ``ggml-quants.c`` (``quantize_row_*_ref``), ``quants.c`` of ``ggml
 """
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -49,8 +48,8 @@ from lowbit.arrays import F32, F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import join
-from lowbit.tensor_formats.casts import Integers, Ties, half, inverse, nearest, over
-from lowbit.tensor_formats.table import Encode, Sizes
+from lowbit.tensor_formats.casts import Integers, Ties, half, inverse, multiply_add, nearest, over
+from lowbit.tensor_formats.table import Sizes
 
 Quotient = Literal["x (1/d)", "x (127/absmax)", "x / d"]
 Sum = Literal["of codes", "of numbers"]
@@ -113,11 +112,8 @@ def sums_of_16(codes: Array) -> Array:
 
 
 def rounded_down(x: F32, factor: F32, added: float, most: int, *, fused: bool) -> Integers:
-    """``x * factor + added`` towards 0, in float32 with two roundings, or with one if fused."""
-    if fused:
-        total = (x.astype(np.float64) * factor + added).astype(np.float32)
-    else:
-        total = x * factor + np.float32(added)
+    """``x * factor + added`` towards 0."""
+    total = multiply_add(x, factor, np.float32(added), fused=fused)
     return np.minimum(np.trunc(total).astype(np.int64), most)
 
 
@@ -189,9 +185,33 @@ def floats_of_4(exponent: Callable[[F32], Array], numbers: F64, at: Sizes) -> di
         raise ArgumentError(
             "x", f"a block whose largest number is {largest[e < -127][0]:.3g}", "2^-125 or more, or zeros"
         )
-    codes = np.searchsorted(BETWEEN, np.ldexp(np.abs(numbers), -e[..., None]))
-    codes |= np.where((numbers < 0) & (codes > 0), 8, 0)
+    codes = floats_nearest(np.ldexp(numbers, -e[..., None]))
     return {"e": (e + 127).astype(np.uint8).view(FLOATS["float8_e8m0fnu"].dtype), **packed(codes, 4)}
+
+
+def floats_nearest(quotients: F64) -> Integers:
+    """The codes of the nearest floats of 4 bits, ties towards 0; a zero has no sign."""
+    codes = np.searchsorted(BETWEEN, np.abs(quotients))
+    return codes | np.where((quotients < 0) & (codes > 0), 8, 0)
+
+
+def nvfp4(numbers: F64, at: Sizes) -> dict[str, Array]:
+    """The fields of NVFP4."""
+    runs = numbers.reshape(*numbers.shape[:-1], 4, 16)
+    scales = without_sign((np.abs(runs).max(axis=-1) / 6).astype(np.float32))
+    d = scales.astype(np.float64)[..., None]
+    codes = floats_nearest(np.where(d == 0, 0, runs / np.where(d == 0, 1, d)))
+    low, high = np.split(codes, 2, axis=-1)
+    return {"d": scales, "qs": (low | high << 4).astype(np.uint8).reshape(*numbers.shape[:-1], 32)}
+
+
+def without_sign(scales: F32) -> Array:
+    """float8_e4m3fn as ggml rounds it: ties upwards, 448 instead of 256 and more, at most 7 subnormal steps."""
+    steps, exponents = np.frexp(scales.astype(np.float64))
+    normal = (exponents + 6) * 8 + np.floor(np.ldexp(steps, 4) + 0.5).astype(np.int64) - 8
+    subnormal = np.minimum(np.floor(scales * np.float32(512) + np.float32(0.5)), 7).astype(np.int64)
+    pattern = np.where(scales < 2.0**-6, subnormal, np.where(normal >= 120, 126, normal))
+    return pattern.astype(np.uint8).view(FLOATS["float8_e4m3fn"].dtype)
 
 
 EXPONENTS: Mapping[str, Callable[[F32], Array]] = {
@@ -201,8 +221,3 @@ EXPONENTS: Mapping[str, Callable[[F32], Array]] = {
 
 
 # **Choices of the field**: by name, the reference first.
-
-
-def contractions(encode: Callable[..., dict[str, Array]], bits: int) -> Mapping[str, Encode]:
-    """Two roundings, as ggml's reference is written, and one."""
-    return {"two roundings": partial(encode, bits, False), "fused": partial(encode, bits, True)}

@@ -20,8 +20,12 @@ run later in its high half. OCP MX and NVIDIA's NVFP4 put neighbours into a byte
 same. It reads the scale byte 255 of MXFP4, a NaN in the standard, as :math:`2^{128}`, ignores the sign bit of a scale
 of NVFP4, and reads its pattern 127, a NaN, as 0. Its writers make none of them, and lowbit refuses them.
 
+**The cast to NVFP4** computes in float32 from the largest magnitude *m* of a run: its scale is :math:`m / 6`, and a
+code is the nearest number times the scale, ties towards 0, and 0 without a sign. Scales are rounded by a rule of
+ggml's own: to nearest with ties upwards, to 448 instead of 256 and more, and to 7 between 7 and 8 subnormal steps.
+
 Source: ggml, ``ggml-common.h``, ``ggml-quants.c``, and ``ggml-impl.h`` (``ggml_e8m0_to_fp32_half`` and
-``ggml_ue4m3_to_fp32``).
+``ggml_ue4m3_to_fp32`` and ``ggml_fp32_to_ue4m3``).
 """
 
 from functools import partial
@@ -33,7 +37,7 @@ from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import exact, planes, split
-from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4
+from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4, nvfp4
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 SOURCE = "ggml, ggml-common.h and ggml-quants.c"
@@ -127,6 +131,7 @@ NVFP4 = Format(
         Field("qs", "uint8", (32,), "codes", "runs of 8 bytes: 8 elements in low halves, then 8 in high halves"),
     ),
     decode=_nvfp4,
+    encode={"reference": nvfp4},
     check=_check_signs,
     source=SOURCE,
     traps=("The 4 scales of a block come first, then all codes.", "A run of codes is 8 bytes."),

@@ -29,8 +29,16 @@ implementation there; here it is refused.
 
 .. math:: X = 2^{\lceil \log_2 (m / P_{max}) \rceil},
 
-so that nothing saturates. compressed-tensors, torchao's ``RCEIL`` and the conversions of NVIDIA's Blackwell compute it
-from the float32 quotient :math:`m / P_{max}`.
+so that nothing saturates. torchao's ``RCEIL`` and the conversions of NVIDIA's Blackwell compute it from the float32
+quotient :math:`m / P_{max}`.
+
+**The largest number rounded first** is the third. With *m* rounded to :math:`b` bits of mantissa, ties upwards,
+
+.. math:: X = 2^{\lfloor \log_2 \mathrm{round}_b(m) \rfloor - e_{max}} .
+
+torchao's ``EVEN`` takes for *b* the mantissa of the element; so does compressed-tensors, but for MXFP8, where it takes
+that of MXFP4, 1 bit. **The exponent rounded up**, torchao's ``CEIL``, is the last,
+:math:`X = 2^{\lceil \log_2 m \rceil - e_{max}}`. Each of these is right, and a call keeps to one.
 
 ``mxint8`` uses -127 to 127, so that negation stays exact; a stored -128 is valid and means -2.
 
@@ -39,7 +47,8 @@ a row of N holds its elements along K and apart from them its scales; two codes 
 low half; four codes of 6 bits share three bytes, little-endian.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0, §5.1 to §5.3, §6.1, §6.3; the layout as in compressed-tensors,
-``mxfp4``, ``mxfp6`` and ``mxfp8``; the scale rounded up as in its ``calculate_qparams``.
+``mxfp4``, ``mxfp6`` and ``mxfp8``; torchao, ``mx_tensor.py`` (``to_mx``); compressed-tensors, ``mxfp_utils.py``
+(``generate_mx_scales``).
 """
 
 from collections.abc import Callable
@@ -52,20 +61,20 @@ from lowbit.numbers.floats import FLOATS, Name, decode, round_to
 from lowbit.tensor_formats.bits import exact, join, split
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
-K = 32
-"""Elements of a block."""
+BLOCK = 32
+"""Elements of a block, the standard's *k*."""
 SOURCE = "OCP Microscaling Formats (MX) 1.0"
 SCALE = Field("scale", "float8_e8m0fnu", ("N", "K/32"), "scale", "a power of two for each 32 elements of a row")
 
 
 def blocks_of(weights: F64, at: Sizes) -> F64:
     """K × N numbers as N × blocks × 32."""
-    return np.ascontiguousarray(weights.T).reshape(at.N, -1, K)
+    return np.ascontiguousarray(weights.T).reshape(at.N, -1, BLOCK)
 
 
 def scaled(elements: F64, scales: Array, at: Sizes) -> Terms:
     """The terms of N × K elements with a scale for each block."""
-    products = elements.reshape(at.N, -1, K) * exact(scales)[..., np.newaxis]
+    products = elements.reshape(at.N, -1, BLOCK) * exact(scales)[..., np.newaxis]
     return Terms(products.reshape(at.N, at.K).T)
 
 
@@ -88,7 +97,27 @@ def rounded_up(blocks: F64, largest_element: float) -> Array:
     return round_to(quotients.reshape(-1), "float8_e8m0fnu", direction="up").reshape(quotients.shape)
 
 
-SCALINGS: dict[str, Scaling] = {"standard": rounded_down, "scale rounded up": rounded_up}
+def exponent_rounded_up(blocks: F64, largest_element: float) -> Array:
+    """The standard's X of the power of two at or above the largest number."""
+    fraction, exponents = np.frexp(np.abs(blocks).max(axis=-1, keepdims=True))
+    return rounded_down(np.ldexp(np.ceil(fraction), exponents - (fraction == 0.5)), largest_element)
+
+
+def first_rounded(bits: int, blocks: F64, largest_element: float) -> Array:
+    """The standard's X of the largest number rounded to so many bits of mantissa, ties upwards."""
+    fraction, exponents = np.frexp(np.abs(blocks).max(axis=-1, keepdims=True))
+    steps = np.floor(np.ldexp(fraction, bits + 1) + 0.5)
+    return rounded_down(np.ldexp(steps, exponents - (bits + 1)), largest_element)
+
+
+BOTH: dict[str, Scaling] = {"standard": rounded_down, "scale rounded up": rounded_up}
+"""The choices that every format has."""
+
+
+def scalings(*mantissas: int) -> dict[str, Scaling]:
+    """The choices for floats, with the bits of mantissa to which tools round the largest number."""
+    rounding = {f"largest rounded to bits of mantissa: {bits}": partial(first_rounded, bits) for bits in mantissas}
+    return BOTH | {"exponent rounded up": exponent_rounded_up} | rounding
 
 
 # **How elements are packed.**
@@ -133,8 +162,8 @@ PACKED: dict[int, tuple[str, Callable[[Array], Array], Callable[[Array], Array]]
 """By bits: the bytes of a row, packing, and unpacking."""
 
 
-def of_floats(name: str, element: Name) -> Format:
-    """An MX format of floats."""
+def of_floats(name: str, element: Name, *other: int) -> Format:
+    """An MX format of floats; tools round the largest number to as many bits as the element, or to `other`."""
     kind = FLOATS[element]
     size, pack, unpack = PACKED[kind.bits]
     stored = kind.dtype if kind.bits == 8 else np.dtype(np.uint8)
@@ -146,8 +175,8 @@ def of_floats(name: str, element: Name) -> Format:
     def write(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
         blocks = blocks_of(weights, at)
         scale = scaling(blocks, kind.largest)
-        shares = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
-        codes = round_to(shares.reshape(-1), element).reshape(at.N, at.K)
+        quotients = np.ldexp(blocks, 127 - scale.astype(np.int64)[..., np.newaxis])
+        codes = round_to(quotients.reshape(-1), element).reshape(at.N, at.K)
         return {"elements": pack(codes).view(stored), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
 
     return Format(
@@ -155,9 +184,9 @@ def of_floats(name: str, element: Name) -> Format:
         title=f"OCP MX with elements of {element}",
         fields=(Field("elements", stored.name, ("N", size), "codes", f"{element} along K"), SCALE),
         decode=read,
-        encode={choice: partial(write, scaling) for choice, scaling in SCALINGS.items()},
+        encode={choice: partial(write, scaling) for choice, scaling in scalings(kind.mantissa, *other).items()},
         source=SOURCE,
-        traps=("The scale of a block is rounded down, or up so that nothing saturates, and never to nearest.",),
+        traps=("The scale of a block is a power of two that is rounded down or up, and never to the nearest of both.",),
     )
 
 
@@ -168,13 +197,13 @@ def _integers(tensors: Tensors, at: Sizes) -> Terms:
 def _to_integers(scaling: Scaling, weights: F64, at: Sizes) -> dict[str, Array]:
     blocks = blocks_of(weights, at)
     scale = scaling(blocks, 127 / 64)
-    shares = np.ldexp(blocks, 127 + 6 - scale.astype(np.int64)[..., np.newaxis])
-    codes = np.clip(np.rint(shares), -127, 127).astype(np.int8)
+    quotients = np.ldexp(blocks, 127 + 6 - scale.astype(np.int64)[..., np.newaxis])
+    codes = np.clip(np.rint(quotients), -127, 127).astype(np.int8)
     return {"elements": codes.reshape(at.N, at.K), "scale": scale.view(FLOATS["float8_e8m0fnu"].dtype)}
 
 
 MXFP8_E5M2 = of_floats("mxfp8-e5m2", "float8_e5m2")
-MXFP8_E4M3 = of_floats("mxfp8-e4m3", "float8_e4m3fn")
+MXFP8_E4M3 = of_floats("mxfp8-e4m3", "float8_e4m3fn", FLOATS["float4_e2m1fn"].mantissa)
 MXFP6_E3M2 = of_floats("mxfp6-e3m2", "float6_e3m2fn")
 MXFP6_E2M3 = of_floats("mxfp6-e2m3", "float6_e2m3fn")
 MXFP4 = of_floats("mxfp4", "float4_e2m1fn")
@@ -183,6 +212,6 @@ MXINT8 = Format(
     title="OCP MX with elements of 8-bit integers",
     fields=(Field("elements", "int8", ("N", "K"), "codes", "64ths along K, two's complement"), SCALE),
     decode=_integers,
-    encode={choice: partial(_to_integers, scaling) for choice, scaling in SCALINGS.items()},
+    encode={choice: partial(_to_integers, scaling) for choice, scaling in BOTH.items()},
     source=SOURCE,
 )

@@ -28,7 +28,8 @@ an element      :math:`x / (s_{block} \cdot s_2)`    :math:`x / (s_{block} / g)`
 
 2688 is 6 · 448, the largest element times the largest scale. Scales and elements are rounded to nearest, ties to even;
 elements beyond 6 saturate. Where ModelOpt rounds the scale of a block to 0, its elements are worth 0 whatever they are.
-For a tensor of zeros neither owner has a rule; here :math:`s_2` is 0 and *g* is 1. vLLM's CUDA kernel takes approximate
+For a tensor of zeros :math:`s_2` is 0 here, where ModelOpt has no rule; *g* is 1
+where the quotient is infinite. vLLM's CUDA kernel takes approximate
 reciprocals, which no standard defines to the bit.
 
 Source: ModelOpt's ``NVFP4QTensor`` (``nvfp4``); compressed-tensors, ``nvfp4-pack-quantized``, ``calculate_qparams`` and
@@ -100,7 +101,9 @@ def _of_model_opt(numbers: F64, at: Sizes) -> dict[str, Array]:
 
 def _of_compressed_tensors(numbers: F64, at: Sizes) -> dict[str, Array]:
     x, largest, of_blocks = _magnitudes(numbers, at)
-    factor: F32 = np.where(largest == 0, np.float32(1), OF_TENSOR / np.where(largest == 0, np.float32(1), largest))
+    with np.errstate(divide="ignore", over="ignore"):
+        factor: F32 = OF_TENSOR / largest
+    factor = np.where(np.isinf(factor), np.float32(1), factor)
     scales = rounded(exact(factor * (of_blocks / LARGEST)), "float8_e4m3fn", "saturate")
     kept = np.where(scales == 0, np.asarray(0.125, scales.dtype), scales)
     elements = _elements(x, kept.astype(np.float32) / factor, at)

@@ -192,7 +192,9 @@ def _check_quantize(x: Array, format: str, options: tuple[tuple[str, int], ...] 
     encoding = [name for name, each in FORMATS.items() if each.encode]
     check_choice("format", format, encoding)
     check_options(options)
-    FORMATS[format].sizes(x.shape[1], x.shape[0], dict(options))
+    at = FORMATS[format].sizes(x.shape[1], x.shape[0], dict(options))
+    for each in FORMATS[format].tensors:
+        each.sizes(at)
 
 
 @checked(also=_check_quantize)

@@ -163,13 +163,16 @@ def stored_in(case: FormatCase, given: object) -> Stored:
 def difference(given: Stored, expected: Stored) -> str:
     """In which field two matrices first differ, in words; empty if in none that matters.
 
-    Codes that differ and stand for equal numbers are zeros of either sign, or have a scale of 0.
+    Codes and packed zeros that differ and stand for equal numbers are zeros of either sign, have a scale of 0, or lie
+    in padding.
     """
     table = given.table
     found, wanted = (table.fields_of(each.by_name, each.sizes) for each in (given, expected))
-    equal = np.array_equal(given.values, expected.values)
+    one, other = given.terms, expected.terms
+    equal = np.array_equal(one.products, other.products) and np.array_equal(one.offsets, other.offsets)
     for row in table.fields:
-        if row.role == "sum" or (row.role == "codes" and equal):  # a Stored has been checked for sums
+        packed = row.role == "codes" or (row.role == "zero" and row.numpy_dtype.kind in "iu")
+        if row.role == "sum" or (packed and equal):  # a Stored has been checked for sums
             continue
         left, right = comparable(found[row.name]), comparable(wanted[row.name])
         if wrong := int((left != right).sum()):

@@ -173,13 +173,18 @@ def test_a_scale_for_each_head() -> None:
 
 def test_choices_differ() -> None:
     """Each named choice of a format is another function of some numbers."""
-    for name in ("int8-token", "fp8-channel", "mxint8", "kivi-values"):
+    for name in (
+        *("int8-token", "fp8-channel", "mxint8", "mxfp8-e4m3", "mxfp6-e2m3", "mxfp4"),
+        *("kivi-values", "matmulnbits", "matmulnbits-symmetric", "nf4", "fp4"),
+    ):
         table = FORMATS[name]
-        options = tuple((option, 4 if option == "bits" else 32) for option in table.options)
+        sizes = {"bits": 4, "blocksize": 4096}
+        options = tuple((option, sizes.get(option, 32)) for option in table.options)
         seen: dict[bytes, str] = {}
         rng = np.random.default_rng(0)
         near_ties = rng.integers(-255, 256, (4000, 32)) / 2 * rng.uniform(0.5, 2, (4000, 1))
-        x = np.concatenate([near_ties.astype(np.float32), *(drawn(kind, 32, 20) for kind in ("tiny", "zeros"))])
+        few = [*(drawn(kind, 32, 20) for kind in ("tiny", "zeros")), np.full((1, 32), 448), np.zeros((128, 32))]
+        x = np.concatenate([near_ties, *few]).astype(np.float32)
         for choice in table.encode:
             bytes_of = b"".join(each.tobytes() for each in quantized(x, name, options, choice).tensors)
             assert seen.setdefault(bytes_of, choice) == choice, f"{name}: {choice} is {seen[bytes_of]}"

@@ -8,7 +8,7 @@ import pytest
 
 from lowbit.arrays import F32
 from lowbit.errors import ArgumentError
-from lowbit.tensor_formats.gguf_encode import EXPONENTS, QUOTIENTS
+from lowbit.tensor_formats.gguf_encode import EXPONENTS, QUOTIENTS, without_sign
 from lowbit.tensor_formats.stored import FORMATS, Stored, quantize, quantized
 from lowbit_conformance.suite.clauses.test_quantize import KINDS
 
@@ -31,6 +31,32 @@ def test_the_exponent_is_a_choice_of_mxfp4() -> None:
     assert found == [127 + 1, 127]
     with pytest.raises(ArgumentError, match=r"x is a block whose largest number is 1.18e-38; allowed: 2\^-125 or more"):
         quantize(block(2.0**-126), "gguf-mxfp4")
+
+
+def test_scales_of_nvfp4_are_rounded_as_the_package_does() -> None:
+    """Every pattern of float16 from 0 on as a scale, and the numbers beside each middle."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    scales = np.concatenate([halves, np.nextafter(halves, np.float32(0)), np.nextafter(halves, np.float32(np.inf))])
+    expected = gguf.quants.NVFP4.fp32_to_ue4m3(scales)
+    assert np.array_equal(without_sign(scales).view(np.uint8), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_codes_of_nvfp4_are_nearest_with_the_lower_code_of_two(kind: str) -> None:
+    """ggml compares the distances to all 16 numbers, and keeps the first least one; the package only decodes."""
+    x = KINDS[kind](np.random.default_rng(3), 128, 20)
+    found = quantize(x, "gguf-nvfp4")
+    octets = found.tensors[0].reshape(-1, 36)
+    runs = x.reshape(-1, 16)
+    scales = gguf.quants.NVFP4.fp32_to_ue4m3(np.abs(runs).max(axis=1) / np.float32(6))
+    assert np.array_equal(octets[:, :4].reshape(-1), scales)
+    d = gguf.quants.NVFP4.ue4m3_to_fp32(scales)[:, None, None]
+    numbers = np.array(gguf.quants.NVFP4.kvalues, np.float32)
+    codes = np.abs(d * numbers - runs[:, :, None]).argmin(axis=-1)
+    packed = codes[:, :8] | codes[:, 8:] << 4
+    wrong = octets[:, 4:].reshape(-1, 8) != packed
+    assert not wrong[scales > 0].any()
+    assert np.array_equal(gguf.quants.NVFP4.dequantize_blocks(octets).reshape(20, -1), found.values.T)
 
 
 def block(*numbers: float, rest: float = 0.0, size: int = 32) -> F32:

@@ -1,10 +1,12 @@
 """Write the files beside this script with the packers that own the formats, on a CPU.
 
 Usage: ``python write.py SOURCES [NAME ...]``, where SOURCES holds the packages ``auto_gptq``, ``awq``, ``hqq`` and
-``marlin`` of their repositories. It needs torch, numpy, bitsandbytes, onnx, onnxruntime, and for ``hqq-meta`` what hqq
-imports. Whatever else the four import is replaced by an object that does nothing, since packing needs none of it.
+``marlin`` of their repositories. It needs torch, numpy, bitsandbytes, onnx, onnxruntime, for ``casts`` also
+compressed-tensors and torchao, and for ``hqq-meta`` what hqq imports. Whatever else the four import is replaced by an
+object that does nothing, since packing needs none of it.
 
-AutoGPTQ 9f7d3707, AutoAWQ 88e4c76b, hqq e0b1d00e, marlin 2f6d7c10, onnxruntime 1.32.0, bitsandbytes 0.50.2, torch 2.13.
+AutoGPTQ 9f7d3707, AutoAWQ 88e4c76b, hqq e0b1d00e, marlin 2f6d7c10, onnxruntime 1.32.0, bitsandbytes 0.50.2, torch 2.13,
+compressed-tensors 0.20.0, torchao 0.18.0.
 """
 
 import importlib
@@ -230,6 +232,133 @@ def torchao(sources: Path) -> Iterator[tuple[str, Arrays]]:
     yield f"int4-opaque-{name}", {key: each.numpy() for key, each in found.items()}
 
 
+# **Casts**: numbers ``x``, N × K, and what a tool makes of them. Some rows are 0, of one sign, or full of ties.
+
+
+def weights(columns: int, rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """N × K numbers."""
+    make = torch.Generator().manual_seed(columns + rows)
+    x = torch.randn(columns, rows, generator=make) * torch.randn(columns, 1, generator=make).exp()
+    x[0] = 0
+    x[1], x[2], x[3] = x[1].abs(), -x[2].abs(), (x[3] * 4).round() / 2
+    return x.to(dtype)
+
+
+def cast_by_bitsandbytes() -> Iterator[tuple[str, Arrays]]:
+    """``quantize_4bit``; the last block is short, and a row of FP4 is of its ties."""
+    functional = importlib.import_module("bitsandbytes.functional")
+    for name in ("nf4", "fp4"):
+        x = weights(7, 90)
+        if name == "fp4":
+            x[4, :30] = torch.tensor(
+                [12, 10, 7, 5, 3.5, 2.5, 1.03125, 0.03125, -10, -7, -5, -3.5, -2.5, -1.03125, 0] * 2
+            )
+        packed, state = functional.quantize_4bit(x, None, None, 32, False, name)
+        yield f"cast-{name}", {"x": x.numpy(), "weight": packed.numpy(), "absmax": state.absmax.numpy()}
+
+
+def cast_by_onnx_runtime() -> Iterator[tuple[str, Arrays]]:
+    """The kernels behind its ``MatMulNBitsQuantizer``; the last block is short."""
+    kernels = importlib.import_module("onnxruntime.capi._pybind_state")
+    for bits, symmetric in ((bits, symmetric) for bits in (2, 4, 8) for symmetric in (False, True)):
+        x = weights(9, 72).numpy()
+        found: Arrays = {
+            "B": np.zeros((9, 3, 4 * bits), np.uint8),
+            "scales": np.zeros((9, 3), np.float32),
+            "zero_points": np.zeros((9, -(-3 * bits // 8)), np.uint8),
+        }
+        filled = np.pad(np.ascontiguousarray(x.T), ((0, 24), (0, 0)))
+        quantize = getattr(kernels, f"quantize_matmul_{bits}bits")
+        quantize(found["B"], filled, found["scales"], found["zero_points"], 32, 9, 72, symmetric)
+        if symmetric:
+            del found["zero_points"]
+        yield f"cast-matmulnbits{'-symmetric' * symmetric}-{bits}", {"x": x, **found}
+
+
+def cast_by_compressed_tensors() -> Iterator[tuple[str, Arrays]]:
+    """``calculate_qparams``, then ``compress`` of each kind."""
+    for bits in (2, 3, 4, 8):
+        for symmetric in (True, False):
+            name = f"cast-ct-pack{'' if symmetric else '-asym'}-{bits}"
+            yield (
+                name,
+                compressed(
+                    "pack-quantized",
+                    weights(8, 64, torch.bfloat16),
+                    num_bits=bits,
+                    symmetric=symmetric,
+                    strategy="group",
+                    group_size=32,
+                ),
+            )
+    options: dict[str, Any] = {"num_bits": 8, "strategy": "group", "group_size": 32}
+    yield "cast-ct-int", compressed("int-quantized", weights(8, 64, torch.bfloat16), **options)
+    for strategy in ("tensor", "channel"):
+        x = weights(8, 64)
+        yield f"cast-fp8-{strategy}", compressed("float-quantized", x, type="float", num_bits=8, strategy=strategy)
+    x = weights(256, 256)
+    x[:, torch.arange(256) % 16 > 0] = 0
+    x[:128, 128:] = 0
+    options = {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [128, 128]}
+    yield "cast-fp8-block", compressed("float-quantized", x, **options)
+    options = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+    options["scale_dtype"] = torch.float8_e4m3fn
+    yield "cast-nvfp4-pack", compressed("nvfp4-pack-quantized", weights(8, 64), **options)
+    options = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
+    for bits, kind in ((4, "mxfp4-pack-quantized"), (6, "mxfp6-pack-quantized"), (8, "mxfp8-quantized")):
+        yield f"cast-mxfp{bits}", compressed(kind, weights(24, 64), num_bits=bits, **options)
+
+
+def compressed(kind: str, x: torch.Tensor, **options: Any) -> Arrays:
+    """What compressed-tensors stores of numbers whose extremes it has seen."""
+    quantization = importlib.import_module("compressed_tensors.quantization")
+    helpers = importlib.import_module("compressed_tensors.quantization.utils.helpers")
+    arguments = quantization.QuantizationArgs(**({"type": "int", "symmetric": True} | options))
+    parts = {
+        "tensor": lambda: x.reshape(1, -1),
+        "channel": lambda: x,
+        "block": lambda: x.unflatten(1, (-1, 128)).unflatten(0, (-1, 128)).transpose(1, 2).flatten(2),
+    }
+    part = parts.get(options["strategy"], lambda: x.unflatten(1, (-1, options["group_size"])))()
+    whole = {"weight_global_scale": helpers.generate_gparam(x.min(), x.max())} if kind.startswith("nvfp4") else {}
+    edges = (
+        part.amin(-1, keepdim=options["strategy"] == "channel"),
+        part.amax(-1, keepdim=options["strategy"] == "channel"),
+    )
+    scale, zero = helpers.calculate_qparams(*edges, arguments, global_scale=whole.get("weight_global_scale"))
+    scheme = quantization.QuantizationScheme(targets=["Linear"], weights=arguments, format=kind)
+    compressor = importlib.import_module("compressed_tensors").BaseCompressor.get_value_from_registry(kind)
+    given = {"weight": x, "weight_scale": scale, "weight_zero_point": zero, **whole}
+    found = compressor.compress(given, scheme)
+    found.pop("weight_shape", None)
+    return {name: bare(each) for name, each in ({"x": x} | found).items()}
+
+
+def cast_by_torchao() -> Iterator[tuple[str, Arrays]]:
+    """``to_mx`` in each of its modes."""
+    chapter = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
+    kinds = {"mxfp8-e4m3": torch.float8_e4m3fn, "mxfp8-e5m2": torch.float8_e5m2, "mxfp4": torch.float4_e2m1fn_x2}
+    for name, kind in kinds.items():
+        x = weights(24, 64)
+        found = {"x": x.numpy()}
+        for mode in chapter.ScaleCalculationMode:
+            scale, elements = chapter.to_mx(x, kind, 32, mode)
+            found |= {f"scale-{mode.value}": bare(scale), f"elements-{mode.value}": bare(elements)}
+        yield f"cast-torchao-{name}", found
+
+
+def bare(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The array of a tensor; types that numpy lacks as unsigned integers."""
+    unsigned = {1: torch.uint8, 2: torch.uint16}.get(tensor.element_size()) if tensor.is_floating_point() else None
+    found: np.ndarray[Any, Any] = (tensor if unsigned is None else tensor.view(unsigned)).numpy()
+    return found
+
+
+def casts(sources: Path) -> Iterator[tuple[str, Arrays]]:
+    for each in (cast_by_bitsandbytes, cast_by_onnx_runtime, cast_by_compressed_tensors, cast_by_torchao):
+        yield from each()
+
+
 def fields(packed: Any, names: str, weights: torch.Tensor) -> Arrays:
     return {name: getattr(packed, name).numpy() for name in names.split()} | {"values": weights.T.half().numpy()}
 
@@ -243,12 +372,13 @@ WRITERS: dict[str, Callable[[Path], Iterator[tuple[str, Arrays]]]] = {
     "hqq-meta": hqq_meta,
     "marlin": marlin,
     "torchao": torchao,
+    "casts": casts,
 }
 
 
 def main(sources: Path, names: list[str]) -> None:
     for name in names or WRITERS:
-        if name not in ("bitsandbytes", "hqq-meta", "onnx", "torchao"):
+        if name not in ("bitsandbytes", "casts", "hqq-meta", "onnx", "torchao"):
             sys.meta_path.append(Missing())
         for file, arrays in WRITERS[name](sources):
             np.savez_compressed(HERE / f"{file}.npz", **arrays)  # type: ignore[arg-type]  # no array is called allow_pickle
