@@ -45,7 +45,8 @@ def patterns_of(numbers: F64, kind: FloatType, overflow: Overflow, direction: Di
         patterns = np.maximum(patterns, 1) - 1
     nan = 2 ** (kind.exponent + kind.mantissa) - 1
     beyond = kind.top if overflow == "saturate" else kind.top + 1 if kind.specials == "ieee" else nan
-    patterns[(patterns > kind.top) | np.isinf(numbers)] = beyond
+    patterns[patterns > kind.top] = kind.top if direction == "down" else beyond
+    patterns[np.isinf(numbers)] = beyond
     if kind.signed:
         patterns |= (whole >> np.uint64(63)).astype(np.int64) << (kind.exponent + kind.mantissa)
     patterns[np.isnan(numbers)] = nan

@@ -33,7 +33,7 @@ def stored_as(right: Stored, fields: dict[str, Array]) -> Stored:
 def with_fields(change: Change, role: str, x: F32, format: str, options: Options = ()) -> Stored:
     """Fields of one role are changed after a right cast."""
     right = quantized(x, format, options)
-    fields = right.table.fields_of(right.by_name, right.sizes)
+    fields = right.table.fields_of(right.by_name)
     for row in right.table.fields:
         if row.role == role:
             fields[row.name] = change(row, np.ascontiguousarray(fields[row.name]), right.sizes)
@@ -89,7 +89,7 @@ def in_eight(
     rows = {row.role: row for row in table.fields}
     if rows["codes"].dtype != "int8" or rows["scale"].dtype == "float8_e8m0fnu":
         return right
-    fields = table.fields_of(right.by_name, at)
+    fields = table.fields_of(right.by_name)
     scale, name = rows["scale"].name, rows["codes"].name
     numbers = runs(np.asarray(x.T, np.float64), at, table.block or dict(options).get("group_size", at.K))
     d = absmax(numbers) / np.float32(levels)
@@ -121,7 +121,7 @@ def eight(
 def sum_of_codes(x: F32, format: str, options: Options = ()) -> Stored:
     """The sum of a block is that of its codes, without the scale."""
     right = quantized(x, format, options)
-    fields = right.table.fields_of(right.by_name, right.sizes)
+    fields = right.table.fields_of(right.by_name)
     if "s" in fields:
         fields["s"] = fields["qs"].sum(axis=-1, dtype=np.int64).astype(np.float16)
     return stored_as(right, fields)
@@ -148,8 +148,8 @@ def of_all_rows(x: F32, format: str, options: Options = ()) -> Stored:
     """The scale of a block is that of the largest numbers at its place in any row."""
     others = quantized(np.copysign(np.abs(x).max(axis=0), x), format, options)
     mine = quantized(x, format, options)
-    fields = mine.table.fields_of(mine.by_name, mine.sizes)
-    theirs = others.table.fields_of(others.by_name, others.sizes)
+    fields = mine.table.fields_of(mine.by_name)
+    theirs = others.table.fields_of(others.by_name)
     scales = {row.name: theirs[row.name] for row in mine.table.fields if row.role == "scale"}
     return stored_as(mine, {**fields, **scales})
 

@@ -60,6 +60,14 @@ def other_overflow(numbers: F64, type: Any, overflow: Any = "saturate", directio
     return round_to(numbers, type, "ieee" if overflow == "saturate" else "saturate", direction)
 
 
+def overflow_downwards(numbers: F64, type: Any, overflow: Any = "saturate", direction: Any = "nearest") -> Array:
+    right = round_to(numbers, type, overflow, direction)
+    if direction != "down" or overflow != "ieee":
+        return right
+    beyond = round_to(np.copysign(np.inf, numbers), type, overflow, direction)
+    return np.where(np.abs(numbers) > FLOATS[type].largest, beyond, right)
+
+
 def flushed_rounding(numbers: F64, type: Any, overflow: Any = "saturate", direction: Any = "nearest") -> Array:
     kind = FLOATS[type]
     small = np.abs(numbers) < 2.0 ** (1 - kind.bias)
@@ -91,6 +99,7 @@ DEFECTS = (
     of(ROUND, "ties-away-from-zero", "A tie goes away from zero.", "C1", half_up),
     of(ROUND, "subnormals-rounded-to-zero", "Numbers below the normal range become zero.", "C1", flushed_rounding),
     of(ROUND, "overflow-of-the-other-kind", "Saturation and infinity are exchanged.", "C2", other_overflow),
+    of(ROUND, "overflow-downwards", "What overflows is infinite even if it is cut.", "C2", overflow_downwards),
     of(ROUND, "zero-rounded-without-sign", "-0 becomes +0.", "C3", zero_without_sign),
     of(ROUND, "nan-rounded-to-zero", "NaN becomes 0.", "C3", nan_to_zero),
 )

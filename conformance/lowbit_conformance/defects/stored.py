@@ -83,7 +83,7 @@ def negative(row: Field, array: Array, at: Sizes) -> Array:
 def with_fields(change: Change, role: str, weights: Stored) -> Terms:
     """The terms of a matrix whose fields of one role are changed."""
     table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name, at)
+    fields = table.fields_of(weights.by_name)
     rows = {row.name: row for row in table.fields if row.role == role}
     wrong = {
         name: change(rows[name], np.ascontiguousarray(each), at) if name in rows else each

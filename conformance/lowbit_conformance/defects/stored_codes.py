@@ -55,7 +55,7 @@ def filled(weights: Stored, octet: int | None, plain: bool = False, whole: bool 
     Without offsets where not `whole`: then a zero keeps its sign.
     """
     table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name, at)
+    fields = table.fields_of(weights.by_name)
     for row in table.fields:
         shape = fields[row.name].shape
         if row.role == "codes" and octet is not None:
@@ -91,7 +91,7 @@ def codes_of(weights: Stored) -> Codes | None:
 
 def width(weights: Stored) -> int:
     """The bits of a code: those of all fields of codes, for each number."""
-    fields = weights.table.fields_of(weights.by_name, weights.sizes)
+    fields = weights.table.fields_of(weights.by_name)
     octets = sum(fields[row.name].nbytes for row in weights.table.fields if row.role == "codes")
     return max(1, 8 * octets // (weights.rows * weights.columns))
 

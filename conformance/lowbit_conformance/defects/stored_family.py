@@ -133,8 +133,8 @@ def with_sums(name: str, change: Callable[..., Array], x: Stored, weights: Store
     Raises:
         ValueError: they carry none.
     """
-    table, at = x.table, x.sizes
-    fields = table.fields_of(x.by_name, at)
+    table = x.table
+    fields = table.fields_of(x.by_name)
     row = next((each for each in table.fields if each.name == name), None)
     if row is None or (table.sums is None and row.role != "sum"):
         raise ValueError("there are no sums")

@@ -36,7 +36,7 @@ def with_field(name: str, change: Callable[[Field, Array, Stored], Array], weigh
         ValueError: the format has no such field.
     """
     table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name, at)
+    fields = table.fields_of(weights.by_name)
     row = next((each for each in table.fields if each.name == name), None)
     if row is None:
         raise ValueError(f"no {name}")
@@ -353,7 +353,7 @@ def record_shifted(name: str, by: int, weights: Stored) -> Terms:
     table, at = weights.table, weights.sizes
     if table.block is None or name not in (table.record.names or ()):
         raise ValueError("there is no such field in a block")
-    fields = table.fields_of(weights.by_name, at)
+    fields = table.fields_of(weights.by_name)
     moved = np.ascontiguousarray(np.roll(weights.tensors[0], -by, axis=1)).view(table.record)
     fields[name] = moved[name]
     with np.errstate(all="ignore"):
@@ -388,7 +388,7 @@ def records_wider(by: int, weights: Stored) -> Terms:
     size, blocks = table.record.itemsize, at.K // table.block
     places = np.arange(blocks)[:, np.newaxis] * (size + by) + np.arange(size)
     read = weights.tensors[0][:, places.reshape(-1) % (blocks * size)]
-    fields = table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)}, at)
+    fields = table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)})
     with np.errstate(all="ignore"):
         return table.decode(fields, at).across(at)
 

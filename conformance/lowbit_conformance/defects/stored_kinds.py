@@ -180,7 +180,7 @@ FieldChange = Callable[[Field, Array, Stored], Array]
 def with_fields(change: FieldChange, roles: tuple[str, ...], weights: Stored) -> Terms:
     """The numbers with all fields of some roles changed."""
     table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name, at)
+    fields = table.fields_of(weights.by_name)
     for row in table.fields:
         if row.role in roles:
             fields[row.name] = change(row, np.ascontiguousarray(fields[row.name]), weights)
@@ -336,7 +336,7 @@ def of_fields() -> Named:
 def fields_exchanged(taken: int, exchange: bool, weights: Stored) -> Terms:
     """Two fields of scales that are alike: one takes the place of the other, or both change places."""
     table, at = weights.table, weights.sizes
-    fields = table.fields_of(weights.by_name, at)
+    fields = table.fields_of(weights.by_name)
     scales = [row for row in table.fields if row.role == "scale"]
     pair = [row.name for row in scales if (row.dtype, row.shape) == (scales[0].dtype, scales[0].shape)]
     one, other = pair[taken], pair[1 - taken]

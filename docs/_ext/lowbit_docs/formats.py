@@ -81,8 +81,8 @@ def places_of(table: Format) -> list[list[Cell]]:
 
 def _bits(weights: Stored) -> dict[int, list[tuple[str, int]]]:
     """For each element of column 0 its field and bits, counted from the start of its array or record."""
-    table, at = weights.table, weights.sizes
-    fields = {name: np.ascontiguousarray(each) for name, each in table.fields_of(weights.by_name, at).items()}
+    table = weights.table
+    fields = {name: np.ascontiguousarray(each) for name, each in table.fields_of(weights.by_name).items()}
     names = [row.name for row in table.fields if row.role == "codes"]
     if 8 * sum(fields[name].nbytes for name in names) > MOST_BITS:
         return {}

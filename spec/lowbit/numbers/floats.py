@@ -48,6 +48,8 @@ the largest one, or would round to it; there the standards offer two behaviours:
 ``ieee``       infinity where the type has one, else NaN; refused for types that have neither
 ============== ==================================================================================================
 
+Rounded downwards, a finite number does not overflow: it becomes the largest one under both.
+
 **Scales** in ``float8_e8m0fnu`` are rarely rounded to nearest: OCP MX takes the power of two at or below a number. So
 rounding has a *direction*: ``nearest``, ``down`` (towards zero) or ``up`` (away from zero). To nearest, the middle
 between two powers goes up, since 1.5 steps lie between 1 and 2 and 2 is even. Numbers below the least power, zero
@@ -289,7 +291,8 @@ def round_to(
     patterns[finite] = _rounded(magnitudes[finite], kind, direction)
     nan = 2 ** (kind.exponent + kind.mantissa) - 1
     beyond = nan if kind.specials != "ieee" else kind.top + 1
-    patterns[patterns > kind.top] = kind.top if overflow == "saturate" else beyond
+    to_largest = (overflow == "saturate") | (finite & (direction == "down"))
+    patterns = np.where(patterns > kind.top, np.where(to_largest, kind.top, beyond), patterns)
     if kind.signed:
         patterns |= np.signbit(numbers).astype(np.int64) << (kind.exponent + kind.mantissa)
     patterns[np.isnan(numbers)] = nan
@@ -360,7 +363,8 @@ operation(
     clauses={
         "C1": "A number goes to the nearest value of the type, ties to the even significand, in a single rounding; "
         "with a direction, to the neighbour on that side.",
-        "C2": "A number beyond the largest value becomes that value, or infinity or NaN, as overflow says.",
+        "C2": "A number beyond the largest value becomes that value, or infinity or NaN, as overflow says; a "
+        "finite one that is rounded downwards becomes that value.",
         "C3": "NaN becomes the NaN with sign 0 and all ones; a zero keeps its sign.",
     },
 )

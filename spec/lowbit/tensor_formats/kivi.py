@@ -64,11 +64,11 @@ def _cast(dtype: type[np.floating[Any]], lines: F64, size: int, bits: int) -> di
         x = np.pad(lines.astype(np.float32).astype(dtype), ((0, 0), (0, missing)), "edge").reshape(len(lines), -1, size)
         least = x.min(axis=-1, keepdims=True)
         scale = (x.max(axis=-1, keepdims=True) - least) / dtype(2**bits - 1)
-        half(scale)
+        kept = half(scale[..., 0])  # refuses what float16 cannot hold, before anything is divided by it
         quotients = np.where(scale == 0, dtype(0), (x - least) / np.where(scale == 0, dtype(1), scale))
     codes = np.rint(quotients.clip(0, 2**bits - 1)).astype(np.uint32).reshape(len(lines), -1)[:, :count]
     filled = np.pad(codes, ((0, 0), (0, -count % (32 // bits))))
-    return {"codes": join(filled, bits, np.int32), "scale": half(scale[..., 0]), "minimum": half(least[..., 0])}
+    return {"codes": join(filled, bits, np.int32), "scale": kept, "minimum": half(least[..., 0])}
 
 
 def _encode_keys(dtype: type[np.floating[Any]], numbers: F64, at: Sizes) -> dict[str, Array]:

@@ -132,7 +132,7 @@ class Stored:
     def sums(self) -> F64 | None:
         """float64, N × blocks: the sums that the blocks of activations carry, where their format has them."""
         sums = self.table.sums
-        return None if sums is None else sums(self.table.fields_of(self.by_name, self.sizes))
+        return None if sums is None else sums(self.table.fields_of(self.by_name))
 
     @property
     def nbytes(self) -> int:

@@ -251,7 +251,7 @@ class Format:
             if each.name not in tensors:
                 raise ArgumentError(f"tensors of {self.name}", sorted(tensors), f"also {each.name}")
             check_array(each.name, tensors[each.name], each.numpy_dtype.type, each.sizes(at))
-        fields = self.fields_of(tensors, at)
+        fields = self.fields_of(tensors)
         for each in self.fields:
             self._check_contents(each, fields[each.name], at)
         if self.check is not None:
@@ -267,7 +267,7 @@ class Format:
         if row.values is not None:
             _check_all(row, array, np.isin(array, row.values), ", ".join(map(str, row.values)))
 
-    def fields_of(self, tensors: Mapping[str, Array], at: Sizes) -> dict[str, Array]:
+    def fields_of(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """The arrays that `decode` takes: the tensors themselves, or the records of blocks, cut into their fields."""
         if self.block is None:
             return dict(tensors)
@@ -290,7 +290,7 @@ class Format:
 
     def terms(self, tensors: Mapping[str, Array], at: Sizes) -> Terms:
         """The numbers of a matrix, K × N."""
-        found = self.decode(self.fields_of(tensors, at), at)
+        found = self.decode(self.fields_of(tensors), at)
         return found if self.block is None else found.across(at)
 
 

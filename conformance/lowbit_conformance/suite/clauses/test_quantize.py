@@ -167,7 +167,7 @@ def difference(given: Stored, expected: Stored) -> str:
     in padding.
     """
     table = given.table
-    found, wanted = (table.fields_of(each.by_name, each.sizes) for each in (given, expected))
+    found, wanted = (table.fields_of(each.by_name) for each in (given, expected))
     one, other = given.terms, expected.terms
     equal = np.array_equal(one.products, other.products) and np.array_equal(one.offsets, other.offsets)
     for row in table.fields:

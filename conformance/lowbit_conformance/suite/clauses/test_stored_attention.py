@@ -116,7 +116,7 @@ def cache(case: StoredCase, name: str, part: str) -> Stored:
 
 def without_scales(given: Stored) -> Stored:
     """The same with every third scale 0."""
-    fields = given.table.fields_of(given.by_name, given.sizes)
+    fields = given.table.fields_of(given.by_name)
     changed = {}
     for row in given.table.fields:
         array = np.array(fields[row.name])

@@ -94,6 +94,14 @@ def test_overflow() -> None:
     assert round_to(numbers, "float8_e4m3fn", "ieee").tolist() == [0x7E, 0x7E, 0x7F, 0x7F, 0xFF]
 
 
+def test_what_is_rounded_towards_zero_does_not_overflow() -> None:
+    """IEEE 754 §7.4: the largest finite number; an infinity stays one, or is NaN in a type without."""
+    numbers = np.array([1e300, -1e300, np.inf, -np.inf])
+    assert round_to(numbers, "float16", "ieee", "down").tolist() == [0x7BFF, 0xFBFF, 0x7C00, 0xFC00]
+    assert round_to(numbers, "float8_e4m3fn", "ieee", "down").tolist() == [0x7E, 0xFE, 0x7F, 0xFF]
+    assert round_to(numbers, "float16", "ieee", "up").tolist() == [0x7C00, 0xFC00, 0x7C00, 0xFC00]
+
+
 def test_steps_of_all_types_grow() -> None:
     """Values of one sign are ordered as their patterns are."""
     for name in SMALL:

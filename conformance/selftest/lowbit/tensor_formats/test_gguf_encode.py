@@ -68,7 +68,7 @@ def block(*numbers: float, rest: float = 0.0, size: int = 32) -> F32:
 
 def codes(stored: Stored) -> list[int]:
     """The first five codes of one block."""
-    fields = stored.table.fields_of(stored.by_name, stored.sizes)
+    fields = stored.table.fields_of(stored.by_name)
     return [int(each) for each in fields["qs"][0, 0, :5]]
 
 
@@ -114,7 +114,7 @@ def test_q8_k_follows_the_sign_of_the_extreme() -> None:
     """A positive extreme gets the code -127 and a negative scale; ties go to even."""
     x = block(127, 0.5, 1.5, -2.5, 127, size=256)
     stored = quantize(x, "q8_k")
-    fields = stored.table.fields_of(stored.by_name, stored.sizes)
+    fields = stored.table.fields_of(stored.by_name)
     assert codes(stored) == [-127, 0, -2, 2, -127]
     assert fields["d"].tolist() == [[-1.0]]
     assert fields["bsums"][0, 0].tolist() == [-254, *[0] * 15]
@@ -134,7 +134,7 @@ def test_wrong_sums_of_q8_k_are_refused() -> None:
 def test_the_scale_of_q4_0_takes_the_sign_of_the_first_extreme() -> None:
     """The extreme gets code 0, its negative the highest."""
     stored = quantize(block(-3, 8, -8), "q4_0")
-    fields = stored.table.fields_of(stored.by_name, stored.sizes)
+    fields = stored.table.fields_of(stored.by_name)
     assert fields["d"].tolist() == [[-1.0]]
     assert [each & 15 for each in codes(stored)[:3]] == [11, 0, 15]
 

@@ -38,7 +38,7 @@ def test_every_bit_of_codes_matters(name: str) -> None:
     found = matrix(name, 32, 8)
     tensors = [each.copy() for each in found.tensors]
     table, at = found.table, found.sizes
-    fields = table.fields_of(dict(zip((row.name for row in table.tensors), tensors, strict=True)), at)
+    fields = table.fields_of(dict(zip((row.name for row in table.tensors), tensors, strict=True)))
     before = table.terms(found.by_name, at)
     for row in table.fields:
         if row.role == "codes" and row.values is None and row.below is None:
