@@ -2,7 +2,7 @@
 
 The suite's own sizes are fixed, and a kernel may handle none of them: multiples of 24 columns only, say, or batches of
 two. Where fewer than `ENOUGH` cases of a test lie within a declaration, the test's other cases are moved: each size
-that is limited becomes the nearest one that the declaration and the format of the weights allow. The rest stays.
+that is limited becomes one near it that the declaration and the format of the weights allow (`near`). The rest stays.
 
 What a moved case is follows from its id, as for every other, since the id says its sizes. Which cases are moved follows
 from the declaration and from the test's cases, so `--case` finds a moved case again, under the same declaration.
@@ -52,7 +52,7 @@ def moved(cases: Iterable[Case], declaration: Declaration | None) -> list[Case]:
 
 
 def nearest(case: Case, declaration: Declaration) -> Case | None:
-    """A case at the nearest sizes that a declaration allows; None if it allows none, or lacks something else."""
+    """A case at sizes near its own that a declaration allows; None if it allows none, or lacks something else."""
     others = {name: value for name, value in case.parameters().items() if name not in case.movable}
     if declaration.lacks(others):
         return None
@@ -68,7 +68,10 @@ def nearest(case: Case, declaration: Declaration) -> Case | None:
 
 @lru_cache(maxsize=4096)
 def near(allowed: tuple[object, ...] | Range, size: int) -> list[int]:
-    """Sizes of a limit: near another one, and near it among the multiples of 2, 4, 8 and so on.
+    """Sizes that a limit allows, near another one: of all sizes, then of the multiples of 2, of 4 and so on.
+
+    Of a range, it is the least size that is not below the other, or the largest size if all lie below; of sizes in a
+    list, the nearest.
 
     >>> near(Range(24), 32)[:4], near(Range(24, most=40), 100), near((7, 30, 64), 32)
     ([48, 96, 192, 384], [24], [30, 64])

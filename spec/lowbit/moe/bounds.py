@@ -68,8 +68,8 @@ def gate_bound(x: Activations, router: Activations, scores: Scores, arithmetic: 
     """The bound of `routing.gate`.
 
     Args:
-        x: float32, T × hidden, finite.
-        router: float32, hidden × E.
+        x: float32, float16 or bfloat16, T × hidden, finite.
+        router: of the same type, hidden × E.
         scores: ``logits`` or ``probabilities``.
         arithmetic: what the backend declares.
         exact: float64, T × E: ``routing.gate(x, router, scores)``.
@@ -97,7 +97,7 @@ def weights_bound(scores: Activations, chosen: Ids, softmax: Softmax, arithmetic
     """The bound of `routing.weights`.
 
     Args:
-        scores: float32, T × E.
+        scores: float32, float16 or bfloat16, T × E.
         chosen: int64, T × k.
         softmax: ``after`` or ``before``.
         arithmetic: what the backend declares.

@@ -1,8 +1,8 @@
 r"""Floats of 4 to 32 bits: what a bit pattern means, and how a number is rounded to one.
 
-Kernels read weights, scales and activations in small floating-point types. Hardware manuals, libraries and
-standards agree on most of their values and differ on the rest: what happens above the largest number, whether there is
-an infinity, which patterns are NaN. This chapter decides each of these questions, so that the chapters on formats and
+Kernels read weights, scales and activations in small floating-point types. Hardware manuals, libraries and standards
+agree on most of their values and differ on the rest: what happens above the largest number, whether there is an
+infinity, which patterns are NaN. This chapter decides each of these questions, so that the chapters on formats and
 casts need not.
 
 **The value of a pattern.** A type has :math:`E` exponent bits, :math:`M` mantissa bits and a bias :math:`\beta`. A
@@ -29,19 +29,18 @@ float8_e8m0fnu     8   0   127    2^127          none                           
 
 The last has no sign and no zero: pattern :math:`c` is :math:`2^{c - 127}`. It serves as a scale only.
 
-**Rounding.** A real number goes to the nearest value of the type, and of two equally near ones to the one whose
-significand is even: as an integer multiple of the step of its binade. Numbers below the least normal value round to
-subnormal values by the same rule. Patterns of one sign
-are ordered as their values are, so the carry of a mantissa into the exponent needs no case of its own. A number is
-*rounded once*, from its exact value. Going through float32 on the way to float16 rounds twice, and is wrong where the
-first rounding produces a tie:
+**Rounding.** A real number goes to the nearest value of the type. Of two equally near values it goes to the even one:
+the one that is an even multiple of the step between them. Numbers below the least normal value round to subnormal
+values by the same rule. Patterns of one sign are ordered as their values are, so the carry of a mantissa into the
+exponent needs no case of its own. A number is *rounded once*, from its exact value. Going through float32 on the way to
+float16 rounds twice, and is wrong where the first rounding produces a tie:
 
 >>> x = np.array([1 + 2.0**-11 + 2.0**-40])
 >>> int(round_to(x, "float16")[0]), int(x.astype(np.float32).astype(np.float16).view(np.uint16)[0])
 (15361, 15360)
 
-**Overflow** is a choice of the caller. A number overflows if it lies at or beyond the value that would follow
-the largest one, or would round to it; there the standards offer two behaviours:
+**Overflow** is a choice of the caller. A number overflows if it lies at or beyond the value that would follow the
+largest one, or would round to it; there the standards offer two behaviours:
 
 ============== ==================================================================================================
 ``saturate``   the largest value with the sign of the number, infinities included
@@ -201,7 +200,7 @@ def _check_decode(patterns: Patterns, type: Name) -> None:
 
 @checked(also=_check_decode)
 def decode(patterns: Annotated[Patterns, Shape("count")], type: Name) -> F64:
-    """The number that each pattern stands for.
+    """The value of each pattern.
 
     >>> decode(np.array([0x01, 0x7E, 0x80], np.uint8), "float8_e4m3fn")
     array([ 1.953125e-03,  4.480000e+02, -0.000000e+00])

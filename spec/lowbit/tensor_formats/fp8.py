@@ -5,13 +5,12 @@ Weights are N × K, as PyTorch stores a linear layer, and each is an element tim
 .. math:: w_{kn} = s \cdot P_{nk},
 
 where *s* is one number (``fp8-tensor``), one for each output channel n (``fp8-channel``), or one for each block of 128
-output channels and 128 inputs (``fp8-block``). The last is the layout of DeepSeek-V3: its field is called
-``weight_scale_inv`` and is multiplied by, although its name says otherwise. Blocks at the right and lower edge may be
-smaller.
+output channels and 128 inputs (``fp8-block``). The last is the layout of DeepSeek-V3. Its scales are called
+``weight_scale_inv``, but elements are multiplied by them. Blocks at the right and lower edge may be smaller.
 
 **Activations** are T rows of K numbers, so N is T: ``fp8-tensor`` has one scale for all tokens, ``fp8-channel`` one for
-each token. **Key-value caches** store a token in a row, too: ``fp8-tensor`` with one scale for a layer, ``fp8-head``
-with one for each head, the same for all tokens, as models are calibrated.
+each token. **Key-value caches** also store each token in a row: ``fp8-tensor`` with one scale for a layer,
+``fp8-head`` with one for each head. These scales come from calibration and are the same for all tokens.
 
 **Casts** compute in float32 from :math:`m = \max |x|` over the numbers that share a scale:
 
@@ -21,9 +20,9 @@ to nearest, ties to even; numbers beyond 448 saturate. Kernels differ in two cho
 
 - *Quotient.* vLLM and compressed-tensors divide by *d* for tokens, vLLM and DeepGEMM multiply by :math:`1/d` for a
   tensor and for blocks; torchao multiplies by :math:`448/m`.
-- *Least scale.* vLLM takes *d* for tokens to be at least :math:`1/(448 \cdot 512)`, so that no scale is subnormal; for
-  a tensor it does not. DeepGEMM takes *m* of blocks to be at least :math:`10^{-4}`. compressed-tensors makes a scale of
-  0 the epsilon of float32. Without any of these, zeros have the scale 0, and elements of 0.
+- *Least scale.* For tokens vLLM takes *d* to be at least :math:`1/(448 \cdot 512)`; for a tensor it has no least scale.
+  DeepGEMM takes *m* of blocks to be at least :math:`10^{-4}`. compressed-tensors makes a scale of 0 the epsilon of
+  float32. Without any of these, numbers that are all 0 have the scale 0 and elements of 0.
 
 Source: compressed-tensors, ``float-quantized``; DeepSeek-V3's ``weight_dequant``; OCP FP8 1.0 for the elements; vLLM,
 ``fp8/common.cu`` (``dynamic_per_token_scaled_fp8_quant``); DeepGEMM, ``per_block_cast_to_fp8``; torchao,
@@ -104,7 +103,7 @@ def _elements(x: F32, m: Array, d: Array, quotient: str) -> Array:
 
 
 def _cast(axis: int | None, quotient: str, least: str, numbers: F64, at: Sizes) -> dict[str, Array]:
-    """One scale for each row of N × K numbers, or with the axis None for all."""
+    """The elements and scales of K × N numbers: one scale for each column (axis 1), or one for all (None)."""
     x = numbers.T.astype(np.float32)
     m, d = SCALES[least](np.abs(x).max(axis=axis, keepdims=True))
     return {"weight": _elements(x, m, d, quotient), "weight_scale": d if axis == 1 else d.reshape(1)}
@@ -146,7 +145,7 @@ FP8_BLOCK = Format(
     title="FP8 with scales of blocks of 128 × 128",
     fields=(
         WEIGHT,
-        Field("weight_scale_inv", "float32", ("N//128", "K//128"), "scale", "the scale of each block; multiplied by"),
+        Field("weight_scale_inv", "float32", ("N//128", "K//128"), "scale", "the factor of each block"),
     ),
     decode=_blocks,
     encode=OF_BLOCKS,

@@ -10,11 +10,11 @@ Q8_1   32      float16 *d*   float16 *s*: the sum of the block, rounded
 Q8_K   256     float32 *d*   int16 ``bsums``: of each 16 codes, exact
 ====== ======= ============= =============================================================================
 
-**The sum of Q8_1 is a number of its own.** It is rounded to float16, and CUDA sums the activations before they were
-cast. A kernel may use *s* or the codes, and the bound of a product allows both (`stored_bounds`).
+**The sum of Q8_1** need not be the sum of what is stored. It is rounded to float16, and ggml's CUDA kernel sums the
+activations before it casts them. A product may use *s* or the codes, and its bound allows both (`stored_bounds`).
 
-**Unwritten sums.** ggml leaves ``bsums`` as they were in a block of zeros. Nothing follows, since *d* is 0; lowbit
-refuses other sums only beside a *d* that is not.
+**Unwritten sums.** In a block of zeros ggml leaves ``bsums`` as they were. They have no effect, since *d* is 0. So
+lowbit refuses wrong sums only where *d* is not 0.
 
 No file holds these types, and the Python package ``gguf`` does not read them.
 

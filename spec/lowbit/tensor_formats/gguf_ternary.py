@@ -8,14 +8,14 @@ type   block     codes        order
 ====== ========= ============ =============================================================
 Q1_0   128       0, 1         element *i* is bit *i* mod 8 of byte *i* / 8
 Q2_0   64        0 to 3       element *i* is pair *i* mod 4 of byte *i* / 4
-TQ2_0  256       0 to 3       in planes over 32 bytes, as the K-quants
+TQ2_0  256       0 to 3       in planes over 32 bytes, as in the K-quants
 TQ1_0  256       0, 1, 2      five to a byte, in planes over 32, then 16, then 4 bytes
 ====== ========= ============ =============================================================
 
-**Trits.** A byte of TQ1_0 stands for a fraction :math:`f = \mathrm{byte} / 256`, and its codes are the digits of
-:math:`f` in base 3: multiply by 3, take what is before the point, go on with the rest. In bytes, digit *n* is
-:math:`\lfloor 3\,(3^n\,\mathrm{byte} \bmod 256) / 256 \rfloor`. Every byte decodes, also those that no writer makes.
-The last 16 elements lie four to a byte, in ``qh``.
+**Trits.** The codes in a byte of TQ1_0 are the digits of the fraction :math:`f = \mathrm{byte} / 256` in base 3: the
+first is the whole part of :math:`3 f`, the next that of 3 times the rest. In bytes, digit *n* is
+:math:`\lfloor 3\,(3^n\,\mathrm{byte} \bmod 256) / 256 \rfloor`. Every byte can be decoded, including those that no
+writer makes. The last 16 elements lie four to a byte, in ``qh``.
 
 Numbers are cast to TQ1_0 and TQ2_0 as the chapter `gguf_encode` says.
 
@@ -105,7 +105,7 @@ TQ1_0 = Format(
     decode=_tq1,
     encode={"reference": partial(ternary, trits_in_planes)},
     source=SOURCE,
-    traps=("The scale lies at the end of the block.", "The product with a power of 3 wraps at 8 bits; it must."),
+    traps=("The scale lies at the end of the block.", "The product with a power of 3 must wrap at 8 bits."),
 )
 TQ2_0 = Format(
     name="tq2_0",
@@ -115,5 +115,5 @@ TQ2_0 = Format(
     decode=_tq2,
     encode={"reference": partial(ternary, pairs_in_planes)},
     source=SOURCE,
-    traps=("The scale lies at the end of the block.", "Code 3 is 2 d; no writer makes it, and every reader reads it."),
+    traps=("The scale lies at the end of the block.", "Code 3 is 2 d. No writer makes it; every reader accepts it."),
 )

@@ -1,7 +1,7 @@
 r"""Activations in 8-bit integers: one scale for each token, or for each group of its channels.
 
-Products of 8-bit integers are the fastest that most processors have. So a kernel casts each token of activations to
-signed codes and a scale, and multiplies codes. The cast is symmetric: with :math:`m = \max |x|` over the numbers that
+Most processors multiply 8-bit integers faster than anything else. So a kernel casts each token of activations to signed
+codes and a scale, and multiplies codes. The cast is symmetric: with :math:`m = \max |x|` over the numbers that
 share a scale,
 
 .. math:: d = m / 127, \qquad q_k = \mathrm{round}(x_k / d), \qquad x_k \approx d\, q_k .
@@ -24,12 +24,11 @@ int8-group         float32              ``group_size`` channels of a token
 - *Quotient.* vLLM's CUDA kernel multiplies by :math:`127/m`, SmoothQuant divides by *d*, others multiply by
   :math:`1/d`. Where the scale is stored in 16 bits, the divisor is *d* before or after it is rounded.
 - *Ties.* vLLM and PyTorch round to even; SGLang's Triton kernel rounds away from 0.
-
 - *Least magnitude.* vLLM's CUDA kernel lets *m* be 0, and gives zeros the scale 0; the Triton kernels take *m* to be
   at least :math:`10^{-10}`.
 
-A scale that 16 bits round to 0 leaves codes of 0 where they are divided by it. The Triton kernels for groups convert
-:math:`x/d` to int8 without rounding it first, which cuts. This is no choice here, since it costs half a step.
+Where the divisor is a scale that was rounded to 0 in 16 bits, the codes are 0. The Triton kernels for groups convert
+:math:`x/d` to int8 without rounding it, which truncates. That is no choice here, since it costs half a step.
 
 Source: vLLM, ``int8_quant_kernels.cu`` (``dynamic_scaled_int8_quant_kernel``) and ``int8_utils.py``; SGLang,
 ``int8_kernel.py`` (``per_token_quant_int8``); SmoothQuant, ``fake_quant.py``.
@@ -95,7 +94,7 @@ def _encodes(scale: Name) -> Mapping[str, Encode]:
 
 SOURCE = "vLLM, int8_quant_kernels.cu; SGLang, int8_kernel.py; SmoothQuant, fake_quant.py"
 CODES = Field("codes", "int8", ("N", "K"), "codes", "one row for each token, two's complement")
-TRAPS = ("Codes are rounded; a conversion of the quotient to int8 cuts.", "The divisor is 127 and not 128.")
+TRAPS = ("Codes are rounded; a conversion of the quotient to int8 truncates.", "The divisor is 127 and not 128.")
 
 
 def _of_tokens(name: str, scale: Name) -> Format:

@@ -1,8 +1,8 @@
 r"""Marlin: 4-bit codes in the order in which tensor cores take them.
 
-Marlin's kernel loads what each thread of a warp multiplies as one vector, so codes are stored thread by thread. The
-checkpoints of AutoGPTQ and GPTQModel in the format *marlin*, and vLLM's memory after it repacked GPTQ or AWQ, have this
-layout. There is no zero: a weight is :math:`s_{gn}\,(q_{kn} - 8)`.
+Each thread of a warp loads the codes that it multiplies as one vector, so Marlin stores codes thread by thread. This is
+the layout of AutoGPTQ's and GPTQModel's checkpoints in the format *marlin*. vLLM repacks symmetric GPTQ into it when it
+loads a model. There is no zero: a weight is :math:`s_{gn}\,(q_{kn} - 8)`.
 
 **Codes.** A row of ``B`` holds 16 rows of the matrix, in runs of 64 columns and 128 words. Word :math:`4 t + j` of a
 run belongs to thread :math:`t` of 32 and to tile :math:`j` of 16 columns. Its codes are those of the rows
@@ -11,7 +11,7 @@ run belongs to thread :math:`t` of 32 and to tile :math:`j` of 16 columns. Its c
 
 **Scales** are permuted, too. With several groups each run of 64 columns is an 8 × 8 matrix that was transposed. With
 one group for all rows each run of 32 columns has another order: places 0 to 7 hold the scales of columns 0, 1, 8, 9,
-16, 17, 24 and 25, the next eight those of 2, 3, 10, 11 …. What counts is the number of groups: a matrix of 128 rows in
+16, 17, 24 and 25, the next eight those of 2, 3, 10, 11 and so on. The number of groups decides: a matrix of 128 rows in
 groups of 128 has the second order.
 
 Marlin's kernel wants K in multiples of 128 and N in multiples of 256; the layout itself needs 16 and 64.
@@ -30,8 +30,8 @@ ZERO = 8
 def codes_of(words: Array) -> F64:
     """float64, K × N: the codes of B.
 
-    The axes of a word are: 16 rows, 64 columns, column in a half tile, pair of rows, tile, half of the tile's columns,
-    half of the tile's rows, row of the pair.
+    The axes of the reshaped array, in order: run of 16 rows, run of 64 columns, column in a half tile, pair of rows,
+    tile, half of the tile's columns, half of the tile's rows, row of the pair.
     """
     tiles, columns = len(words), words.shape[1] // 2
     codes = split(words, 4, INTERLEAVED).reshape(tiles, columns // 64, 8, 4, 4, 2, 2, 2)

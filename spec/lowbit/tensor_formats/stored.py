@@ -146,7 +146,11 @@ class Stored:
 
 
 def stored(format: str, rows: int, columns: int, tensors: Mapping[str, Array], **options: int) -> Stored:
-    """A stored matrix from arrays by name."""
+    """A stored matrix from arrays by name.
+
+    Raises:
+        ArgumentError: no such format; other arrays or options than its own; what `Stored` refuses.
+    """
     check_choice("format", format, list(FORMATS))
     table = FORMATS[format]
     if tensors.keys() != {each.name for each in table.tensors}:
@@ -166,7 +170,7 @@ def dequantize(weights: Stored, result: Result = "float32") -> Array:
         result: the type of the result.
 
     Returns:
-        K × N of that type (float32, float16, or bfloat16 of ml_dtypes); numbers beyond it become infinite.
+        K × N of that type (float32, float16, or bfloat16 of ml_dtypes); numbers beyond its largest become infinite.
 
     Raises:
         ArgumentError: not a `Stored`; an unknown type.
@@ -228,7 +232,15 @@ def quantize(
 def quantized(
     x: Activations, format: str, options: tuple[tuple[str, int], ...] = (), choice: str | None = None
 ) -> Stored:
-    """The same as another choice of the format's `encode` makes it."""
+    """Numbers in a format, by one of the choices of its `encode`.
+
+    Args:
+        x, format, options: as for `quantize`, which checks them; not checked again.
+        choice: a name in the format's `encode`; None for the reference of its owner.
+
+    Raises:
+        ArgumentError: as for `quantize`.
+    """
     table = FORMATS[format]
     at = table.sizes(x.shape[1], x.shape[0], dict(options))
     fields = table.encoded(np.ascontiguousarray(x.T, np.float64), at, choice)

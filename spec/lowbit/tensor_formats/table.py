@@ -59,7 +59,7 @@ class Field:
         dtype: the name of a dtype of numpy, or of a type of `lowbit.numbers.floats`.
         shape: sizes, each a number or a product and quotient of names: ``"K*bits/32"``.
         role: see `Role`.
-        holds: what a reader needs to know, in a sentence without a verb or so.
+        holds: what its numbers are, in a few words.
         below: for integers whose range is smaller than their dtype's, the number (or size) that all lie below.
         values: the only values that are allowed, where there are few.
         signed: for scales, whether the owner's tools write negative ones too.
@@ -109,10 +109,14 @@ class Sizes:
         return self.options[name] if name in self.options else int(getattr(self, name))
 
     def size(self, expression: str | int, what: str) -> int:
-        """The number that a size of a table stands for.
+        """The value of a size that a table writes as a number or an expression.
+
+        Args:
+            expression: ``128`` or ``"K*bits/32"``.
+            what: the name of the size, for the error.
 
         Raises:
-            ArgumentError: a quotient is not whole; `what` names it.
+            ArgumentError: a quotient with one stroke is not whole.
         """
         if isinstance(expression, int):
             return expression
@@ -181,18 +185,18 @@ class Format:
         title: a few words.
         fields: of the whole matrix; those of a block format are of one block.
         decode: from fields to exact numbers.
-        encode: from numbers (float64) to fields, where the format defines that; by the name of each choice that the
-            kernels of the field make, the owner's reference first. Of a block format, numbers and fields are those of
-            blocks: N × blocks × elements, N × blocks × the field's own shape; else the numbers are K × N.
+        encode: from numbers (float64) to fields, where the format defines that. Where kernels differ, there is one
+            function for each choice, by its name; the first is the reference of the format's owner. The numbers are
+            K × N; for a block format they are N × blocks × elements, and the fields N × blocks × the field's own shape.
         options: for each option the values that it may have; None where any positive integer will do.
         block: for a block format, the number of elements of a block; else None.
         check: what the table cannot say; takes fields and sizes, and raises `ArgumentError`.
         source: the owner's definition.
         traps: what kernels get wrong, a sentence each.
         spread: fields of a block whose bits have no field of their own in its record, as test inputs draw them.
-        sums: of activations, the sum of each block that a kernel may take from the block, float64, N × blocks.
-        complete: fields in which such bits are in their places, and sums agree with what they sum; takes fields that
-            are drawn each for itself, those of `spread` included.
+        sums: for activations whose blocks store their sum: reads it, float64, N × blocks.
+        complete: makes one matrix of fields that test inputs draw independently: puts the bits of `spread` in their
+            places, and makes sums agree with what they sum.
     """
 
     name: str
@@ -245,7 +249,8 @@ class Format:
         """Refuse arrays that are no matrix of this format.
 
         Raises:
-            ArgumentError: a missing array, a wrong dtype or shape, a scale that is not finite, a number out of range.
+            ArgumentError: an array that is missing or has a wrong dtype or shape; a float that is not finite; an
+                integer out of its range; whatever `check` refuses.
         """
         for each in self.tensors:
             if each.name not in tensors:

@@ -47,7 +47,8 @@ def _terms(codes: F64, tensors: Tensors, at: Sizes) -> Terms:
 def tiles(words: Array) -> F64:
     """float64, K × N with the padding: the codes of the 4-d tensor.
 
-    The axes of a word are: 8 columns, 128 rows, column, pair of rows, 32 rows, row of the pair, 16 rows, 8 rows.
+    The axes of the reshaped array, in order: run of 8 columns, run of 128 rows, column, pair of rows, run of 32 rows,
+    row of the pair, half of the 32 rows, half of those 16.
     """
     columns, rows = words.shape[:2]
     codes = split(words, 4).reshape(columns, rows, 8, 4, 4, 2, 2, 2)
