@@ -27,10 +27,9 @@ from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.bits import exact
 from lowbit.tensor_formats.casts import TIES, choices
+from lowbit.tensor_formats.gguf import D, GgufFormat
 from lowbit.tensor_formats.gguf_encode import QUOTIENTS, SUMS, q8_1, q8_k, sums_of_16
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
-
-SOURCE = "ggml, ggml-common.h and ggml-quants.c"
+from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
 
 def _decode(tensors: Tensors, at: Sizes) -> Terms:
@@ -57,12 +56,12 @@ def _check_sums(tensors: Tensors, at: Sizes) -> None:
         raise ArgumentError(f"bsums{place}", "other numbers", "the sum of each 16 codes of the block")
 
 
-Q8_1 = Format(
+Q8_1 = GgufFormat(
     name="q8_1",
     title="GGUF Q8_1",
     block=32,
     fields=(
-        Field("d", "float16", (), "scale", "the scale of the block", signed=True),
+        D,
         Field("s", "float16", (), "other", "the sum of the block"),
         Field("qs", "int8", (32,), "codes", "the codes in order, two's complement"),
     ),
@@ -70,10 +69,9 @@ Q8_1 = Format(
     encode=choices(q8_1, QUOTIENTS, TIES, SUMS),
     complete=_with_sum,
     sums=_sums,
-    source=SOURCE,
     traps=("s is the sum of the numbers, and not of the codes.", "s is computed from the float32 scale."),
 )
-Q8_K = Format(
+Q8_K = GgufFormat(
     name="q8_k",
     title="GGUF Q8_K",
     block=256,
@@ -86,7 +84,6 @@ Q8_K = Format(
     encode={"reference": q8_k},
     complete=_with_sums,
     check=_check_sums,
-    source=SOURCE,
     traps=(
         "The scale is float32, and has the sign that gives the number of largest magnitude the code -127.",
         "bsums of a block of zeros may hold anything.",

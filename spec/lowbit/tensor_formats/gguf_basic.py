@@ -19,14 +19,12 @@ import numpy.typing as npt
 from lowbit.arrays import F64
 from lowbit.tensor_formats.bits import exact, halves, split
 from lowbit.tensor_formats.casts import TIES, choices, contractions
+from lowbit.tensor_formats.gguf import QS, D, GgufFormat
 from lowbit.tensor_formats.gguf_encode import QUOTIENTS, q8_0, symmetric, with_minimum
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
-SOURCE = "ggml, ggml-common.h and ggml-quants.c"
-D = Field("d", "float16", (), "scale", "the scale of the block", signed=True)
 M = Field("m", "float16", (), "scale", "the minimum of the block", signed=True)
 QH = Field("qh", "uint8", (4,), "codes", "the fifth bit of element i in bit i, little-endian")
-QS = Field("qs", "uint8", (16,), "codes", "element i in the low half of byte i, element i + 16 in its high half")
 
 
 def _codes(tensors: Tensors) -> npt.NDArray[np.int64]:
@@ -55,48 +53,43 @@ def _signed(tensors: Tensors, at: Sizes) -> Terms:
     return Terms(_scaled(tensors, tensors["qs"].astype(np.int64)))
 
 
-Q4_0 = Format(
+Q4_0 = GgufFormat(
     name="q4_0",
     title="GGUF Q4_0",
     block=32,
     fields=(D, QS),
     decode=_symmetric,
     encode=contractions(partial(symmetric, 4)),
-    source=SOURCE,
 )
-Q4_1 = Format(
+Q4_1 = GgufFormat(
     name="q4_1",
     title="GGUF Q4_1",
     block=32,
     fields=(D, M, QS),
     decode=_with_minimum,
     encode=contractions(partial(with_minimum, 4)),
-    source=SOURCE,
 )
-Q5_0 = Format(
+Q5_0 = GgufFormat(
     name="q5_0",
     title="GGUF Q5_0",
     block=32,
     fields=(D, QH, QS),
     decode=_symmetric,
     encode=contractions(partial(symmetric, 5)),
-    source=SOURCE,
 )
-Q5_1 = Format(
+Q5_1 = GgufFormat(
     name="q5_1",
     title="GGUF Q5_1",
     block=32,
     fields=(D, M, QH, QS),
     decode=_with_minimum,
     encode=contractions(partial(with_minimum, 5)),
-    source=SOURCE,
 )
-Q8_0 = Format(
+Q8_0 = GgufFormat(
     name="q8_0",
     title="GGUF Q8_0",
     block=32,
     fields=(D, Field("qs", "int8", (32,), "codes", "the codes in order, two's complement")),
     decode=_signed,
     encode=choices(q8_0, QUOTIENTS, TIES),
-    source=SOURCE,
 )

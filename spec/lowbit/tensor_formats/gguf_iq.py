@@ -39,9 +39,9 @@ import numpy.typing as npt
 from lowbit.arrays import F64, Array
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.bits import exact, split
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.gguf import GgufFormat
+from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
-SOURCE = "ggml, ggml-common.h and ggml-quants.c"
 BLOCK = 256
 DELTA = 0.125
 DIGESTS = {
@@ -184,25 +184,23 @@ D = Field("d", "float16", (), "scale", "what the scales of runs are multiplied b
 SIGNS = Field("signs", "uint8", (32,), "codes", "bit j of byte i: element 8 i + j is negative")
 IN_32 = Field("scales", "uint8", (8,), "scale", "scales of runs of 16 elements, the first in the low half of byte 0")
 
-IQ2_XXS = Format(
+IQ2_XXS = GgufFormat(
     name="iq2_xxs",
     title="GGUF IQ2_XXS",
     block=BLOCK,
     fields=(D, Field("qs", "uint32", (8, 2), "codes", "four bytes of indices; four times 7 bits of signs, a scale")),
     decode=_iq2_xxs,
-    source=SOURCE,
     traps=("The scale of a run is the top 4 bits of the word with its signs.",),
 )
-IQ2_XS = Format(
+IQ2_XS = GgufFormat(
     name="iq2_xs",
     title="GGUF IQ2_XS",
     block=BLOCK,
     fields=(D, Field("qs", "uint16", (32,), "codes", "9 bits of index, then 7 bits of signs"), IN_32),
     decode=_iq2_xs,
-    source=SOURCE,
     traps=("A run of a scale is 16 elements: two vectors.",),
 )
-IQ2_S = Format(
+IQ2_S = GgufFormat(
     name="iq2_s",
     title="GGUF IQ2_S",
     block=BLOCK,
@@ -214,10 +212,9 @@ IQ2_S = Format(
         IN_32,
     ),
     decode=_iq2_s,
-    source=SOURCE,
     traps=("ggml declares the signs as the second half of qs.",),
 )
-IQ3_XXS = Format(
+IQ3_XXS = GgufFormat(
     name="iq3_xxs",
     title="GGUF IQ3_XXS",
     block=BLOCK,
@@ -227,10 +224,9 @@ IQ3_XXS = Format(
         Field("scales_and_signs", "uint32", (8,), "codes", "four times 7 bits of signs, a scale"),
     ),
     decode=_iq3_xxs,
-    source=SOURCE,
     traps=("ggml declares scales and signs as the end of qs.",),
 )
-IQ3_S = Format(
+IQ3_S = GgufFormat(
     name="iq3_s",
     title="GGUF IQ3_S",
     block=BLOCK,
@@ -242,9 +238,8 @@ IQ3_S = Format(
         Field("scales", "uint8", (4,), "scale", "scales of runs of 32 elements, the first in the low half of byte 0"),
     ),
     decode=_iq3_s,
-    source=SOURCE,
 )
-IQ1_S = Format(
+IQ1_S = GgufFormat(
     name="iq1_s",
     title="GGUF IQ1_S",
     block=BLOCK,
@@ -254,10 +249,9 @@ IQ1_S = Format(
         Field("qh", "uint16", (8,), "codes", "3 high bits of four indices, 3 bits of scale, the sign of the shift"),
     ),
     decode=_iq1_s,
-    source=SOURCE,
     traps=("A zero of the grid is not 0: the shift of 1/8 is added to it.",),
 )
-IQ1_M = Format(
+IQ1_M = GgufFormat(
     name="iq1_m",
     title="GGUF IQ1_M",
     block=BLOCK,
@@ -270,6 +264,5 @@ IQ1_M = Format(
     complete=place_scale,
     decode=_iq1_m,
     check=_check_scale,
-    source=SOURCE,
     traps=("The block has no field for its scale.",),
 )

@@ -36,9 +36,9 @@ import numpy.typing as npt
 
 from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.bits import exact, planes
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.gguf import GgufFormat
+from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
-SOURCE = "ggml, ggml-common.h and ggml-quants.c"
 BLOCK = 256
 D = Field("d", "float16", (), "scale", "what the scales of sub-blocks are multiplied by", signed=True)
 DMIN = Field("dmin", "float16", (), "scale", "what the minima of sub-blocks are multiplied by", signed=True)
@@ -105,7 +105,7 @@ def _q6(tensors: Tensors, at: Sizes) -> Terms:
 
 MINIMA = "The minimum is subtracted, and its scale dmin is not the scale d."
 
-Q2_K = Format(
+Q2_K = GgufFormat(
     name="q2_k",
     title="GGUF Q2_K",
     block=BLOCK,
@@ -116,10 +116,9 @@ Q2_K = Format(
         DMIN,
     ),
     decode=_q2,
-    source=SOURCE,
     traps=(MINIMA, "d and dmin lie at the end of the block, and in Q4_K and Q5_K at its start."),
 )
-Q3_K = Format(
+Q3_K = GgufFormat(
     name="q3_k",
     title="GGUF Q3_K",
     block=BLOCK,
@@ -130,31 +129,28 @@ Q3_K = Format(
         D,
     ),
     decode=_q3,
-    source=SOURCE,
     traps=(
         "A bit of hmask that is 0 subtracts 4; one that is 1 subtracts nothing.",
         "The two high bits of the 16 scales lie in planes over bytes 8 to 11, not beside their low nibbles.",
     ),
 )
-Q4_K = Format(
+Q4_K = GgufFormat(
     name="q4_k",
     title="GGUF Q4_K",
     block=BLOCK,
     fields=(D, DMIN, SCALES_AND_MINIMA, LOW),
     decode=_q4_or_q5,
-    source=SOURCE,
     traps=(MINIMA, "Scales and minima 4 to 7 take their high bits from the bytes of scales and minima 0 to 3."),
 )
-Q5_K = Format(
+Q5_K = GgufFormat(
     name="q5_k",
     title="GGUF Q5_K",
     block=BLOCK,
     fields=(D, DMIN, SCALES_AND_MINIMA, HIGH, LOW),
     decode=_q4_or_q5,
-    source=SOURCE,
     traps=(MINIMA, "The fifth bit of element i is bit i / 32 of byte i mod 32, and not bit i mod 8 of byte i / 8."),
 )
-Q6_K = Format(
+Q6_K = GgufFormat(
     name="q6_k",
     title="GGUF Q6_K",
     block=BLOCK,
@@ -165,6 +161,5 @@ Q6_K = Format(
         D,
     ),
     decode=_q6,
-    source=SOURCE,
     traps=("The low bits lie in planes over 64 bytes, the high bits in planes over 32.", "Scales are signed."),
 )

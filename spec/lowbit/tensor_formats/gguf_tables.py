@@ -37,15 +37,13 @@ from lowbit.arrays import F64
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.bits import exact, planes, split
+from lowbit.tensor_formats.gguf import QS, D, GgufFormat
 from lowbit.tensor_formats.gguf_encode import EXPONENTS, floats_of_4, nvfp4
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.table import Field, Sizes, Tensors, Terms
 
-SOURCE = "ggml, ggml-common.h and ggml-quants.c"
 NON_LINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 """The table of IQ4_NL and IQ4_XS, ``kvalues_iq4nl``."""
 FLOAT4: F64 = FLOATS["float4_e2m1fn"].values
-D = Field("d", "float16", (), "scale", "the scale of the block", signed=True)
-QS = Field("qs", "uint8", (16,), "codes", "element i in the low half of byte i, element i + 16 in its high half")
 
 
 def scaled(scales: F64, numbers: F64) -> Terms:
@@ -86,16 +84,15 @@ def _check_signs(tensors: Tensors, at: Sizes) -> None:
         raise ArgumentError("d", "a scale with its sign bit set", "scales of NVFP4 without a sign")
 
 
-IQ4_NL = Format(
+IQ4_NL = GgufFormat(
     name="iq4_nl",
     title="GGUF IQ4_NL",
     block=32,
     fields=(D, QS),
     decode=_iq4_nl,
-    source=SOURCE,
     traps=("No code is 0: the smallest numbers of the table are 1 and -10.",),
 )
-IQ4_XS = Format(
+IQ4_XS = GgufFormat(
     name="iq4_xs",
     title="GGUF IQ4_XS",
     block=256,
@@ -106,23 +103,21 @@ IQ4_XS = Format(
         Field("qs", "uint8", (128,), "codes", "runs of 16 bytes: 16 elements in low halves, then 16 in high halves"),
     ),
     decode=_iq4_xs,
-    source=SOURCE,
     traps=(
         "Low nibbles of neighbouring scales share a byte; those of Q3_K do not.",
         "A run of codes is 16 bytes, and in Q4_K it is 32.",
     ),
 )
-MXFP4 = Format(
+MXFP4 = GgufFormat(
     name="gguf-mxfp4",
     title="GGUF MXFP4",
     block=32,
     fields=(Field("e", "float8_e8m0fnu", (), "scale", "the scale of the block, a power of two"), QS),
     decode=_mxfp4,
     encode={choice: partial(floats_of_4, exponent) for choice, exponent in EXPONENTS.items()},
-    source=SOURCE,
     traps=("The order of nibbles is ggml's own, and not that of OCP MX.", "A block has 17 bytes and is never aligned."),
 )
-NVFP4 = Format(
+NVFP4 = GgufFormat(
     name="gguf-nvfp4",
     title="GGUF NVFP4",
     block=64,
@@ -133,6 +128,5 @@ NVFP4 = Format(
     decode=_nvfp4,
     encode={"reference": nvfp4},
     check=_check_signs,
-    source=SOURCE,
     traps=("The 4 scales of a block come first, then all codes.", "A run of codes is 8 bytes."),
 )

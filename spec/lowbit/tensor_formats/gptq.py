@@ -35,7 +35,7 @@ Source: AutoGPTQ ``qlinear_cuda.py``, ``qlinear_cuda_old.py``, ``triton_utils/de
 ``utils/model.py`` (formats ``gptq`` and ``gptq_v2``).
 """
 
-import numpy as np
+from functools import partial
 
 from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.bits import exact, stream
@@ -54,26 +54,12 @@ def codes_of(words: Array, bits: int) -> F64:
     return exact(stream(words.T, bits, 32 * len(words) // bits)).T
 
 
-def decode_v2(tensors: Tensors, at: Sizes) -> Terms:
-    """s (q − z) with zeros as they are stored."""
-    return decoded(tensors, at, stored_less=0)
-
-
-def decode_v1(tensors: Tensors, at: Sizes) -> Terms:
-    """s (q − z) with zeros that are stored less one, up to 2^b."""
-    return decoded(tensors, at, stored_less=1)
-
-
-def decode_v1_wrapped(tensors: Tensors, at: Sizes) -> Terms:
-    """s (q − z) with zeros that are stored less one, modulo 2^b."""
-    return decoded(tensors, at, stored_less=1, modulus=2 ** at["bits"])
-
-
-def decoded(tensors: Tensors, at: Sizes, stored_less: int, modulus: float = np.inf) -> Terms:
-    """The terms of any version."""
+def _decode(stored_less: int, wraps: bool, tensors: Tensors, at: Sizes) -> Terms:
+    """s (q − z) with zeros that are stored less a number, which is added modulo 2^b where it `wraps`."""
     codes = codes_of(tensors["qweight"], at["bits"])
     zeros = codes_of(tensors["qzeros"].T, at["bits"]).T + stored_less
-    zeros = np.where(zeros < modulus, zeros, 0)
+    if wraps:
+        zeros %= 2 ** at["bits"]
     scales, group = exact(tensors["scales"]), tensors["g_idx"]
     return Terms(scales[group] * codes, (-scales * zeros)[group])
 
@@ -88,7 +74,7 @@ GPTQ_V1 = Format(
     name="gptq-v1",
     title="GPTQ, zeros stored less one",
     fields=FIELDS,
-    decode=decode_v1,
+    decode=partial(_decode, 1, False),
     options=OPTIONS,
     source="AutoGPTQ; GPTQModel, format gptq",
     traps=TRAPS,
@@ -97,7 +83,7 @@ GPTQ_V1_WRAPPED = Format(
     name="gptq-v1-wrapped",
     title="GPTQ, zeros stored less one modulo 2^b",
     fields=FIELDS,
-    decode=decode_v1_wrapped,
+    decode=partial(_decode, 1, True),
     options=OPTIONS,
     source="AutoGPTQ, its copies of exllama and qlinear_cuda_old.py",
     traps=TRAPS,
@@ -106,7 +92,7 @@ GPTQ_V2 = Format(
     name="gptq-v2",
     title="GPTQ, zeros as they are",
     fields=FIELDS,
-    decode=decode_v2,
+    decode=partial(_decode, 0, False),
     options=OPTIONS,
     source="GPTQModel, format gptq_v2",
     traps=TRAPS[:1],

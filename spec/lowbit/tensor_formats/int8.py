@@ -83,8 +83,7 @@ def _encode(scale: Name, quotient: str, ties: Ties, least: str, numbers: F64, at
 
 
 def _decode(tensors: Tensors, at: Sizes) -> Terms:
-    group = at.group_of_row() if "group_size" in at.options else np.zeros(at.K, np.int64)
-    return Terms((exact(tensors["codes"]) * exact(tensors["scale"])[:, group]).T)
+    return Terms((exact(tensors["codes"]) * exact(tensors["scale"])[:, at.group_of_row()]).T)
 
 
 def _encodes(scale: Name) -> Mapping[str, Encode]:

@@ -46,13 +46,8 @@ def scales_of(stored: Array) -> F64:
     return exact(stored).reshape(shape).swapaxes(2, 3).reshape(groups, columns)
 
 
-def _grouped(tensors: Tensors, at: Sizes) -> Terms:
+def _decode(tensors: Tensors, at: Sizes) -> Terms:
     scales = scales_of(tensors["s"])[at.group_of_row()]
-    return Terms(scales * codes_of(tensors["B"]), -ZERO * scales)
-
-
-def _by_channel(tensors: Tensors, at: Sizes) -> Terms:
-    scales = scales_of(tensors["s"])
     return Terms(scales * codes_of(tensors["B"]), -ZERO * scales)
 
 
@@ -67,7 +62,7 @@ MARLIN = Format(
     name="marlin",
     title="Marlin, groups of rows",
     fields=(CODES, Field("s", "float16", ("K/group_size", "N"), "scale", "permuted in runs of 64 columns, or of 32")),
-    decode=_grouped,
+    decode=_decode,
     options={"group_size": (128, 64, 32)},
     source=SOURCE,
     traps=TRAPS,
@@ -76,7 +71,7 @@ MARLIN_CHANNEL = Format(
     name="marlin-channel",
     title="Marlin, one scale for each column",
     fields=(CODES, Field("s", "float16", (1, "N"), "scale", "permuted in runs of 32 columns")),
-    decode=_by_channel,
+    decode=_decode,
     source=SOURCE,
     traps=TRAPS,
 )

@@ -134,8 +134,8 @@ class Sizes:
         return int(name) if name.isdigit() else self[name]
 
     def group_of_row(self) -> npt.NDArray[np.int64]:
-        """int64, K: the group of each row, where groups are runs of ``group_size`` rows."""
-        return np.arange(self.K) // self.options["group_size"]
+        """int64, K: the group of each row, where groups are runs of ``group_size`` rows, or all rows."""
+        return np.arange(self.K) // self.options.get("group_size", self.K)
 
 
 @dataclass(frozen=True)
