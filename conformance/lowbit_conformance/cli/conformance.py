@@ -57,7 +57,9 @@ ADDRESS_SPACE = CONTROL + ARGUMENTS + RESULTS + 2**30
 
 # What the process that judges runs. It ignores signals that a backend may send to it: the command, which the user
 # interrupts, ends it. Other processes of an ordinary user cannot read or trace it. The key comes with this text,
-# through its standard input, and so is known to no process but these two.
+# through its standard input, and so is known to no process but these two. BLAS has one thread here, a number that it
+# reads once, when numpy is loaded: threads that wait for each other's small matrices would take the processors from the
+# backend. The backend's process has the variables that the user set.
 JUDGE = """
 import ctypes, os, signal
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -66,6 +68,11 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
 os.environ |= {{"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}}
+before = dict(os.environ)
+os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+import numpy
+os.environ.clear()
+os.environ |= before
 import pytest
 from lowbit_conformance.isolation.events import EventPipe
 sys.exit(pytest.main({arguments!r}, [EventPipe({writer!r}, {key!r})]))

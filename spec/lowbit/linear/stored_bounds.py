@@ -94,13 +94,14 @@ def stored_bound(
         raise ArgumentError("form of a product with a stored matrix", repr(arithmetic.form), " or ".join(FORMS))
     terms, sizes = weights.terms, np.abs(x)
     magnitudes = terms.magnitudes
-    gauge = sizes @ (np.abs(terms.values) if arithmetic.form == "dequantised" else magnitudes)
+    factored = sizes @ magnitudes
+    gauge = sizes @ np.abs(terms.values) if arithmetic.form == "dequantised" else factored
     relative = summed_gamma(arithmetic, weights)
     limit = relative * gauge
     derivation = f"γ = {relative:.3g} ({arithmetic.accumulator}) times the {arithmetic.form} gauge"
     if arithmetic.weights != "exact":
         limit += (1 + relative) * (
-            gamma(SCALED, UNIT_ROUNDOFF[arithmetic.weights]) * (sizes @ magnitudes)
+            gamma(SCALED, UNIT_ROUNDOFF[arithmetic.weights]) * factored
             + SCALED * ETA[arithmetic.weights] * sizes.sum(axis=1, keepdims=True)
         )
         derivation += f" + weights in {arithmetic.weights}"
@@ -111,10 +112,8 @@ def stored_bound(
     if result != arithmetic.accumulator:
         limit += UNIT_ROUNDOFF[result] * (np.abs(exact) + limit) + ETA[result]
         derivation += f" + rounding to {result}"
-    limit += gamma(one_loop(weights.rows, weights.rows), UNIT_ROUNDOFF["float64"]) * (sizes @ magnitudes)
-    overflows = (np.abs(exact) + limit > FLOATS[result].largest) | (
-        sizes @ magnitudes > LARGEST[arithmetic.accumulator] / 2
-    )
+    limit += gamma(one_loop(weights.rows, weights.rows), UNIT_ROUNDOFF["float64"]) * factored
+    overflows = (np.abs(exact) + limit > FLOATS[result].largest) | (factored > LARGEST[arithmetic.accumulator] / 2)
     return Bound(np.where(overflows, np.inf, limit), gauge, derivation)
 
 

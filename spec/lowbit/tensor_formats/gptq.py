@@ -30,23 +30,30 @@ do and what checkpoints with a zero of 16 need, and ``gptq-v1-wrapped`` with 0. 
 kernels read neither: AutoGPTQ's CUDA kernel for 8 bits keeps only four bits of the sum, and GPTQModel adds one to whole
 words of 2, 4 or 8 bits, so that a stored 15 carries into the zero of the next column.
 
+**Scales** are float16 in most checkpoints. Of models in bfloat16, AutoRound writes codes of 4 and 8 bits with bfloat16
+scales, which are formats of their own: ``gptq-v1-bf16`` and ``gptq-v2-bf16``.
+
 Source: AutoGPTQ ``qlinear_cuda.py``, ``qlinear_cuda_old.py``, ``triton_utils/dequant.py``, ``q4_matrix.cu``,
 ``autogptq_cuda_kernel_256.cu``; exllama ``q4_matrix.cu``; vLLM ``csrc/quantization/gptq/q_gemm.cu``; GPTQModel
-``utils/model.py`` (formats ``gptq`` and ``gptq_v2``).
+``utils/model.py`` (formats ``gptq`` and ``gptq_v2``); AutoRound, its export to AutoGPTQ.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from lowbit.arrays import F64, Array
 from lowbit.tensor_formats.bits import exact, stream
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
-FIELDS = (
-    Field("qweight", "int32", ("K*bits/32", "N"), "codes", "codes along K, the first row in the lowest bits"),
-    Field("qzeros", "int32", ("G", "N*bits/32"), "zero", "zeros along N, the first column in the lowest bits"),
-    Field("scales", "float16", ("G", "N"), "scale", "one scale for each group and column"),
-    Field("g_idx", "int32", ("K",), "index", "the group of each row", below="G"),
-)
+
+def fields(scales: str) -> tuple[Field, ...]:
+    """The table, with scales of a type."""
+    return (
+        Field("qweight", "int32", ("K*bits/32", "N"), "codes", "codes along K, the first row in the lowest bits"),
+        Field("qzeros", "int32", ("G", "N*bits/32"), "zero", "zeros along N, the first column in the lowest bits"),
+        Field("scales", scales, ("G", "N"), "scale", "one scale for each group and column"),
+        Field("g_idx", "int32", ("K",), "index", "the group of each row", below="G"),
+    )
 
 
 def codes_of(words: Array, bits: int) -> F64:
@@ -73,7 +80,7 @@ TRAPS = (
 GPTQ_V1 = Format(
     name="gptq-v1",
     title="GPTQ, zeros stored less one",
-    fields=FIELDS,
+    fields=fields("float16"),
     decode=partial(_decode, 1, False),
     options=OPTIONS,
     source="AutoGPTQ; GPTQModel, format gptq",
@@ -82,7 +89,7 @@ GPTQ_V1 = Format(
 GPTQ_V1_WRAPPED = Format(
     name="gptq-v1-wrapped",
     title="GPTQ, zeros stored less one modulo 2^b",
-    fields=FIELDS,
+    fields=fields("float16"),
     decode=partial(_decode, 1, True),
     options=OPTIONS,
     source="AutoGPTQ, its copies of exllama and qlinear_cuda_old.py",
@@ -91,9 +98,24 @@ GPTQ_V1_WRAPPED = Format(
 GPTQ_V2 = Format(
     name="gptq-v2",
     title="GPTQ, zeros as they are",
-    fields=FIELDS,
+    fields=fields("float16"),
     decode=partial(_decode, 0, False),
     options=OPTIONS,
     source="GPTQModel, format gptq_v2",
     traps=TRAPS[:1],
 )
+
+
+def in_bfloat16(table: Format) -> Format:
+    """The same with bfloat16 scales."""
+    return replace(
+        table,
+        name=f"{table.name}-bf16",
+        title=f"{table.title}, bfloat16 scales",
+        fields=fields("bfloat16"),
+        options={"bits": (4, 8), "group_size": None},
+        source="AutoRound, its export to AutoGPTQ",
+    )
+
+
+GPTQ_V1_BF16, GPTQ_V2_BF16 = in_bfloat16(GPTQ_V1), in_bfloat16(GPTQ_V2)
