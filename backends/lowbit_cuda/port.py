@@ -50,6 +50,7 @@ import numpy.typing as npt
 from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, LowbitError
+from lowbit.text import kind_of
 
 ALIGNMENT = 256
 """Bytes: every allocation starts at a multiple of this."""
@@ -271,7 +272,7 @@ class Kernel:
 
     def _number(self, parameter: Parameter, value: Span | Number) -> Number:
         if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-            raise ArgumentError(self._argument(parameter), f"a {type(value).__name__}", "a number")
+            raise ArgumentError(self._argument(parameter), kind_of(value), "a number")
         limits = LIMITS.get(parameter.kind)
         if limits and not (limits[0] <= value <= limits[1] and value == int(value)):
             raise ArgumentError(self._argument(parameter), value, f"a number that {parameter.kind} holds")
@@ -279,7 +280,7 @@ class Kernel:
 
     def _cut(self, parameter: Parameter, value: Span | Number, nbytes: int) -> Span:
         if not isinstance(value, Span):
-            raise ArgumentError(self._argument(parameter), f"a {type(value).__name__}", "a span")
+            raise ArgumentError(self._argument(parameter), kind_of(value), "a span")
         if value.memory.place != "device" and not parameter.host:
             raise ArgumentError(self._argument(parameter), "on the host", "a span on the device")
         if value.nbytes < nbytes:

@@ -5,14 +5,20 @@ The specification never imports the suite: it finds the suite by an entry point.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike, fspath
 from typing import Any
 
+from lowbit.contract.checks import check_integer, check_number
 from lowbit.contract.rounding import Arithmetic
-from lowbit.errors import UnavailableError
+from lowbit.errors import ArgumentError, UnavailableError
 from lowbit.system.entries import entries, loaded
+from lowbit.text import kind_of
 
 CERTIFY = "lowbit.certify"
 """The group of the entry point by which a package offers the conformance suite: a function of a `Request`."""
+
+LEAST_DEADLINE = 0.1
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def certify(
     profiles: str | Sequence[str] = (),
     seeds: int = 5,
     quick: bool = False,
-    model: str | None = None,
+    model: str | PathLike[str] | None = None,
     deadline: float | None = None,
     arithmetic: Arithmetic | None = None,
     arrays: str = "numpy",
@@ -81,7 +87,8 @@ def certify(
         seeds: how many seeds of the random tier.
         quick: only a few cases of each clause.
         model: the path of a GGUF file whose shapes and weights are tested too.
-        deadline: seconds that one call may take, and that loading the backend may take; None for the suite's own.
+        deadline: seconds that one call may take, and that loading the backend may take, at least 0.1; None for the
+            suite's own.
         arithmetic: of a function; None for the usual one (`lowbit.backend.function.Claim`).
         arrays: whose arrays a function takes: numpy, torch or jax.
         device: where they lie.
@@ -89,9 +96,20 @@ def certify(
             a `lowbit.backend.Range`.
 
     Raises:
+        ArgumentError: an argument of another type, or out of range.
         UnavailableError: the suite is not installed, or several packages offer one.
         LowbitError: the suite refuses an argument, the backend or the function.
     """
+    if not (isinstance(backend, str) or callable(backend)):
+        raise ArgumentError("backend", kind_of(backend), "a name, module:Class, or a function")
+    if not (model is None or isinstance(model, str | PathLike)):
+        raise ArgumentError("model", kind_of(model), "the path of a GGUF file")
+    check_integer("seeds", seeds, 0)
+    if deadline is not None:
+        check_number("deadline", deadline, LEAST_DEADLINE)
+    chosen, certified = _names("operations", operations), _names("profiles", profiles)
+    path = None if model is None else fspath(model)
+    request = Request(backend, chosen, certified, seeds, quick, path, deadline, arithmetic, arrays, device, limits)
     found, what = entries(CERTIFY), "the conformance suite"
     if not found:
         raise UnavailableError(what, "no installed package offers it", "install lowbit[conformance]")
@@ -99,7 +117,13 @@ def certify(
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(what, reason, "uninstall all of them but one")
     suite: Any = loaded(found[0], what)
-    chosen, named = ((each,) if isinstance(each, str) else tuple(each) for each in (operations, profiles))
-    request = Request(backend, chosen, named, seeds, quick, model, deadline, arithmetic, arrays, device, limits)
     answer: Certification = suite(request)
     return answer
+
+
+def _names(argument: str, given: object) -> tuple[str, ...]:
+    """One name, or several."""
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(argument, kind_of(given), "a name, or a sequence of names")
+    return tuple(names)

@@ -10,6 +10,8 @@ import re
 
 MOST_TEXT = 4000
 MOST_QUOTED = 80
+AS_VOWELS = ("a", "e", "i", "o", "A", "E", "I", "O", "nd")
+"""How the names of classes begin that have the article "an", such as ndarray."""
 # What a terminal obeys, what XML forbids, and what changes the direction of the text around it.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
@@ -33,6 +35,18 @@ def one_line(text: str, most: int = MOST_TEXT) -> str:
     'no compiler lowbit: passed\\\\x07'
     """
     return cleaned(" ".join(part for line in text.splitlines() if (part := line.replace("\t", " ").strip())), most)
+
+
+def kind_of(value: object) -> str:
+    """The class of a value with its article, for a message.
+
+    >>> kind_of([1]), kind_of(1), kind_of(None)
+    ('a list', 'an int', 'None')
+    """
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name.startswith(AS_VOWELS) else 'a'} {name}"
 
 
 def quoted(text: str) -> str:

@@ -42,6 +42,7 @@ import numpy.typing as npt
 from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError, UnavailableError
+from lowbit.text import kind_of
 from lowbit_cuda.cuda import compiler, context
 from lowbit_cuda.cuda.availability import availability, compute_capability, dotted, driver_version
 from lowbit_cuda.cuda.driver import DriverError, LostError, call, package_version
@@ -175,7 +176,7 @@ class CudaDevice:
         """Write pinned memory from the host."""
         self._check()
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous or data.dtype.hasobject:
-            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array of numbers")
+            raise ArgumentError("data", kind_of(data), "a C-contiguous array of numbers")
         self._heap.bytes_of(span, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
     def read(self, span: Span, dtype: npt.DTypeLike, shape: Sequence[int]) -> Array:
@@ -444,13 +445,13 @@ class CudaDevice:
 
     def _address(self, span: Span) -> int:
         if not isinstance(span, Span):
-            raise ArgumentError("span", f"a {type(span).__name__}", "a Span of memory of this device")
+            raise ArgumentError("span", kind_of(span), "a Span of memory of this device")
         return self._heap.of(span.memory).pointer + span.offset
 
     def _own(self, name: str, given: object, kind: type[Own]) -> Own:
         """A stream, event or graph, checked to be of this device."""
         if not isinstance(given, kind) or given.device is not self:
-            raise ArgumentError(name, f"a {type(given).__name__}", "one of this device")
+            raise ArgumentError(name, kind_of(given), "one of this device")
         return given
 
     def _idle(self, stream: Stream) -> CudaStream:

@@ -28,6 +28,7 @@ from lowbit.arrays import U8
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.system.memory import available_bytes
+from lowbit.text import kind_of
 from lowbit_cuda.cuda.driver import OUT_OF_MEMORY, DriverError
 from lowbit_cuda.port import (
     ALIGNMENT,
@@ -195,7 +196,7 @@ class Heap:
     def bytes_of(self, span: Span, nbytes: int) -> U8:
         """The first bytes of a span of pinned memory, without copying them."""
         if not isinstance(span, Span):
-            raise ArgumentError("span", f"a {type(span).__name__}", "a Span of pinned memory")
+            raise ArgumentError("span", kind_of(span), "a Span of pinned memory")
         view = self.of(span.memory).view
         if view is None:
             raise ArgumentError("span", f"on the device ({span.memory.what})", "a span of pinned memory")

@@ -10,6 +10,7 @@ from lowbit.arrays import Array
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
 from lowbit.moe.offload import Arrangement
+from lowbit.text import kind_of
 from lowbit_cuda.engine.storage import DeviceStorage, Expert, ExpertStorage, HostStorage
 from lowbit_cuda.engine.transfers import Transfers
 from lowbit_cuda.port import DevicePort, Memory
@@ -49,7 +50,7 @@ class Filling:
         check_integer("layer", layer, 0, self._arrangement.layers - 1)
         check_integer("expert", expert, 0, self._arrangement.experts - 1)
         if not isinstance(data, np.ndarray) or not data.flags.c_contiguous:
-            raise ArgumentError("data", f"a {type(data).__name__}", "a C-contiguous array")
+            raise ArgumentError("data", kind_of(data), "a C-contiguous array")
         if data.nbytes != self._nbytes:
             raise ArgumentError("data", f"{data.nbytes} bytes", f"{self._nbytes}, the size of every expert")
         if (layer, expert) in self.filled:

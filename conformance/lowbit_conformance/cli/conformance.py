@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lowbit.backend.function import described
-from lowbit.certification import Certification, Request
+from lowbit.certification import LEAST_DEADLINE, Certification, Request
 from lowbit.errors import ArgumentError, LowbitError, UnavailableError
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
@@ -114,7 +114,7 @@ def conformance(
     deadline: Annotated[
         float | None,
         typer.Option(
-            min=0.1,
+            min=LEAST_DEADLINE,
             help="Seconds that one call may take, and that loading the backend may take.",
             show_default=f"{DEADLINE:g} for a call, {LOADING_DEADLINE:g} for loading",
         ),
@@ -169,8 +169,9 @@ def certify(request: Request) -> Certification:
             raise ArgumentError("operations", computed, "the one operation that the function computes")
         claim = claim_of(computed[0], arithmetic, request.arrays, request.device, {**asked, **limits})
         judged = ("--function", described(backend, claim))
-    elif limits or arithmetic is not None:
-        given = ", ".join([*limits, *["arithmetic"] * (arithmetic is not None)])
+    elif limits or (arithmetic, request.arrays, request.device) != (None, "numpy", "cpu"):
+        others = {"arithmetic": arithmetic, "arrays": request.arrays, "device": request.device}
+        given = ", ".join([*limits, *(name for name, each in others.items() if each not in (None, "numpy", "cpu"))])
         raise ArgumentError(given, "given", "only with a function", f"{given}: only a function is described so")
     report = run(target, settings, request.deadline, judged=judged)
     outcomes = Counter(verdict.outcome for verdict in report.tally.verdicts)

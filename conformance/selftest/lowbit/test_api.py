@@ -3,6 +3,7 @@
 import subprocess
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,33 @@ def test_certify() -> None:
     assert found.report["counts"]["specified"] == found.passed + found.not_declared
     with pytest.raises(LowbitError, match=r"--op is linear\.magic; allowed: "):
         lowbit.certify("numpy", ["linear.magic"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"backend": 3}, "backend is an int; allowed: a name, module:Class, or a function"),
+        ({"operations": 3}, "operations is an int; allowed: a name, or a sequence of names"),
+        ({"profiles": [3]}, "profiles is a list; allowed: a name, or a sequence of names"),
+        ({"seeds": "5"}, "seeds is '5'; allowed: an integer of at least 0"),
+        ({"seeds": -1}, "seeds is -1; allowed: an integer of at least 0"),
+        ({"deadline": "1"}, "deadline is '1'; allowed: a finite number of at least 0.1"),
+        ({"deadline": 0}, "deadline is 0; allowed: a finite number of at least 0.1"),
+        ({"model": 3}, "model is an int; allowed: the path of a GGUF file"),
+    ],
+)
+def test_certify_refuses(given: dict[str, Any], message: str) -> None:
+    """Wrong arguments are named before any process is started."""
+    arguments: dict[str, Any] = {"backend": "numpy", "operations": "packing.pack"}
+    with pytest.raises(ArgumentError) as refusal:
+        lowbit.certify(**arguments | given)
+    assert str(refusal.value) == message
+
+
+def test_certify_takes_a_path_of_a_model(tmp_path: Path) -> None:
+    """As a Path too; here of a file that does not exist."""
+    with pytest.raises(LowbitError, match=r"absent\.gguf"):
+        lowbit.certify("numpy", "packing.pack", quick=True, model=tmp_path / "absent.gguf")
 
 
 @pytest.mark.parametrize(("offers", "reason"), [(0, "no installed package offers"), (2, "several packages offer it")])

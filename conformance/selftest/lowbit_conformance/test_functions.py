@@ -191,5 +191,7 @@ def test_a_backend_is_not_described() -> None:
     """What describes a function is refused for a backend."""
     with pytest.raises(ArgumentError, match="format: only a function is described so"):
         lowbit.certify("numpy", ["packing.pack"], format="q8_0")
+    with pytest.raises(ArgumentError, match="arrays: only a function is described so"):
+        lowbit.certify("numpy", ["packing.pack"], arrays="torch")
     with pytest.raises(ArgumentError, match="the one operation that the function computes"):
         lowbit.certify(right)

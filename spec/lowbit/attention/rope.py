@@ -41,6 +41,7 @@ from lowbit.contract.rounding import ETA, UNIT_ROUNDOFF, Arithmetic, Bound, dire
 from lowbit.contract.signature import ONE_TYPE, Shape, Valid, View, checked
 from lowbit.errors import ArgumentError
 from lowbit.linear.propagation import declared
+from lowbit.text import kind_of
 
 MOST_CHANNELS = 2**16
 MOST_ANGLES = 2**28
@@ -76,7 +77,7 @@ class Layout:
 def check_layout(layout: Layout) -> None:
     """Refuse what is no layout, and partners that are no channels of the head."""
     if not isinstance(layout, Layout):
-        raise ArgumentError("layout", f"a {type(layout).__name__}", "a lowbit.attention.rope.Layout")
+        raise ArgumentError("layout", kind_of(layout), "a lowbit.attention.rope.Layout")
     check_array("partner of layout", layout.partner, np.int64, (None,))
     check_array("sign of layout", layout.sign, np.float64, layout.partner.shape)
     check_array("pair of layout", layout.pair, np.int64, layout.partner.shape)
@@ -157,7 +158,7 @@ class Rotation:
 def check_rotation(turn: Rotation) -> None:
     """Refuse what is no rotation, and cosines or sines that are not those of its layout."""
     if not isinstance(turn, Rotation):
-        raise ArgumentError("turn", f"a {type(turn).__name__}", "a lowbit.attention.rope.Rotation")
+        raise ArgumentError("turn", kind_of(turn), "a lowbit.attention.rope.Rotation")
     check_layout(turn.layout)
     for name, array in (("cos of turn", turn.cos), ("sin of turn", turn.sin)):
         check_view(name, array, np.float64, (None, None))

@@ -57,7 +57,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
-from lowbit.text import quoted
+from lowbit.text import kind_of, quoted
 
 Tree = Any
 """What JSON can say: None, bool, int, float, str, a list of trees, or a dictionary from strings to trees."""
@@ -124,7 +124,7 @@ def encode(value: object, put: Put) -> Tree:
     if name := _type_name(own):
         fields = _field_names(_known(name))
         return {"type": name, "fields": {field: encode(getattr(value, field), put) for field in fields}}
-    raise ArgumentError("value", f"a {type(value).__name__}", "numbers, text, arrays, sequences, dataclasses of lowbit")
+    raise ArgumentError("value", kind_of(value), "numbers, text, arrays, sequences, dataclasses of lowbit")
 
 
 def decode(tree: Tree, get: Get, name: str = "value") -> Any:
@@ -194,7 +194,7 @@ def _shown(tree: Tree) -> str:
             return f"an object with {quoted(', '.join(list(tree)[:8]))}"
         case list():
             return f"a list of {quoted(', '.join(str(part)[:40] for part in tree[:8]))}"
-    return f"a {type(tree).__name__}"
+    return kind_of(tree)
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
@@ -247,7 +247,7 @@ def _scalar(name: str, dtype: np.dtype[Any], value: object) -> Any:
 
 
 def _scalar_shown(value: object) -> str:
-    return str(value) if type(value) in (bool, int, float) else f"a {type(value).__name__}"
+    return str(value) if type(value) in (bool, int, float) else kind_of(value)
 
 
 # **Dataclasses** have the names of `KINDS`, wherever their modules are; a subclass counts as the class it derives from.
@@ -309,7 +309,7 @@ def _from_base64(dtype: np.dtype[Any], shape: tuple[int, ...], tree: dict[str, T
     wanted = math.prod(shape) * dtype.itemsize
     length, data = 4 * -(-wanted // 3), tree.get("data")
     if not isinstance(data, str) or len(data) != length:
-        given = f"{len(data)} characters" if isinstance(data, str) else f"a {type(data).__name__}"
+        given = f"{len(data)} characters" if isinstance(data, str) else kind_of(data)
         raise ArgumentError("data", given, f"{length}, for {dtype} {shape}")
     try:
         content = bytearray(base64.b64decode(data, validate=True))

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
+from lowbit.text import kind_of
 
 Choice = TypeVar("Choice")
 
@@ -69,7 +70,7 @@ def check_array(
         return
     if type(array) not in (np.ndarray, np.memmap):  # a matrix or a masked array computes otherwise
         allowed = f"a numpy array of {np.dtype(dtype)}, {_spoken_shape(shape)}"
-        raise ArgumentError(argument, f"a {type(array).__name__}", allowed)
+        raise ArgumentError(argument, kind_of(array), allowed)
     assert isinstance(array, np.ndarray)
     if array.dtype != dtype:
         raise ArgumentError(f"dtype of {argument}", array.dtype, str(np.dtype(dtype)))
@@ -116,7 +117,7 @@ def check_finite(argument: str, array: Array) -> None:
 def check_view(argument: str, array: object, dtype: npt.DTypeLike, shape: Sequence[int | None]) -> None:
     """Refuse anything but an array of this dtype and shape, each size at least 1; views of any stride are welcome."""
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        given = array.dtype if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
+        given = array.dtype if isinstance(array, np.ndarray) else kind_of(array)
         raise ArgumentError(argument, given, f"a numpy array of {np.dtype(dtype)}")
     if array.ndim != len(shape):
         raise ArgumentError(f"shape of {argument}", array.shape, f"{len(shape)} dimensions, {_spoken_shape(shape)}")

@@ -35,8 +35,17 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
-from lowbit.contract.checks import check_array, check_choice, check_finite, check_integer, check_number, check_view
+from lowbit.contract.checks import (
+    check_array,
+    check_choice,
+    check_finite,
+    check_integer,
+    check_number,
+    check_view,
+    spoken,
+)
 from lowbit.errors import ArgumentError
+from lowbit.text import kind_of
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Given = dict[str, Any]
@@ -213,7 +222,7 @@ def _kind_steps(argument: Argument) -> list[Step]:
             return
         if not isinstance(value, classes):
             allowed = " or ".join(f"a {each.__module__}.{each.__name__}" for each in classes)
-            raise ArgumentError(name, f"a {type(value).__name__}", allowed)
+            raise ArgumentError(name, kind_of(value), allowed)
         for each in argument.valid:
             each.check(value)
 
@@ -233,9 +242,10 @@ def _array_steps(argument: Argument) -> list[Step]:
         array = given[name]
         if array is None and optional:
             return
-        if several and hasattr(array, "dtype") and not isinstance(array, np.ndarray):
+        if several and not isinstance(array, np.ndarray):
             library = type(array).__module__.partition(".")[0]
-            raise ArgumentError(name, f"a {library} {type(array).__name__}", f"a numpy array of {' or '.join(names)}")
+            of_library = kind_of(array) if library == "builtins" else f"a {library} {type(array).__name__}"
+            raise ArgumentError(name, of_library, f"a numpy array of {spoken(names)}")
         if several:
             check_choice(f"dtype of {name}", str(getattr(array, "dtype", None)), names)
         own(name, array, array.dtype.type if several else dtypes[0], tuple([size(given, sizes) for size in wanted]))

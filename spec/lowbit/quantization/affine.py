@@ -57,6 +57,7 @@ from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import CHOICE, FINITE, In, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import BITS, WORD_BITS, Bits, Codes, Words, check_codes, check_rows, pack, unpack
+from lowbit.text import kind_of
 
 Convention = Literal["minimum", "zero_point"]
 ScaleDtype = Literal["float32", "float16"]
@@ -279,7 +280,7 @@ def group_values(codes: Codes, scale: Scales, zero: Array, convention: Conventio
 def check_matrix(matrix: QuantizedMatrix) -> None:
     """Refuse anything but a `QuantizedMatrix`, which was checked when it was made."""
     if not isinstance(matrix, QuantizedMatrix):
-        raise ArgumentError("matrix", f"a {type(matrix).__name__}", "a QuantizedMatrix")
+        raise ArgumentError("matrix", kind_of(matrix), "a QuantizedMatrix")
 
 
 # **What a backend promises.**

@@ -47,6 +47,7 @@ from lowbit.contract.checks import check_array, check_integer
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import FINITE, Shape, checked
 from lowbit.errors import ArgumentError
+from lowbit.text import kind_of
 
 Mantissas = npt.NDArray[np.signedinteger[Any]]
 Exponents = npt.NDArray[np.int16]
@@ -156,7 +157,7 @@ class Blocks:
 
     def __post_init__(self) -> None:
         if not isinstance(self.format, Format):
-            raise ArgumentError("format", f"a {type(self.format).__name__}", "a lowbit.quantization.bfp.Format")
+            raise ArgumentError("format", kind_of(self.format), "a lowbit.quantization.bfp.Format")
         check_array("mantissas", self.mantissas, self.format.dtype, (None, None))
         rows, columns = self.mantissas.shape
         check_array("exponents", self.exponents, np.int16, (rows, self.format.blocks(columns)))
@@ -182,7 +183,7 @@ class Blocks:
 def check_blocks(argument: str, blocks: Blocks) -> None:
     """Refuse anything but `Blocks`, which were checked when they were made."""
     if not isinstance(blocks, Blocks):
-        raise ArgumentError(argument, f"a {type(blocks).__name__}", "lowbit.quantization.bfp.Blocks")
+        raise ArgumentError(argument, kind_of(blocks), "lowbit.quantization.bfp.Blocks")
 
 
 def _check_range(argument: str, array: npt.NDArray[np.signedinteger[Any]], most: int) -> None:

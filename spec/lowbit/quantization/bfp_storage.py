@@ -41,6 +41,7 @@ from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import checked
 from lowbit.errors import ArgumentError
 from lowbit.quantization.bfp import Blocks, Exponents, Format, Mantissas
+from lowbit.text import kind_of
 
 EXPONENT_BIAS = 127
 STORED_EXPONENT_BITS = 8
@@ -94,7 +95,7 @@ def row_bytes(columns: int, mantissa: int) -> int:
 def check_stored_format(format: Format) -> None:
     """Refuse a format whose exponents do not fit a byte."""
     if not isinstance(format, Format):
-        raise ArgumentError("format", f"a {type(format).__name__}", "a lowbit.quantization.bfp.Format")
+        raise ArgumentError("format", kind_of(format), "a lowbit.quantization.bfp.Format")
     check_integer("bits of a stored exponent", format.exponent, 1, STORED_EXPONENT_BITS)
 
 

@@ -54,6 +54,7 @@ from lowbit.contract.rounding import UNIT_ROUNDOFF, Arithmetic, Bound, direct_bo
 from lowbit.contract.signature import FINITE, POSITIVE, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import Bits, Codes
+from lowbit.text import kind_of
 
 WEIGHTS_AT_A_TIME = 2**15
 """Of which the numbers on the way, under 1 MB, stay in a processor's cache."""
@@ -66,7 +67,7 @@ def check_norm(p: float, beta: float) -> None:
     """Refuse a norm or a penalty for which the halves are not what the chapter says."""
     for name, number in (("p", p), ("beta", beta)):
         if not isinstance(number, int | float | np.floating):
-            raise ArgumentError(name, f"a {type(number).__name__}", "a number")
+            raise ArgumentError(name, kind_of(number), "a number")
     if not 0 < p <= 1:
         raise ArgumentError("p", p, "above 0 and at most 1")
     if not (np.isfinite(beta) and beta > 0):

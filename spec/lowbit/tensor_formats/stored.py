@@ -30,6 +30,7 @@ from lowbit.contract.signature import FINITE, ONE_TYPE, Shape, checked
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.table import Format, Sizes, Terms
+from lowbit.text import kind_of
 
 
 def _chapters() -> Iterator[ModuleType]:
@@ -97,7 +98,7 @@ class Stored:
         check_choice("format", self.format, list(FORMATS))
         check_options(self.options)
         if not isinstance(self.tensors, tuple):
-            raise ArgumentError("tensors", f"a {type(self.tensors).__name__}", "a tuple of arrays")
+            raise ArgumentError("tensors", kind_of(self.tensors), "a tuple of arrays")
         if len(self.tensors) != len(self.table.tensors):
             names = ", ".join(each.name for each in self.table.tensors)
             raise ArgumentError("number of tensors", len(self.tensors), f"{len(self.table.tensors)}: {names}")

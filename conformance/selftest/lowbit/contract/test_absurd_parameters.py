@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "layers": (lambda: offload.Arrangement(2**40, 4, 2), "layers is 1099511627776; allowed: an integer from 1 to"),
     "experts": (lambda: offload.Arrangement(2**9, 2**10, 2), "experts is 1024; allowed: an integer from 1 to 512"),
     "buffers": (lambda: offload.Arrangement(2, 4, 2, 2**30), "buffers is 1073741824; allowed: an integer from 1 to"),
-    "needed": (lambda: offload_engine.engine(PLACED).step(requested(0, 3)), "needed is a int; allowed: a tuple"),
+    "needed": (lambda: offload_engine.engine(PLACED).step(requested(0, 3)), "needed is an int; allowed: a tuple"),
     "guesses": (lambda: offload.trace(PLACED, [requested(0, (1,), "23")]), "guesses is a str; allowed: a tuple"),
     "requests": (lambda: offload.trace(PLACED, requested(0, (1,))), "requests is a Request"),  # type: ignore[arg-type]  # wrong on purpose
     "kv_heads": (lambda: kvcache.cache(2**30, 2, bfp12(2), bfp12(2)), "kv_heads is 1073741824; allowed: an integer"),
@@ -53,7 +53,7 @@ CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "beta": (lambda: hqq_solver.check_norm(1.0, (1,)), "beta is a tuple; allowed: a number"),  # type: ignore[arg-type]  # wrong on purpose
     "layout": (
         lambda: rope.rotate_heads(X, turned(layout=3)),
-        "layout is a int; allowed: a lowbit.attention.rope.Layout",
+        "layout is an int; allowed: a lowbit.attention.rope.Layout",
     ),
     "partner": (lambda: rope.rotate_heads(X, turned(layout=other(partner=ORDER + 1))), "partner .* is from 1 to 4"),
     "negative": (lambda: ksort.permuted_layout(other(partner=ORDER - 1), ORDER), "partner of layout is from -1 to 2"),

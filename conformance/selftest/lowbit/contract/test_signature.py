@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "strided": ({"scales": np.ones((2, 4), np.float32)[:, ::2]}, "scales is not contiguous"),
     "not-finite": ({"x": X * np.inf}, r"x\[0, 0\] is inf; allowed: finite numbers"),
     "not-positive": ({"scales": SCALES * 0}, "scales is as low as 0.0; allowed: above 0"),
-    "class": ({"matrix": 3}, "matrix is a int; allowed: a .*Matrix"),
+    "class": ({"matrix": 3}, "matrix is an int; allowed: a .*Matrix"),
     "valid": ({"matrix": of_four_rows(), "x": np.ones((4, 4))}, "rows is 4; allowed: an odd number"),
     "one-of": ({"bits": 3}, "bits is 3; allowed: 2 or 4"),
     "one-of-kind": ({"bits": 4.0}, "bits is 4.0; allowed: 2 or 4"),

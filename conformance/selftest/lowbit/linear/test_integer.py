@@ -142,7 +142,7 @@ def test_the_bound_refuses() -> None:
 def test_refusals() -> None:
     """Each names the argument and what is allowed."""
     matrix, x = made(), activations()
-    with pytest.raises(ArgumentError, match=r"x is a ndarray; allowed: a lowbit.quantization.bfp.Blocks"):
+    with pytest.raises(ArgumentError, match=r"x is an ndarray; allowed: a lowbit.quantization.bfp.Blocks"):
         qgemm_bfp(np.zeros((1, 96), np.float32), matrix)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ArgumentError, match="elements of a row of x is 64; allowed: 96"):
         qgemm_bfp(activations(64), matrix)

@@ -78,6 +78,7 @@ def test_an_array_of_another_library_is_named() -> None:
         dtype = "torch.float32"
 
     weights = quantize(np.ones((4, 32), np.float32), "q8_0")
-    x: Any = Tensor()
-    with pytest.raises(ArgumentError, match=r"x is a \w+ Tensor; allowed: a numpy array of float32"):
-        gemv(x, weights)
+    others: dict[str, Any] = {r"a \w+ Tensor": Tensor(), "a list": [1.0] * 32, "None": None}
+    for kind, x in others.items():
+        with pytest.raises(ArgumentError, match=rf"^x is {kind}; allowed: a numpy array of float32, float16 or bf"):
+            gemv(x, weights)

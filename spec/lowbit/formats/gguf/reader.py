@@ -33,7 +33,7 @@ from lowbit.formats.gguf.tensors import CODE_BITS, floats, matrix
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns, to_float
 from lowbit.system.memory import check_memory
-from lowbit.text import quoted
+from lowbit.text import kind_of, quoted
 
 Kind = TypeVar("Kind", bool, int, float, str, list[str])
 
@@ -81,7 +81,7 @@ class GGUFFile:
         if kind is float and type(value) is int:
             return kind(value)
         if type(value) is not kind:  # a boolean is no integer here
-            raise FormatError(self.file, key, f"a {type(value).__name__}", _KIND_NAMES[kind])
+            raise FormatError(self.file, key, kind_of(value), _KIND_NAMES[kind])
         return value
 
     def tensor(self, name: str) -> Matrix:
