@@ -291,7 +291,8 @@ class Format:
     def encoded(self, numbers: F64, at: Sizes, choice: str | None = None) -> dict[str, Array]:
         """The fields of numbers, float64, K × N, as the owner's reference or another choice of `encode` makes them."""
         given = numbers if self.block is None else numbers.T.reshape(at.N, -1, self.block)
-        return self.encode[choice or next(iter(self.encode))](given, at)
+        with np.errstate(all="ignore"):  # what overflows in a scale is refused with the field that it makes infinite
+            return self.encode[choice or next(iter(self.encode))](given, at)
 
     def terms(self, tensors: Mapping[str, Array], at: Sizes) -> Terms:
         """The numbers of a matrix, K × N."""

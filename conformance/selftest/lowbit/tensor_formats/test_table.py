@@ -1,5 +1,6 @@
 """Tables of formats: sizes, checks, and that every format can be drawn, decoded and refused."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from lowbit.backend.wire import as_json, from_json
 from lowbit.errors import ArgumentError
 from lowbit.numbers.floats import FLOATS
-from lowbit.tensor_formats.stored import FORMATS, Stored, dequantize, stored
+from lowbit.tensor_formats.stored import FORMATS, Stored, dequantize, quantized, stored
 from lowbit.tensor_formats.table import Sizes
 from lowbit_conformance.suite.clauses.test_formats import fitted, options_of
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
@@ -105,3 +106,15 @@ def test_options_of_another_form_are_refused(options: Any) -> None:
         Stored("gptq-v2", found.rows, found.columns, found.tensors, options)
     with pytest.raises(ArgumentError, match="tensors is a list"):
         Stored("gptq-v2", found.rows, found.columns, list(found.tensors), found.options)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize("name", [name for name, each in FORMATS.items() if each.encode])
+@pytest.mark.parametrize("magnitude", [np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal])
+def test_extreme_numbers_are_cast_or_refused(name: str, magnitude: np.float32) -> None:
+    """To finite numbers, or by an ArgumentError; either way without a warning of numpy."""
+    options = options_of(FORMATS[name], 0)
+    rows, columns = fitted(FORMATS[name], 64, 16, options)
+    x = np.where(np.arange(columns * rows) % 3, magnitude, -magnitude).astype(np.float32).reshape(columns, rows)
+    for choice in FORMATS[name].encode:
+        with suppress(ArgumentError):
+            assert np.isfinite(quantized(x, name, options, choice).values).all()
