@@ -205,6 +205,42 @@ def within_float16(row: Field, array: Array, at: Sizes) -> Array:
     return np.clip(powers_of_two(row, array), 127 - 24, 127 + 15).view(array.dtype)
 
 
+def zero_as_one(row: Field, array: Array, at: Sizes) -> Array:
+    """A scale of 0 is taken for one that is missing.
+
+    Raises:
+        ValueError: the scales are no floats with a zero.
+    """
+    if row.dtype not in FLOATS or not FLOATS[row.dtype].signed:
+        raise ValueError("there is no scale of 0")
+    return np.where(array == 0, np.ones((), array.dtype), array)
+
+
+def not_above_codes(row: Field, array: Array, at: Sizes) -> Array:
+    """A zero that is a float becomes no larger than the codes of 4 bits.
+
+    Raises:
+        ValueError: zeros are integers.
+    """
+    if row.dtype not in FLOATS:
+        raise ValueError("zeros are packed")
+    found: Array = np.minimum(array, np.asarray(15, array.dtype))
+    return found
+
+
+def of_whole_groups(row: Field, array: Array, at: Sizes) -> Array:
+    """A short last group has the scale of the one before.
+
+    Raises:
+        ValueError: all groups are whole, or there is one.
+    """
+    size, axis = at.options.get("group_size", at.K), axis_of_groups(row, array)
+    if at.K % size == 0 or size > at.K or array.shape[axis] != at.G:
+        raise ValueError("no group but the last is whole")
+    places = np.minimum(np.arange(at.G), at.K // size - 1)
+    return np.take(array, places, axis=axis)
+
+
 def without_byte_0(row: Field, array: Array, at: Sizes) -> Array:
     """The least power of two is the one above it."""
     return np.maximum(powers_of_two(row, array), 1).view(array.dtype)
@@ -239,6 +275,14 @@ def right_terms(weights: Stored) -> Terms:
     return weights.terms
 
 
+def possible(terms_of: Callable[[Stored], Terms], weights: Stored) -> Terms:
+    """The terms with the mistake, and the right ones where the format has no place for it."""
+    try:
+        return terms_of(weights)
+    except ValueError:
+        return weights.terms
+
+
 PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 
 
@@ -252,6 +296,20 @@ OTHERS = (
         "NaN and infinity in x count as 0.",
         of_products("C4", *PRODUCTS[:2]),
         dict.fromkeys(PRODUCTS[:2], hidden),
+    ),
+    *(
+        arithmetical(
+            name,
+            cause,
+            f"formats.dequantize/C1 {of_products('C2', *PRODUCTS[:2])}",
+            {"formats.dequantize": partial(dequantized, partial(possible, partial(with_fields, change, role)))}
+            | dict.fromkeys(PRODUCTS[:2], partial(multiplied, partial(possible, partial(with_fields, change, role)))),
+        )
+        for name, cause, change, role in (
+            ("stored-scale-of-0-as-1", "A scale of 0 counts as 1.", zero_as_one, "scale"),
+            ("stored-real-zero-within-codes", "A zero that is a float is at most 15.", not_above_codes, "zero"),
+            ("stored-short-group-unseen", "A short last group has the scale before its own.", of_whole_groups, "scale"),
+        )
     ),
     *(
         arithmetical(

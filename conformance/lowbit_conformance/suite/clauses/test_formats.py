@@ -132,7 +132,12 @@ def every_result(clause: str, settings: Settings) -> Iterator[FormatCase]:
 @checks("formats.dequantize/C1", every_result)
 def test_each_number_is_that_of_the_table(backend: Remote, case: FormatCase) -> None:
     """Random bytes of every field give the numbers of the table, rounded once or through float32; zeros are equal."""
-    weights = drawn(case, powers=case.tier == "lattice")
+    assert_numbers(backend, case, drawn(case, powers=case.tier == "lattice"))
+
+
+def assert_numbers(backend: Remote, case: FormatCase, weights: Stored) -> None:
+    """The backend's numbers of a matrix are those of its table."""
+    __tracebackhide__ = True
     given = backend.run("formats.dequantize", weights, case.result)
     once = rounded(weights.values, case.result)
     array = assert_array("numbers", given, once.dtype, once.shape)
@@ -241,9 +246,16 @@ def test_gemm_within_the_bound(backend: Remote, case: FormatCase, record_propert
     assert_bounded(backend, case, record_property)
 
 
-def assert_bounded(backend: Remote, case: FormatCase, record_property: Record, numbers: F64 | None = None) -> None:
+def assert_bounded(
+    backend: Remote,
+    case: FormatCase,
+    record_property: Record,
+    numbers: F64 | None = None,
+    weights: Stored | None = None,
+) -> None:
+    """A product of these, or of random ones, is within its bound."""
     __tracebackhide__ = True
-    weights = drawn(case, powers=False)
+    weights = drawn(case, powers=False) if weights is None else weights
     x = activations(case, random_numbers(case) if numbers is None else numbers)
     declared = arithmetic(backend, case)
     given = backend.run(case.operation, x, weights, case.result)
