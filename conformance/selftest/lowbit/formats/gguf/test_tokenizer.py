@@ -74,7 +74,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"tokenizer.ggml.pre": None}}, r"tokenizer\.ggml\.pre is missing"),
     (
         {"metadata": {"tokenizer.ggml.tokens": [1, 2]}},
-        r"tokenizer\.ggml\.tokens is a ndarray; allowed: an array of str",
+        r"tokenizer\.ggml\.tokens is an ndarray; allowed: an array of str",
     ),
     ({"metadata": {"tokenizer.ggml.token_type": [1, 2]}}, r"tokenizer\.ggml\.token_type"),
     ({"metadata": {"tokenizer.ggml.eos_token_id": len(TOKENS)}}, r"eos_token_id is \d+; allowed: 0 to \d+"),
