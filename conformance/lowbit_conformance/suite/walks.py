@@ -6,14 +6,43 @@ abandoned, and prompts, which need nearly every expert and stream through the sl
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from lowbit.moe.offload import Arrangement, Request
+from lowbit.moe.offload import Arrangement, Memory, Request
+from lowbit_conformance.suite.cases import Case
 
 Experts = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ArrangedCase(Case):
+    """A case with experts in slots.
+
+    Attributes:
+        layers, experts, slots, buffers, memory: of the `lowbit.moe.offload.Arrangement`.
+        needed: the most experts that a request needs, but for prompts.
+        guesses: the most that it guesses.
+    """
+
+    layers: int
+    experts: int
+    slots: int
+    buffers: int
+    memory: Memory
+    needed: int
+    guesses: int
+
+    @property
+    def label(self) -> str:
+        places = f"l{self.layers}-e{self.experts}-k{self.slots}-b{self.buffers}-{self.memory}"
+        return f"{places}-n{self.needed}-g{self.guesses}"
+
+    @property
+    def arrangement(self) -> Arrangement:
+        return Arrangement(self.layers, self.experts, self.slots, self.buffers, self.memory)
 
 
 class Walk:

@@ -12,44 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.moe.offload import MEMORIES, Arrangement, Event, Memory, Request
+from lowbit.moe.offload import MEMORIES, Event, Request
 from lowbit.moe.offload_engine import engine
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.clauses.test_offload import CLOCKS, STAY, same, stays
 from lowbit_conformance.suite.compare import assert_kind, refuses
 from lowbit_conformance.suite.marking import Settings, checks
-from lowbit_conformance.suite.walks import WRONG_ARRANGEMENTS, Walk
+from lowbit_conformance.suite.walks import WRONG_ARRANGEMENTS, ArrangedCase, Walk
 
 
 @dataclass(frozen=True)
-class EngineCase(Case):
-    """A walk of so many steps.
+class EngineCase(ArrangedCase):
+    """A walk of `steps` requests."""
 
-    Attributes:
-        layers, experts, slots, buffers, memory: of the `lowbit.moe.offload.Arrangement`.
-        needed: the most experts that a request needs, but for prompts.
-        guesses: the most that it guesses.
-        steps: how many requests are answered.
-    """
-
-    layers: int
-    experts: int
-    slots: int
-    buffers: int
-    memory: Memory
-    needed: int
-    guesses: int
     steps: int
 
     @property
     def label(self) -> str:
-        places = f"l{self.layers}-e{self.experts}-k{self.slots}-b{self.buffers}-{self.memory}"
-        return f"{places}-n{self.needed}-g{self.guesses}-{self.steps}steps"
-
-    @property
-    def arrangement(self) -> Arrangement:
-        return Arrangement(self.layers, self.experts, self.slots, self.buffers, self.memory)
+        return f"{super().label}-{self.steps}steps"
 
 
 class Pair:

@@ -12,41 +12,22 @@ from typing import Any
 import numpy as np
 
 from lowbit.moe import offload
-from lowbit.moe.offload import MEMORIES, Arrangement, Event, Memory, Request
+from lowbit.moe.offload import MEMORIES, Event, Request
 from lowbit_conformance.isolation.remote import Remote
-from lowbit_conformance.suite.cases import Case
 from lowbit_conformance.suite.compare import refuses
 from lowbit_conformance.suite.marking import Settings, checks
+from lowbit_conformance.suite.walks import ArrangedCase
 
 
 @dataclass(frozen=True)
-class OffloadCase(Case):
-    """A run.
+class OffloadCase(ArrangedCase):
+    """A run of `passes` through the layers."""
 
-    Attributes:
-        layers, experts, slots, buffers, memory: of the `lowbit.moe.offload.Arrangement`.
-        needed: the most experts that a request needs.
-        guesses: the most that it guesses.
-        passes: how often the layers are gone through.
-    """
-
-    layers: int
-    experts: int
-    slots: int
-    buffers: int
-    memory: Memory
-    needed: int
-    guesses: int
     passes: int
 
     @property
     def label(self) -> str:
-        places = f"l{self.layers}-e{self.experts}-k{self.slots}-b{self.buffers}-{self.memory}"
-        return f"{places}-n{self.needed}-g{self.guesses}-p{self.passes}"
-
-    @property
-    def arrangement(self) -> Arrangement:
-        return Arrangement(self.layers, self.experts, self.slots, self.buffers, self.memory)
+        return f"{super().label}-p{self.passes}"
 
 
 def requests_of(case: OffloadCase) -> list[Request]:
