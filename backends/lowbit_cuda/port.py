@@ -435,3 +435,19 @@ class DevicePort(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *error: object) -> None: ...
+
+
+def finish_after_failure(port: DevicePort) -> None:
+    """Make the host wait until every stream has finished, where the first error may be a late report of a failure that
+    has been raised before.
+
+    Raises:
+        DeviceLostError: the device is lost.
+        DeviceError: it fails a second time.
+    """
+    try:
+        port.finish()
+    except DeviceLostError:
+        raise
+    except DeviceError:
+        port.finish()

@@ -54,7 +54,7 @@ from lowbit_cuda.engine.recovery import Inventory, Recovery, inventories, missin
 from lowbit_cuda.engine.storage import DeviceStorage, ExpertStorage, HostStorage
 from lowbit_cuda.engine.token_timer import TokenTimer
 from lowbit_cuda.engine.transfers import Transfers, Work
-from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Stream
+from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Stream, finish_after_failure
 
 
 class Engine:
@@ -302,12 +302,7 @@ class Engine:
 
     def _finish(self) -> None:
         """Wait until the device has finished, and record what each storage contains."""
-        try:
-            self._port.finish()
-        except DeviceLostError:
-            raise
-        except DeviceError:  # the error may be a late report of an earlier failure
-            self._port.finish()
+        finish_after_failure(self._port)
         for storage in self._all_storage():
             storage.settle(self._port)
 

@@ -39,7 +39,7 @@ from lowbit_cuda.model.arena import Arena
 from lowbit_cuda.model.block import norm
 from lowbit_cuda.model.loading import Loader
 from lowbit_cuda.model.workspace import LOGIT_ROWS
-from lowbit_cuda.port import DeviceError, DeviceLostError, DevicePort, Graph
+from lowbit_cuda.port import DeviceError, DevicePort, Graph, finish_after_failure
 
 
 @dataclass(eq=False)
@@ -249,12 +249,7 @@ class Decoder:
         """
         if self._consistent:
             return
-        try:
-            self._port.finish()
-        except DeviceLostError:
-            raise
-        except DeviceError:  # the error may be a late report of an earlier failure
-            self._port.finish()
+        finish_after_failure(self._port)
         self._graphs.clear()  # after waiting, no graph is running
         if self._model.engine is not None:
             self._model.engine.reset()
