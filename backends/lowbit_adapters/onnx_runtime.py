@@ -55,7 +55,7 @@ def float_zero_roundings(rows: int, group_size: int) -> int:
 
 
 def model_of(constants: Mapping[str, Array], sizes: Mapping[str, int], products: int = 1) -> bytes:
-    """A model of so many products of one input A, each with constants of its own: the outputs Y0, Y1, ….
+    """A model of one or several products of one input A, each with constants of its own: the outputs Y0, Y1, ….
 
     Args:
         constants: the operator's B, scales and zero_points, in this order.

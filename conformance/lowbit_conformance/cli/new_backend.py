@@ -1,9 +1,9 @@
-"""``lowbit new-backend NAME``: a package of one's own, from which a kernel author goes on.
+"""``lowbit new-backend NAME``: a package with which a kernel author begins.
 
 What is written is the folder ``starter`` with three names replaced: a backend of one operation that passes, a test,
-and a workflow for a CI service; and a wheel of the lowbit that is running, so that the package installs anywhere. It is
-complete at once or not there at all: everything is written to a temporary folder
-beside it, which then gets its name.
+and a workflow for a CI service; and a wheel of the lowbit that is running, so that the package installs anywhere. The
+package is complete or not there at all: everything is written to a temporary folder beside it, which then gets its
+name.
 """
 
 import importlib.util

@@ -34,7 +34,7 @@ CONTROL = PAGE  # the first page: what the fault handler writes
 ARGUMENTS = 3 << 30  # bytes of address space; pages that are never touched cost nothing
 RESULTS = 1 << 30
 GUARD = 16  # pages between two arrays
-WHOLE = 1 << 20  # arrays up to so many bytes are compared with what they were
+WHOLE = 1 << 20  # bytes; arrays up to this size are compared with what they were
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The handler that records where a fault happened, compiled once for this machine.
 
-Without a C compiler, or without a folder for compiled code that only this user can write to, there is none, and a fault
-is a plain ``CRASHED``.
+Without a C compiler, or without a folder for compiled code that only this user can write to, there is no handler, and
+the verdict of a fault is ``CRASHED`` without a place.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Plain functions: a kernel that is one function is a backend of one operation.
 
-Whoever has a kernel has a function, and wants to know whether it is right before writing a class. A function is made a
-backend by saying which operation it computes and for what: a format, types, shapes.
+A kernel author has a function, and wants to know whether it is right before writing a class. A `Claim` makes a backend
+of it: it says which operation the function computes, and for what format, types and shapes.
 
 >>> def dequantized(blocks, *, rows, columns):
 ...     d = np.ascontiguousarray(blocks[:, :2]).view(np.float16).astype(np.float32)

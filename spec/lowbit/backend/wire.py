@@ -35,7 +35,7 @@ before memory is allocated. An error names the place in the tree:
 
 >>> from_json({"type": "bfp.Format", "fields": {"block": 32, "mantissa": 10**30, "exponent": 8}})
 Traceback (most recent call last):
-lowbit.errors.ArgumentError: value.mantissa is a larger one; allowed: an integer of at most 64 bits
+lowbit.errors.ArgumentError: value.mantissa is an integer of 100 bits; allowed: one of at most 64 bits
 >>> from_json([{"array": "<f4", "shape": [2**30], "data": ""}])
 Traceback (most recent call last):
 lowbit.errors.ArgumentError: data of value[0] is 0 characters; allowed: 5726623064, for float32 (1073741824,)
@@ -148,7 +148,7 @@ def _decode(tree: Tree, get: Get, name: str, depth: int) -> Any:
             return tree
         case int():
             if not -(2**63) <= tree < 2**64:
-                raise ArgumentError(name, "a larger one", "an integer of at most 64 bits")
+                raise ArgumentError(name, f"an integer of {tree.bit_length()} bits", "one of at most 64 bits")
             return tree
         case float():
             if not math.isfinite(tree):  # 1e999, which a reader of JSON takes for infinity

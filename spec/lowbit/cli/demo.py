@@ -177,7 +177,7 @@ def requantized(weights: LlamaWeights, bits: int, group_size: int) -> Variant:
 
 
 def fastest(generated: Mapping[str, Sequence[Mapping[str, Any]]]) -> str | None:
-    """The backend that generated the most tokens a second; None if there is none, which stands for the default."""
+    """The backend that generated the most tokens a second; None, for the default, if none generated any."""
     speeds = _speeds(generated)
     return max(speeds)[1] if speeds else None
 

@@ -265,7 +265,7 @@ def _multiply_block(plan: KernelPlan, x: F32, words: Words, codes: range, column
 
 
 def _tiles_of(registers: int, t_u: int) -> Iterator[tuple[int, int]]:
-    """Cut so many registers into tiles of :math:`t_u`, and a narrower one at the end."""
+    """Tiles of :math:`t_u` registers that cover all `registers`, the last perhaps narrower: start and width."""
     for left in range(0, registers, t_u):
         yield left, min(t_u, registers - left)
 

@@ -20,9 +20,9 @@ added to a float32 one. Then a term meets at most P + 1 roundings of float16 and
 
 .. math:: \gamma = (1 + \gamma_{P+1}(\text{float16}))\,(1 + \gamma_D(\text{float32})) - 1.
 
-Without promotion all D are of float16, and a declaration whose :math:`\gamma` exceeds a tenth is refused as ever.
+Without promotion all D are of float16, and a declaration whose :math:`\gamma` exceeds a tenth is refused, as always.
 
-**Sums that activations carry** (Q8_1) may stand for the sum of a block, times the offset of the weights there. Where a
+**Sums that activations carry** (Q8_1) may replace the sum of a block that meets the offset of its weights. Where a
 stored sum differs from that of the numbers, a kernel is right with either, so the bound takes in
 
 .. math:: \sum_b |s_{tb} - \sum_{k \in b} x_{tk}|\; \max_{k \in b} |\mathit{offset}_{kn}|.

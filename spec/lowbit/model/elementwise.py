@@ -24,11 +24,11 @@ class ElementwiseOps:
     """What a decoder computes between its linear layers.
 
     Attributes:
-        norm: from a gain, or None where there is none, and ε to the norm: float64, … × n, to the same.
-        swiglu: silu of the first, times the second: float64, T × m.
-        rotate: as `lowbit.attention.rope.rotate`.
-        attend: queries, a cache and a window to what `lowbit.attention.attention.attend` gives.
-        cache: an empty cache, for a number of key-value heads, of channels of a head, and of tokens to begin with.
+        norm: makes a norm, float64, … × n to … × n, of a gain (None for a norm without one) and ε.
+        swiglu: silu of the first argument times the second, float64, T × m.
+        rotate: `lowbit.attention.rope.rotate`.
+        attend: `lowbit.attention.attention.attend`, of queries, a cache and a window.
+        cache: makes an empty cache, of a number of key-value heads, channels of a head, and tokens to begin with.
     """
 
     norm: Callable[[F32 | None, float], Callable[[F64], F64]]

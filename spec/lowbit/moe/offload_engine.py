@@ -5,8 +5,8 @@ which must be copied, and where to. So the same machine is an operation that is 
 one request at a time (`lowbit.backend.session`). Nothing else is new: the events of the steps, put together, are the
 trace.
 
-What a program gains is that a wrong request costs it nothing. `offload.trace` refuses a whole run for one request out
-of order; the engine refuses that request, is as it was before, and the run goes on.
+A wrong request does not end a program's run. `offload.trace` refuses a whole run for one request out of order; the
+engine refuses that request, keeps its state, and takes the next one.
 
 Source: MoE offloading §3; errata M1 to M5, M9.
 """

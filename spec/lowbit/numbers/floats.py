@@ -323,7 +323,7 @@ def as_patterns(numbers: Array) -> Patterns:
     """A view of an array of such a dtype as patterns; the inverse of `as_numbers`.
 
     Raises:
-        ArgumentError: the dtype is none of a type of this chapter.
+        ArgumentError: the dtype is that of no type of this chapter.
     """
     name = numbers.dtype.name
     if name not in FLOATS:

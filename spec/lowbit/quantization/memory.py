@@ -151,7 +151,7 @@ def model_bytes(shape: Shape, bits: int, group_size: int | None, convention: Con
 
 
 def cache_bytes(shape: Shape, tokens: int) -> int:
-    """Bytes of the keys and values of so many tokens in float32.
+    """Bytes of the keys and values of a number of tokens in float32.
 
     >>> [cache_bytes(shape, 128) // MIB for shape in LLAMA.values()]
     [128, 200, 390]

@@ -138,7 +138,7 @@ def described(value: object) -> str:
     if isinstance(value, list | dict) and len(value) > 4:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_INTEGER:
-        return "a larger one"
+        return f"an integer of {value.bit_length()} bits"
     if isinstance(value, list | dict):
         try:
             text = repr(value)
