@@ -22,9 +22,9 @@ word                  meaning
 **Bytes in a lane** are counted from the least significant one. A register is always a numpy array of uint32; each word
 decides what its bits mean, as on a processor.
 
-**Saturation.** `dot4_pairs` is the oldest of these instructions on x86, and it is dangerous: a sum of two products
-above 32767 becomes 32767, without a sign. `dot4` and `dot2` add into 32 bits and wrap only there. Which codes are safe
-in which is derived in the chapter `integer`.
+**Saturation.** `dot4_pairs` is the oldest of the x86 instructions that multiply bytes, and it is dangerous: a sum of
+two products above 32767 silently becomes 32767. `dot4` and `dot2` add into 32 bits and wrap only there. The chapter
+`integer` derives which codes are safe in which instruction.
 
 Source: the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD).
 """
