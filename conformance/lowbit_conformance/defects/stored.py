@@ -241,6 +241,26 @@ def of_whole_groups(row: Field, array: Array, at: Sizes) -> Array:
     return np.take(array, places, axis=axis)
 
 
+def ends_of_float16(row: Field, array: Array, at: Sizes) -> Array:
+    """Scales of wider floats end where float16 does: at 65504, and at 0 below its least number.
+
+    Raises:
+        ValueError: the type of the scales is no wider, or has no zero.
+    """
+    if row.dtype not in ("float32", "bfloat16"):
+        raise ValueError("the scales are no wider than float16")
+    most, least = FLOATS["float16"].largest, FLOATS["float16"].least_subnormal
+    numbers = array.astype(np.float64).clip(-most, most)
+    return np.where(np.abs(numbers) < least, 0.0, numbers).astype(array.dtype)
+
+
+def of_activations(change: Change, x: Any, weights: Stored, result: Any = "float32") -> Array:
+    """A product whose stored activations have changed scales."""
+    found = possible(partial(with_fields, change, "scale"), x).values
+    with np.errstate(over="ignore", invalid="ignore"):
+        return rounded(product(found.T, weights.values), result)
+
+
 def without_byte_0(row: Field, array: Array, at: Sizes) -> Array:
     """The least power of two is the one above it."""
     return np.maximum(powers_of_two(row, array), 1).view(array.dtype)
@@ -296,6 +316,21 @@ OTHERS = (
         "NaN and infinity in x count as 0.",
         of_products("C4", *PRODUCTS[:2]),
         dict.fromkeys(PRODUCTS[:2], hidden),
+    ),
+    arithmetical(
+        "stored-scales-end-with-float16",
+        "Scales of bfloat16 and float32 beyond float16 become its largest number, or 0.",
+        "formats.dequantize/C1 " + of_products("C2"),
+        {"formats.dequantize": partial(dequantized, partial(possible, partial(with_fields, ends_of_float16, "scale")))}
+        | dict.fromkeys(
+            PRODUCTS, partial(multiplied, partial(possible, partial(with_fields, ends_of_float16, "scale")))
+        ),
+    ),
+    arithmetical(
+        "stored-scales-of-activations-end-with-float16",
+        "Scales of activations beyond float16 become its largest number, or 0.",
+        "linear.gemm_cast/C2",
+        {"linear.gemm_cast": partial(of_activations, ends_of_float16)},
     ),
     *(
         arithmetical(

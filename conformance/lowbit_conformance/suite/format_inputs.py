@@ -9,8 +9,10 @@ narrowest type that a sum passes through: the accumulator or the result. An acti
 weights cannot hold a weight of its row. Then every kernel has one right answer.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -102,12 +104,15 @@ def activation_options(name: str) -> tuple[tuple[str, int], ...]:
 # **Fields.**
 
 
+NONE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 Codes = Literal["usual", "patterns", "largest"]
 """How codes are drawn: integers as any bits and floats of usual sizes, floats as any bits too, or all the largest."""
 
 
-def drawn(case: FormatCase, *, powers: bool, codes: Codes = "usual", scales: tuple[int, ...] = ()) -> Stored:
-    """A matrix of the case; with `powers`, float scales are powers of two; with `scales`, wide ones have these."""
+def drawn(
+    case: FormatCase, *, powers: bool, codes: Codes = "usual", scales: Mapping[str, tuple[int, ...]] = NONE
+) -> Stored:
+    """A matrix of the case; with `powers`, float scales are powers of two, with the exponents that `scales` has."""
     at = case.table.sizes(case.rows, case.columns, dict(case.options))
     return stored_from(case, at, case.generator(), powers=powers, codes=codes, scales=scales)
 
@@ -119,7 +124,7 @@ def stored_from(
     *,
     powers: bool,
     codes: Codes = "usual",
-    scales: tuple[int, ...] = (),
+    scales: Mapping[str, tuple[int, ...]] = NONE,
 ) -> Stored:
     table = case.table
     outer = () if table.block is None else (at.N, at.K // table.block)
@@ -128,8 +133,8 @@ def stored_from(
     for row in rows:
         if row.role == "codes" and codes != "usual":
             fields[row.name] = other_codes(row, fields[row.name], rng, codes)
-    for row in wide_scales(table) if scales else ():
-        numbers = np.exp2(rng.choice(scales, fields[row.name].shape).astype(np.float64))
+    for row in (row for row in rows if row.name in scales):
+        numbers = np.exp2(rng.choice(scales[row.name], fields[row.name].shape).astype(np.float64))
         fields[row.name] = rounded(numbers, check_choice("dtype", row.dtype, NAMES))
     if table.complete is not None:
         fields = table.complete(fields, at)

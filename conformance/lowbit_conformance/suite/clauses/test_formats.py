@@ -378,8 +378,12 @@ def lattice_cast(clause: str, settings: Settings) -> Iterator[FormatCase]:
 
 def cast_of(case: FormatCase, *, powers: bool, codes: Codes = "usual") -> Stored:
     """The activations of a case: K × T."""
-    changed = replace(case, format=case.activations, columns=case.vectors, options=activation_options(case.activations))
-    return drawn(changed, powers=powers, codes=codes)
+    return drawn(cast_case(case), powers=powers, codes=codes)
+
+
+def cast_case(case: FormatCase) -> FormatCase:
+    """The case of the matrix of activations alone."""
+    return replace(case, format=case.activations, columns=case.vectors, options=activation_options(case.activations))
 
 
 @checks("linear.gemm_cast/C1", lattice_cast)

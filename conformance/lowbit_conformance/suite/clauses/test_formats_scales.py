@@ -1,40 +1,57 @@
-r"""Checks of products with stored matrices whose scales are far from 1, or belong to blocks of columns.
+r"""Checks of stored matrices whose scales are far from 1, or belong to blocks of columns.
 
 A scale of 8 bits without a significand, of bfloat16 or of float32 may lie far beyond float16 (*wide scales*): a kernel
 that converts scales to float16 is right in every case whose scales are of usual sizes. The least scale of MX, the byte
 0, is :math:`2^{-127}`, a subnormal number of float32, which a shift of the byte into the exponent does not give. Where
 a scale belongs to a block of columns, a matrix needs several blocks across for a wrong one to be seen (*squares*).
+
+**How far.** A wide scale multiplies the weights by :math:`2^f`. With all wide scales 1 the largest weight is below
+:math:`2^c`; activations are below :math:`2^p`, K is at most :math:`2^n`, and numbers of a type T lie from
+:math:`2^{e_T}` to :math:`2^{E_T}`. Whatever a kernel computes first stays within its types if
+
+.. math:: f + c < E_V, \qquad p + c + n < E_A, \qquad p + f + c + n < \min(E_A, E_R)
+
+for weights in V (or in the accumulator, where no weight is formed), the accumulator A and the result R. And something
+is left to be seen if :math:`f + c \ge e_V` and :math:`p + f + c \ge e_R`. The largest and the least *f* follow, with
+the least and the largest activations of their type; activations then bring products as near to 1 as they can.
 """
 
 import re
 from collections.abc import Iterator
-from math import frexp
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
+from math import ceil, log2
 
 import numpy as np
 
 from lowbit.arrays import F64
-from lowbit.contract.rounding import Arithmetic, Bound
-from lowbit.linear.stored_bounds import LARGEST, stored_bound
+from lowbit.contract.rounding import Arithmetic
+from lowbit.linear.stored import multiplied
+from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
-from lowbit_conformance.suite.clauses.test_formats import assert_bounded, exact_of, fitted, share_of
+from lowbit_conformance.suite.clauses.test_formats import (
+    CAST,
+    assert_bounded,
+    assert_numbers,
+    cast_case,
+    cast_of,
+    exact_of,
+    fitted,
+    share_of,
+)
 from lowbit_conformance.suite.clauses.test_formats_extremes import common_options
-from lowbit_conformance.suite.format_inputs import FormatCase, activations, drawn, wide_scales
+from lowbit_conformance.suite.format_inputs import FormatCase, activations, allows, drawn, wide_scales
 from lowbit_conformance.suite.marking import Settings, checks
 
 BLOCKS = 3
 """Blocks of columns of a matrix, and of rows."""
 STEPS = 3
 """Scales of one matrix: powers of two, the extreme one and those next to it."""
-MOST = 100
-"""The exponent of the largest numbers: far beyond float16 and bfloat16's precision, with room for sums in float32."""
-OF_SCALES = {"float32": (-126, MOST), "bfloat16": (-126, MOST), "float16": (-26, 18)}
-"""The least and the largest exponent of a scale by the type of activations: products with them stay in that type."""
-OF_ACTIVATIONS = {"float32": (-MOST, MOST), "bfloat16": (-MOST, MOST), "float16": (-20, 14)}
-"""The exponents by which activations may be scaled, so that the result is near 1 where it can be."""
 
 
 # **Squares.**
@@ -72,16 +89,76 @@ def test_gemm_takes_the_scale_of_its_columns(backend: Remote, case: FormatCase, 
 # **Wide scales.**
 
 
+@dataclass(frozen=True)
+class Reach:
+    """The exponents of the numbers of a type: normal ones lie from 2^least to 2^(largest + 1)."""
+
+    least: int
+    largest: int
+
+
+def reach(name: str) -> Reach:
+    """That of a type of floats."""
+    if name == "float64":
+        return Reach(-1022, 1023)
+    kind = FLOATS[name]
+    return Reach(1 - kind.bias if kind.signed else -kind.bias, int(log2(kind.largest)))
+
+
 def wide(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """Formats with one field of scales that reaches beyond float16, in each type."""
+    """Each field of scales that reaches beyond float16, in each type."""
     for table in FORMATS.values():
-        if len(wide_scales(table)) != 1:
-            continue
-        options = common_options(table)
-        rows, columns = fitted(table, 2 * (table.block or 64), 128, options)
-        vectors = 1 if clause.startswith("linear.gemv") else 3
-        for own in RESULTS:
-            yield FormatCase(clause, "edge", "wide-scales", table.name, rows, columns, vectors, own, own, options)
+        for case in wide_fields(clause, table):
+            for own in RESULTS:
+                yield replace(case, activations=own, result=own)
+
+
+def wide_fields(clause: str, table: Format) -> Iterator[FormatCase]:
+    """A case for each set of fields that scale all weights together; its variant names them where there are several."""
+    options = common_options(table)
+    shape = fitted(table, 2 * (table.block or 64), 128, options)
+    vectors = 1 if clause.startswith("linear.gemv") else 3
+    for names in together(table.name):
+        variant = "wide-scales" if len(wide_scales(table)) == 1 else "-".join(("wide", *names))
+        yield FormatCase(clause, "edge", variant, table.name, *shape, vectors, options=options)
+
+
+@lru_cache(maxsize=1024)
+def together(name: str) -> tuple[tuple[str, ...], ...]:
+    """The smallest sets of wide fields of a format that double or halve every weight if they are doubled.
+
+    A scale that is itself the sum of two fields takes both.
+    """
+    table = FORMATS[name]
+    rows = [row.name for row in wide_scales(table)]
+    for size in range(1, len(rows) + 1):
+        found = tuple(each for each in combinations(rows, size) if sign_of(name, each))
+        if found:
+            return found
+    return ()
+
+
+@lru_cache(maxsize=1024)
+def sign_of(name: str, fields: tuple[str, ...]) -> int:
+    """1 where doubling these fields doubles every weight, -1 where it halves it, 0 where it does neither."""
+    table = FORMATS[name]
+    options = common_options(table)
+    shape = fitted(table, table.block or 64, 32, options)
+    case = FormatCase("formats.dequantize/C1", "edge", "wide", name, *shape, options=options)
+    plain, double = (drawn(case, powers=True, scales=dict.fromkeys(fields, (e,))).values for e in (0, 1))
+    return 1 if np.array_equal(double, 2 * plain) else -1 if np.array_equal(2 * double, plain) else 0
+
+
+def fields_of(case: FormatCase, table: Format) -> tuple[str, ...]:
+    """The fields that a case is of."""
+    sets = together(table.name)
+    return next((each for each in sets if case.variant == "-".join(("wide", *each))), sets[0])
+
+
+def reach_of(case: FormatCase) -> Reach:
+    """Of the type of these fields, in which powers of two are normal."""
+    first = fields_of(case, case.table)[0]
+    return reach(next(row.dtype for row in case.table.fields if row.name == first))
 
 
 @checks("linear.gemv/C2", wide)
@@ -99,41 +176,126 @@ def test_gemm_with_scales_far_from_1(backend: Remote, case: FormatCase, record_p
 def assert_wide(backend: Remote, case: FormatCase, end: int) -> float:
     """One product within its bound, with the least scales (end 0) or the largest; the share of it that was used."""
     __tracebackhide__ = True
-    weights = extreme(case, end)
-    x, declared = activations(case, balanced(case, weights)), arithmetic(backend, case)
+    declared = arithmetic(backend, case)
+    weights, power = extreme(case, end, declared)
+    x = activations(case, balanced(case, power))
     given = backend.run(case.operation, x, weights, case.result)
     exact, numbers = exact_of(case, x, weights), np.atleast_2d(x).astype(np.float64)
     bound = limit_of(lambda: stored_bound(numbers, weights, case.result, declared, np.atleast_2d(exact)))
-    if overflows(numbers, weights, declared):
-        bound = Bound(np.full(bound.limit.shape, np.inf), bound.gauge, "numbers that the declared types do not hold")
     return share_of(given, exact, bound, case)
 
 
-def extreme(case: FormatCase, end: int) -> Stored:
-    """A matrix with the least (0) or the largest (1) scales: where a scale divides, as far as numbers stay in range."""
-    (row,) = wide_scales(case.table)
-    exponent = OF_SCALES[case.activations][end]
-    if exponent == -126 and not FLOATS[row.dtype].signed:
-        exponent = -127  # the byte 0
+def extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stored, int]:
+    """A matrix with the least (0) or the largest (1) scales, and the exponent of the activations."""
+    own = reach(case.activations)
+    factor, power = factors(case, case, Reach(own.least + 1, own.largest), declared)[end]
+    return with_factor(case, factor, end), power
+
+
+def factors(case: FormatCase, of: FormatCase, x: Reach, declared: Arithmetic) -> tuple[tuple[int, int], ...]:
+    """The least and the largest f of the matrix of `of`, each with the p that goes with it.
+
+    Args:
+        case: whose types and K they are.
+        of: a case of the matrix that has the wide scales: of the weights, or of stored activations.
+        x: from the least to the largest p that the other numbers may have.
+        declared: the backend's arithmetic.
+    """
+    c, n = magnitude(with_factor(of, None, 0)), ceil(log2(case.rows))
+    total, result = reach(declared.accumulator), reach(case.result)
+    kept = total if declared.weights == "exact" else reach(declared.weights)
+    scale = reach_of(of)
+    most = min(x.largest, total.largest - 1 - c - n)
+    low = max(kept.least - c, result.least - most - c, scale.least)
+    high = min(kept.largest - 1 - c, min(total.largest, result.largest) - 1 - x.least - c - n, scale.largest)
+    return tuple((f, min(max(-f - c, x.least), most)) for f in (low, high))
+
+
+def magnitude(matrix: Stored) -> int:
+    """c: the exponent of the power of two at or above the largest weight."""
+    return ceil(log2(float(matrix.terms.magnitudes.max())))
+
+
+def with_factor(case: FormatCase, factor: int | None, end: int) -> Stored:
+    """The matrix with its wide scales 2^factor and the powers of two next to it, inwards; without a factor all 1.
+
+    A scale that divides has the inverse.
+    """
+    names, sign = fields_of(case, case.table), sign_of(case.format, fields_of(case, case.table))
     inwards = (1, -1)[end]
-    while True:
-        weights = drawn(case, powers=True, scales=tuple(exponent + inwards * step for step in range(STEPS)))
-        if weights.terms.magnitudes.max() <= 2.0 ** (OF_SCALES[case.activations][1] + 10):
-            return weights
-        exponent += 4 * inwards
+    exponents = [0] if factor is None else [sign * (factor + inwards * step) for step in range(STEPS)]
+    return drawn(case, powers=True, scales=dict.fromkeys(names, tuple(exponents)))
 
 
-def balanced(case: FormatCase, weights: Stored) -> F64:
-    """T × K numbers of magnitudes from 1/2 to 1, times a power of two that brings products near 1 where it can."""
-    low, high = OF_ACTIVATIONS[case.activations]
-    power = min(max(1 - frexp(float(weights.terms.magnitudes.max()))[1], low), high)
+def balanced(case: FormatCase, power: int) -> F64:
+    """T × K numbers of magnitudes from 1/2 to 1, times a power of two."""
     rng, shape = case.generator(), (case.vectors, case.rows)
     numbers: F64 = rng.choice((-1.0, 1.0), shape) * rng.uniform(0.5, 1, shape) * 2.0**power
     return numbers
 
 
-def overflows(x: F64, weights: Stored, declared: Arithmetic) -> bool:
-    """Whether activations or weights pass what a kernel of these types may hold them in."""
-    kind = declared.weights if declared.weights != "exact" else "float32"
-    held = float(weights.terms.magnitudes.max()) <= FLOATS[kind].largest
-    return not held or float(np.abs(x).max()) * 2.0**10 > LARGEST[declared.accumulator]
+# **The same scales in other operations.** Dequantising is exact, so that only the numbers need to be held.
+
+
+def wide_numbers(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    for table in FORMATS.values():
+        yield from wide_fields(clause, table)
+
+
+@checks("formats.dequantize/C1", wide_numbers)
+def test_numbers_with_scales_far_from_1(backend: Remote, case: FormatCase) -> None:
+    """The least scales of their type, and the largest whose numbers float32 holds."""
+    scale, largest = reach_of(case), reach("float32").largest
+    c = magnitude(with_factor(case, None, 0))
+    for end, factor in enumerate((scale.least, min(scale.largest, largest - 1 - c))):
+        assert_numbers(backend, case, with_factor(case, factor, end))
+
+
+def wide_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """Each field of weights with the first activations that fit; each of activations with the first weights that do."""
+    for table in FORMATS.values():
+        for case in wide_fields(clause, table):
+            fitting = [name for name in CAST if case.rows % (FORMATS[name].block or 1) == 0]
+            yield replace(case, activations=fitting[0])
+    for name in CAST:
+        for case in wide_fields(clause, FORMATS[name]):
+            others = (table for table in FORMATS.values() if not wide_scales(table) and fits(table, case))
+            table = next(others)
+            options = common_options(table)
+            yield replace(case, variant="wide-activations", format=table.name, options=options, activations=name)
+
+
+def fits(table: Format, case: FormatCase) -> bool:
+    """Whether a format of weights has a matrix of the case's sizes."""
+    return allows(table, case.rows, case.columns, common_options(table))
+
+
+@checks("linear.gemm_cast/C2", wide_casts)
+def test_cast_products_with_scales_far_from_1(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """The least and the largest scales of weights, or of activations, whose products the types hold."""
+    record_property("share", max(assert_wide_cast(backend, case, end) for end in (0, 1)))
+
+
+def assert_wide_cast(backend: Remote, case: FormatCase, end: int) -> float:
+    """One product of stored activations within its bound; the share of it that was used."""
+    __tracebackhide__ = True
+    declared = arithmetic(backend, case)
+    weights, x = cast_extreme(case, end, declared)
+    given = backend.run(case.operation, x, weights, case.result)
+    numbers = x.values.T
+    exact = multiplied(numbers, weights)
+    bound = limit_of(lambda: stored_bound(numbers, weights, case.result, declared, exact, of_sums(x, weights)))
+    return share_of(given, exact, bound, case)
+
+
+def cast_extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stored, Stored]:
+    """Weights and activations, the scales of one of them extreme."""
+    weights, x = drawn(case, powers=True), cast_of(case, powers=True)
+    if case.variant == "wide-activations":
+        of = cast_case(case)
+        power = magnitude(weights)
+        factor, _ = factors(case, of, Reach(power, power), declared)[end]
+        return weights, with_factor(of, factor, end)
+    power = magnitude(x)
+    factor, _ = factors(case, case, Reach(power, power), declared)[end]
+    return with_factor(case, factor, end), x
