@@ -54,7 +54,9 @@ from lowbit.kernels.vector_integer import (
     dot4_pairs,
     load_byte,
     load_half,
+    lookup_bytes,
     permute,
+    srai,
 )
 
 # **Memory.** An address is a view of the L elements that begin there. A register has a copy of its own, so that a later
@@ -274,6 +276,8 @@ VOCABULARY: Mapping[str, Word] = MappingProxyType(
         "dot4_pairs": Word("int", ("int", "int"), "pairs of products of bytes, saturated to 16 bits", dot4_pairs),
         "add_pairs": Word("int", ("int", "int"), "a + b in halves of 16 bits", add_pairs),
         "dot2": Word("int", ("int", "int", "int"), "a + two products of 16-bit numbers of b and c", dot2),
+        "srai": Word("int", ("int", "count"), "a >> i, the sign moved in", srai),
+        "lookup_bytes": Word("int", ("int", "int"), "for each byte of b the byte of the table a", lookup_bytes),
         "as_int": Word("int", ("float",), "the same bits", as_int),
         "as_float": Word("float", ("int",), "the same bits", as_float),
         "cvt_int_float": Word("float", ("int",), "the integer, below 2**31, as float32", cvt_int_float),

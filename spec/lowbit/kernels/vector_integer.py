@@ -17,6 +17,8 @@ word                  meaning
 `add_pairs`           16-bit numbers added
 `dot2`                :math:`c + \sum_{i<2} a_i b_i`, signed 16-bit numbers
 `cvt_signed_float`    a signed integer as float32
+`srai`                a signed integer shifted right, its sign moved in
+`lookup_bytes`        each byte is one of sixteen bytes of a table, by the low bits of an index
 ===================== =====================================================================
 
 **Bytes in a lane** are counted from the least significant one. A register is always a numpy array of uint32; each word
@@ -26,7 +28,7 @@ decides what its bits mean, as on a processor.
 two products above 32767 silently becomes 32767. `dot4` and `dot2` add into 32 bits and wrap only there. The chapter
 `integer` derives which codes are safe in which instruction.
 
-Source: the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD).
+Source: the instructions are those of x86 (PMADDUBSW, PMADDWD, VPDPBUSD, VPERMPS, VCVTPH2PS, VPTERNLOGD, PSRAD, PSHUFB).
 """
 
 import numpy as np
@@ -114,6 +116,33 @@ def dot2(c: U32, a: U32, b: U32) -> U32:
 def cvt_signed_float(a: U32) -> F32:
     """Each lane, a signed integer, as float32; exact below 2^24, else rounded to nearest, ties to even."""
     return a.view(np.int32).astype(np.float32)
+
+
+def srai(a: U32, i: int) -> U32:
+    """Each lane, a signed integer, shifted right by `i` bits; copies of its sign are moved in.
+
+    >>> srai(np.array([-64], np.int32).view(np.uint32), 4).view(np.int32)
+    array([-4], dtype=int32)
+    """
+    return (a.view(np.int32) >> np.int32(i)).view(np.uint32)
+
+
+def lookup_bytes(table: U32, index: U32) -> U32:
+    """Each byte is the byte of the table that its index names: four look-ups in a lane.
+
+    A processor looks a byte up among the sixteen bytes of its own four lanes, so a table is repeated every four lanes.
+
+    >>> table = np.arange(100, 116, dtype=np.uint8).view(np.uint32)
+    >>> lookup_bytes(table, np.array([0x0F020100] * 4, np.uint32)).view(np.uint8)[:4]
+    array([100, 101, 102, 115], dtype=uint8)
+
+    Args:
+        table: sixteen bytes in every four lanes.
+        index: of as many lanes, a multiple of four; its bytes count modulo 16, and one above 127 gives 0.
+    """
+    tables, indices = (each.view(np.uint8).reshape(-1, 16) for each in (table, index))
+    found = np.where(indices < 128, np.take_along_axis(tables, indices & np.uint8(15), axis=1), np.uint8(0))
+    return found.reshape(-1).view(np.uint32)
 
 
 def _bytes(a: U32, dtype: npt.DTypeLike) -> I64:
