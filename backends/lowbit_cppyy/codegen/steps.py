@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from lowbit.kernels.program import Address, Advance, Comment, Instruction, Step
 from lowbit_cppyy.layout.panels import LINE, row_elements
@@ -53,7 +54,23 @@ def words_of(recipe: Recipe, j: int) -> list[str]:
     return [f"w{row}_{j}" for row in range(recipe.unit_words)]
 
 
-def prefetch(recipe: Recipe, row: int) -> Iterator[Step]:
+class Streamed(Protocol):
+    """What prefetching needs to know of a recipe."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def panel(self) -> int: ...
+
+    @property
+    def unit_words(self) -> int: ...
+
+    @property
+    def ahead(self) -> int: ...
+
+
+def prefetch(recipe: Streamed, row: int) -> Iterator[Step]:
     """Prefetch the lines at a fixed distance behind the rows of a unit: the processor's own prefetcher stops at a page.
 
     It takes whole rows of the panel, also where the tile is narrower, because the tiles beside it are next. With one

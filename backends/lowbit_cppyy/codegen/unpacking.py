@@ -7,10 +7,10 @@ Source: QIGen §3, algorithm 2. `lowbit_cppyy.recipe` describes the methods that
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from lowbit.kernels.program import Instruction, Loop, Step
 from lowbit_cppyy.layout.interleaving import Field, fields
-from lowbit_cppyy.recipe import Recipe
 
 
 def mask(value: int) -> str:
@@ -38,13 +38,23 @@ def shifted(word: str, by: int, to: str) -> tuple[list[Step], str]:
     return [Instruction("srli" if by > 0 else "slli", to, (word, abs(by)))], to
 
 
-def folded(recipe: Recipe, code: int) -> int:
+class Unpacked(Protocol):
+    """What unpacking needs to know of a recipe: the width of a code, and how codes become products."""
+
+    @property
+    def bits(self) -> int: ...
+
+    @property
+    def method(self) -> str: ...
+
+
+def folded(recipe: Unpacked, code: int) -> int:
     """The power of two by which a code of this recipe is too large."""
     position = fields(recipe.bits, code)[0].position
     return position if recipe.method == "fold" and position + recipe.bits <= 31 else 0
 
 
-def unpack(recipe: Recipe, code: int, words: list[str], a: str, b: str, to: str) -> Iterator[Step]:
+def unpack(recipe: Unpacked, code: int, words: list[str], a: str, b: str, to: str) -> Iterator[Step]:
     """One code to the register `to`.
 
     Args:
@@ -52,7 +62,7 @@ def unpack(recipe: Recipe, code: int, words: list[str], a: str, b: str, to: str)
         code: its number in the unit.
         words: the registers that hold the words of the unit.
         a: a scratch register.
-        b: another one, for the upper bit of a 3-bit code.
+        b: another one, for the upper plane of a code.
         to: the register for the float.
     """
     parts = fields(recipe.bits, code)
@@ -60,11 +70,11 @@ def unpack(recipe: Recipe, code: int, words: list[str], a: str, b: str, to: str)
         yield from _join(parts[0], parts[1], folded(recipe, code), words, a, b)
         yield Instruction("cvt_int_float", to, (a,))
     elif recipe.method == "table":
-        steps, word = shifted(words[0], parts[0].position, a)
+        steps, word = shifted(words[parts[0].word], parts[0].position, a)
         yield from steps
         yield Instruction("permute", to, ("table", word))
     else:
-        yield from _single(parts[0], folded(recipe, code), words[0], a)
+        yield from _single(parts[0], folded(recipe, code), words[parts[0].word], a)
         yield Instruction("cvt_int_float", to, (a,))
 
 
@@ -77,13 +87,13 @@ def _single(field: Field, power: int, word: str, a: str) -> Iterator[Step]:
 
 
 def _join(low: Field, high: Field, power: int, words: list[str], a: str, b: str) -> Iterator[Step]:
-    """The planes of a 3-bit code joined, the lowest bit at `power`."""
+    """The two planes of a code joined, the lowest bit at `power`."""
     steps, register = shifted(words[low.word], low.position - power, a)
     yield from steps
-    yield Instruction("and", a, (register, mask(3 << power)))
-    steps, register = shifted(words[high.word], high.position - power - 2, b)
+    yield Instruction("and", a, (register, mask(((1 << low.width) - 1) << power)))
+    steps, register = shifted(words[high.word], high.position - power - high.first, b)
     yield from steps
-    yield Instruction("and_or", a, (register, mask(4 << power), a))
+    yield Instruction("and_or", a, (register, mask(((1 << high.width) - 1) << power + high.first), a))
 
 
 def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tuple[list[Step], str]:
@@ -96,6 +106,7 @@ def four_codes(bits: int, number: int, words: list[str], a: str, b: str) -> tupl
     steps, register = shifted(words[low.word], low.position, a)
     steps.append(Instruction("and", a, (register, mask(((1 << low.width) - 1) * ones))))
     if len(parts) == 2:
-        more, register = shifted(words[parts[1].word], parts[1].position - 2, b)
-        steps += [*more, Instruction("and_or", a, (register, mask(4 * ones), a))]
+        high = parts[1]
+        more, register = shifted(words[high.word], high.position - high.first, b)
+        steps += [*more, Instruction("and_or", a, (register, mask(((1 << high.width) - 1 << high.first) * ones), a))]
     return steps, a

@@ -7,8 +7,8 @@ straddle words cost shifts. So a prepared matrix holds the same codes of a unit 
 - code k lies in byte ``k mod 4`` of its word, so that one mask takes four neighbouring codes out of a word;
 - within a byte, codes follow each other from the lowest bits up: 2-bit codes at ``2 (k div 4)``, 4-bit codes at
   ``4 (k div 4)``;
-- a 3-bit code is split into two *planes*. Its lower two bits lie in the first or second word, as 2-bit codes do. Its
-  highest bit is bit ``k div 4`` of byte ``k mod 4`` of the third word. No code straddles a word.
+- a code of 3, 5 or 6 bits is split into two *planes*. The lower two or four bits lie in the first words, as codes of 2
+  or 4 bits do, and the others in the words after them, as codes of 1 or 2 bits would. No code straddles a word.
 
 ========= ======================================= ========================
 bits      codes in byte 0                         bytes 1 to 3
@@ -18,12 +18,16 @@ bits      codes in byte 0                         bytes 1 to 3
 8         0                                       the same for 1, 2 and 3
 3, low    0, 4, 8, 12 of the first or second 16   the same for 1, 2 and 3
 3, high   0, 4, 8, … 28, one bit each             the same for 1, 2 and 3
+5         as 4, and as the high plane of 3        the same for 1, 2 and 3
+6         as 4, and as 2                          the same for 1, 2 and 3
 ========= ======================================= ========================
 
 `fields` is that rule as data. `interleave` and `deinterleave` convert words between it and the specification's packing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -55,19 +59,29 @@ class Field:
         return ((1 << self.width) - 1) << self.position
 
 
+PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType(
+    {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
+)
+"""The widths of the planes of a code, its lowest bits first."""
+
+
 def fields(bits: int, code: int) -> tuple[Field, ...]:
-    """The fields of a code of a unit: one, or two for 3 bits.
+    """The fields of a code, one for each of its planes; words are counted from the first that holds code 0.
+
+    A unit of 32 codes is as many words as a code has bits. The words of a shorter unit are the first of these.
 
     >>> fields(4, 5)
     (Field(word=0, position=12, width=4, first=0),)
     >>> fields(3, 21)
     (Field(word=1, position=10, width=2, first=0), Field(word=2, position=13, width=1, first=2))
     """
-    row, byte = divmod(code, 4)
-    if bits != 3:
-        return (Field(0, 8 * byte + bits * row, bits),)
-    word, low = divmod(row, 4)
-    return Field(word, 8 * byte + 2 * low, 2), Field(2, 8 * byte + row, 1, 2)
+    found, words, first = list[Field](), 0, 0
+    for width in PLANES[bits]:
+        word, place = divmod(code, WORD_BITS // width)
+        row, byte = divmod(place, 4)
+        found.append(Field(words + word, 8 * byte + width * row, width, first))
+        words, first = words + width, first + width
+    return tuple(found)
 
 
 # **Conversion**, of all units and columns at once: each run of bits that stays together is moved as one.

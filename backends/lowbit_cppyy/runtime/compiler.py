@@ -119,12 +119,13 @@ class Runtime:
             cppyy.gbl.gSystem.SetDynamicPath(str(libraries))
         self._compile("")  # the first compilation loads further libraries
 
-    def include(self, header: str) -> None:
-        """Compile a header of `cpp/`, the first time that it is requested."""
+    def include(self, header: str, first_calls: Callable[[], None] | None = None) -> None:
+        """Compile a header of `cpp/`, the first time that it is requested, and what cppyy makes in `first_calls`."""
         with preparing, as_file(files("lowbit_cppyy") / "cpp") as folder:
             if header not in self._included:
                 self.define(f'#include "{folder.absolute()}/{header}"')
-                self.apart(self._call_bridge_once if header == "bridge.h" else self._call_kernel_set_once)
+                own = self._call_bridge_once if header == "bridge.h" else self._call_kernel_set_once
+                self.apart(first_calls or own)
                 self._included.add(header)
 
     def apart(self, work: Callable[[], Result]) -> Result:

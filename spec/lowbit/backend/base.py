@@ -53,8 +53,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, Activations, Array
 from lowbit.backend.prepared import PreparedLinear
+from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.backend.session import Session
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.contract.operation import IMPLIED, Parameters
@@ -65,6 +66,7 @@ from lowbit.linear.integer import ACTIVATIONS
 from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix, check_matrix
+from lowbit.tensor_formats.stored import Result, Stored
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
     from lowbit.backend.whole_model import DeviceDecoder, DeviceSettings
@@ -74,6 +76,8 @@ MOST_ALIGNMENT = 4096
 """Bytes: a page of memory."""
 PRODUCTS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 """The operations for which a matrix is prepared."""
+STORED_PRODUCTS = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
+"""The operations for which a stored matrix is prepared."""
 
 
 # **Declarations.**
@@ -289,6 +293,33 @@ class Backend(ABC):
             prepared._format_lacks = cache(lambda format: later.lacks(format.parameters))
         return prepared
 
+    def prepare_stored(self, weights: Stored) -> PreparedStored:
+        """Make a stored matrix ready for `linear.gemv`, `linear.gemm` and `linear.gemm_cast`, as far as declared.
+
+        The matrix is copied or laid out anew: afterwards its arrays may be freed or written to.
+
+        Raises:
+            ArgumentError: not a `lowbit.tensor_formats.stored.Stored`.
+            NotDeclaredError: none of them is declared for its format, options and sizes; or the backend has no
+                prepared form.
+        """
+        if not isinstance(weights, Stored):
+            raise ArgumentError("weights", f"a {type(weights).__name__}", "a Stored")
+        own = weights.parameters
+        claims = {name: self._claimed.operations.get(name) for name in STORED_PRODUCTS}
+
+        def lacks(operation: str, call: Parameters) -> str:
+            claim = claims[operation]
+            return "the operation" if claim is None else claim.lacks({**own, **call})
+
+        missing = [lacks(name, {}) for name in STORED_PRODUCTS]
+        if all(missing):
+            raise NotDeclaredError(self.name, STORED_PRODUCTS[0], missing[0])
+        prepared = self._prepare_stored(weights)
+        prepared._lacks = lacks
+        prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread
+        return prepared
+
     @property
     def runs_models(self) -> bool:
         """Whether it has a decoder of its own, which runs whole models."""
@@ -314,6 +345,18 @@ class Backend(ABC):
 
     def _prepare(self, matrix: QuantizedMatrix) -> PreparedLinear:
         raise NotDeclaredError(self.name, "linear.qgemv")
+
+    def _prepare_stored(self, weights: Stored) -> PreparedStored:
+        raise NotDeclaredError(self.name, "linear.gemv")
+
+    def _linear_gemv(self, x: Activations, weights: Stored, result: Result = "float32") -> Array:
+        return self.prepare_stored(weights).gemv(x, result)
+
+    def _linear_gemm(self, x: Activations, weights: Stored, result: Result = "float32") -> Array:
+        return self.prepare_stored(weights).gemm(x, result)
+
+    def _linear_gemm_cast(self, x: Stored, weights: Stored, result: Result = "float32") -> Array:
+        return self.prepare_stored(weights).gemm_cast(x, result)
 
     def _linear_qgemv(self, x: F32, matrix: QuantizedMatrix) -> F32:
         return self.prepare(matrix).qgemv(x)

@@ -1,0 +1,75 @@
+"""The stream of activations of a stored product: what stands in it, as lists for ``cpp/stored.h``.
+
+For each run of rows that is summed by itself (`StoredRecipe.run`; without one, for each group): minus the center times
+the sum of its activations, if the recipe is centered; its activations, padded to a whole unit; for integers the scale
+of its activations. The sum that an offset is multiplied by follows each run where offsets are minima, and each group
+where they are numbers or zeros. It is negative for minima and zeros, which are subtracted.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lowbit.arrays import F32, I64, Array
+from lowbit_cppyy.caching import cached_property
+from lowbit_cppyy.codegen.unpacking import folded
+from lowbit_cppyy.stored.kernel import BYTE_CENTER
+from lowbit_cppyy.stored.layout import StoredLayout
+from lowbit_cppyy.stored.parts import UNIT, Parts
+from lowbit_cppyy.stored.recipe import HEAD, StoredRecipe
+
+
+@dataclass(frozen=True, eq=False)
+class StoredActivations:
+    """The stream for the kernel of a recipe and a matrix."""
+
+    recipe: StoredRecipe
+    layout: StoredLayout
+    parts: Parts
+
+    @cached_property
+    def factors(self) -> F32:
+        """For each code of a unit, the power of two that its activation is multiplied by."""
+        powers = [0 if self.recipe.integer else folded(self.recipe, code) for code in range(UNIT)]
+        return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
+
+    @property
+    def center(self) -> int:
+        """What sums of activations are multiplied by, where a run begins with one."""
+        if not self.recipe.centered:
+            return 0
+        return self.parts.center if self.recipe.structure.offset == "center" else BYTE_CENTER
+
+    @property
+    def group_elements(self) -> list[int]:
+        """Elements of each group, for one row of x."""
+        recipe, structure = self.recipe, self.recipe.structure
+        each = UNIT // 4 if recipe.integer else UNIT
+        runs = UNIT // recipe.run if recipe.run else 0
+        unit = each + runs * (recipe.centered + recipe.integer + (structure.offset == "minimum"))
+        group = (recipe.centered and not recipe.run) + (structure.offset in ("number", "zero"))
+        return [units * unit + group for units in self.layout.units]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each block begins in the stream of one row of x; and, last, where the stream ends."""
+        starts = np.concatenate(([0], np.cumsum(self.group_elements)))
+        head = HEAD if self.recipe.headed else 0  # in front of each block
+        return [int(starts[first]) + head * block for block, first in enumerate(self.layout.firsts)]
+
+    def lists(self) -> list[Array]:
+        """The lists of a route, in the order of ``create_stored_route``."""
+        table = self.parts.table
+        head = self.recipe.head(table) if table is not None else np.zeros(HEAD, np.float32)
+        order = np.zeros(1, np.int64) if self.parts.order is None else self.parts.order
+        units, lengths = np.array(self.layout.units, np.int32), np.array(self.layout.lengths, np.int64)
+        starts = np.array(self.starts[:-1], np.int64)
+        return [np.ascontiguousarray(each) for each in (self.factors, head, starts, units, lengths, order)]
+
+    def numbers(self, columns: int) -> I64:
+        """The numbers of a route, in the order of ``create_stored_route``, for a kernel of so many columns."""
+        recipe, offset = self.recipe, self.recipe.structure.offset
+        flags = [recipe.headed, recipe.integer, recipe.centered, (self.factors != 1).any(), self.parts.order is not None]
+        sums = [offset == "minimum", offset in ("number", "zero"), -1 if offset in ("minimum", "zero") else 1]
+        sizes = [recipe.rows, columns, self.starts[-1], recipe.run, self.center]
+        return np.array([*sizes, *map(int, flags), *map(int, sums)], np.int64)

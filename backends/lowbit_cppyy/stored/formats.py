@@ -1,0 +1,261 @@
+"""The formats with kernels: a row for each, and how its arrays become `Parts`.
+
+The kernel of a format follows from its `Structure`, so that a format is added by a row here and never by a kernel. The
+specification's `decode` is not called: a backend computes by itself what it is measured by.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from lowbit.arrays import F32, I64, U8, Array
+from lowbit.tensor_formats.stored import Stored
+from lowbit_cppyy.stored.parts import Parts, Structure
+
+Tensors = Mapping[str, Array]
+
+NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""The values of IQ4_NL and IQ4_XS (ggml, ``kvalues_iq4nl``)."""
+FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of float4 e2m1 (OCP MX 1.0, §5.3.3); the fourth bit is the sign."""
+TABLES: Mapping[str, F32] = MappingProxyType(
+    {
+        "non-linear": np.array(NON_LINEAR, np.float32),
+        "float4": np.array([*FLOAT4, *(-each for each in FLOAT4)], np.float32),
+    }
+)
+
+
+# **Bits.** Codes as bytes, from the arrays of a format.
+
+
+def planes(packed: Array, bits: int, run: int) -> U8:
+    """Codes in planes: of every `run` bytes the lowest bits are `run` codes, the next bits the next `run`."""
+    runs = np.ascontiguousarray(packed).view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
+    codes = runs >> shifts & np.uint8(2**bits - 1)
+    return codes.reshape(*packed.shape[:-1], -1)
+
+
+def in_words(words: Array, bits: int) -> U8:
+    """Codes end to end along the last axis of 32-bit words, the first in the lowest bits."""
+    packed = np.ascontiguousarray(words).view(np.uint8)
+    if 8 % bits == 0:
+        return planes(packed, bits, 1)
+    ones = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
+    return (ones << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+
+
+def upright(array: Array) -> Array:
+    """N × blocks × each, as (blocks · each) × N."""
+    return np.ascontiguousarray(array.reshape(len(array), -1).T)
+
+
+# **GGUF**: records of blocks, N × blocks.
+
+
+def of_32(fields: Tensors) -> Array:
+    """Q4_0 to Q5_1: nibbles 16 apart, and the fifth bits in the order of the elements."""
+    codes = planes(fields["qs"], 4, 16)
+    if "qh" in fields:
+        codes = codes | np.unpackbits(fields["qh"], axis=-1, bitorder="little") << np.uint8(4)
+    return codes
+
+
+def of_q8_0(fields: Tensors) -> Array:
+    """Signed bytes, stored plus 128."""
+    return fields["qs"].view(np.uint8) ^ np.uint8(128)
+
+
+def scales_of_q3(packed: Array) -> Array:
+    """16 scales of 6 bits, stored plus 32, as int8."""
+    low, high = planes(packed[..., :8], 4, 8), planes(packed[..., 8:], 2, 4)
+    return ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.int8)
+
+
+def scales_and_minima(packed: Array) -> tuple[U8, U8]:
+    """The 8 scales and 8 minima of Q4_K and Q5_K."""
+    first, second, shared = (packed[..., at : at + 4] for at in (0, 4, 8))
+    high = np.uint8(4)
+    scales = np.concatenate([first & 63, shared & 15 | first >> 6 << high], axis=-1)
+    return scales, np.concatenate([second & 63, shared >> 4 | second >> 6 << high], axis=-1)
+
+
+def scales_of_iq4_xs(fields: Tensors) -> Array:
+    """8 scales of 6 bits, stored plus 32, as int8: low nibbles in ``scales_l``, high bits in ``scales_h``."""
+    low = planes(fields["scales_l"], 4, 1)
+    high = fields["scales_h"][..., np.newaxis] >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
+    return ((low | high.astype(np.uint8) << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.int8)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A GGUF type: its structure, its codes, and its further numbers.
+
+    Attributes:
+        structure: of its kernel.
+        codes: from the fields of the records to uint8, N × blocks × elements.
+        inner: the integers of runs, and minima where there are any.
+        center: c.
+        table: a name of `TABLES`.
+    """
+
+    structure: Structure
+    codes: Callable[[Tensors], Array]
+    inner: Callable[[Tensors], tuple[Array, ...]] = lambda fields: ()
+    center: int = 0
+    table: str = ""
+
+    def parts(self, stored: Stored) -> Parts:
+        """The parts of a matrix of this type."""
+        fields = stored.table.fields_of(stored.by_name, stored.sizes)
+        block = stored.table.block
+        assert block is not None
+        integers = [upright(each) for each in self.inner(fields)]
+        structure, scales = scaled(self.structure, fields)
+        offset = structure.offset
+        second = fields["m"] if offset == "number" else fields["dmin"] if offset == "minimum" else None
+        numbers = None if second is None else upright(second[..., np.newaxis]).astype(np.float32)
+        return Parts(
+            structure,
+            upright(self.codes(fields)),
+            [block] * (stored.rows // block),
+            scales,
+            inner=integers[0] if integers else None,
+            offsets=numbers if offset == "number" else integers[1] if offset == "minimum" else None,
+            offset_scales=numbers if offset == "minimum" else None,
+            center=self.center,
+            table=TABLES[self.table] if self.table else None,
+        )
+
+
+def scaled(structure: Structure, fields: Tensors) -> tuple[Structure, Array]:
+    """The scales of blocks; exponents stay bytes unless one of them is the least, which is no normal float32."""
+    if structure.scale != "exponent":
+        return structure, upright(fields["d"][..., np.newaxis]).astype(np.float32)
+    bytes_ = upright(np.ascontiguousarray(fields["e"]).view(np.uint8)[..., np.newaxis])
+    if bytes_.all():
+        return structure, bytes_
+    return replace(structure, scale="float32"), np.exp2(bytes_.astype(np.float32) - 127).astype(np.float32)
+
+
+K_SCALES = Structure(4, inner="uint8", run=32, offset="minimum")
+
+
+def k_scales(fields: Tensors) -> tuple[Array, ...]:
+    """Of Q4_K and Q5_K."""
+    return scales_and_minima(fields["scales"])
+
+
+GGUF: Mapping[str, Blocks] = MappingProxyType(
+    {
+        "q4_0": Blocks(Structure(4, offset="center"), of_32, center=8),
+        "q4_1": Blocks(Structure(4, offset="number"), of_32),
+        "q5_0": Blocks(Structure(5, offset="center"), of_32, center=16),
+        "q5_1": Blocks(Structure(5, offset="number"), of_32),
+        "q8_0": Blocks(Structure(8, "signed"), of_q8_0, center=128),
+        "q2_k": Blocks(
+            Structure(2, inner="uint8", run=16, offset="minimum"),
+            lambda fields: planes(fields["qs"], 2, 32),
+            lambda fields: (fields["scales"] & np.uint8(15), fields["scales"] >> np.uint8(4)),
+        ),
+        "q3_k": Blocks(
+            Structure(3, inner="int8", run=16, offset="center"),
+            lambda fields: planes(fields["qs"], 2, 32) | planes(fields["hmask"], 1, 32) << np.uint8(2),
+            lambda fields: (scales_of_q3(fields["scales"]),),
+            center=4,
+        ),
+        "q4_k": Blocks(K_SCALES, lambda fields: planes(fields["qs"], 4, 32), k_scales),
+        "q5_k": Blocks(
+            replace(K_SCALES, bits=5),
+            lambda fields: planes(fields["qs"], 4, 32) | planes(fields["qh"], 1, 32) << np.uint8(4),
+            k_scales,
+        ),
+        "q6_k": Blocks(
+            Structure(6, inner="int8", run=16, offset="center"),
+            lambda fields: planes(fields["ql"], 4, 64) | planes(fields["qh"], 2, 32) << np.uint8(4),
+            lambda fields: (fields["scales"],),
+            center=32,
+        ),
+        "iq4_nl": Blocks(Structure(4, "table"), lambda fields: planes(fields["qs"], 4, 16), table="non-linear"),
+        "iq4_xs": Blocks(
+            Structure(4, "table", inner="int8", run=32),
+            lambda fields: planes(fields["qs"], 4, 16),
+            lambda fields: (scales_of_iq4_xs(fields),),
+            table="non-linear",
+        ),
+        "gguf-mxfp4": Blocks(
+            Structure(4, "table", "exponent"), lambda fields: planes(fields["qs"], 4, 16), table="float4"
+        ),
+    }
+)
+
+
+# **GPTQ and AWQ**: codes of any group, zeros of their own.
+
+
+def grouped(codes: Array, scales: Array, zeros: Array, bits: int, group_of_row: I64) -> Parts:
+    """Parts of codes K × N in groups that `group_of_row` names in any order, with zeros G × N."""
+    order: I64 | None = None
+    if (np.diff(group_of_row) < 0).any():
+        order = np.argsort(group_of_row, kind="stable")
+        codes, group_of_row = codes[order], group_of_row[order]
+    used, lengths = np.unique(group_of_row, return_counts=True)
+    small = zeros.max(initial=0) < 256
+    structure = Structure(bits, offset="zero" if small else "number")
+    numbers = scales[used].astype(np.float32)
+    if small:
+        offsets: Array = np.ascontiguousarray(zeros[used].astype(np.uint8))
+    else:  # a zero of 256, with codes of 8 bits; a product of 11 and 9 bits is exact in float32
+        structure = replace(structure, scale="float32")
+        offsets = -numbers * zeros[used].astype(np.float32)
+    return Parts(structure, np.ascontiguousarray(codes), lengths.tolist(), numbers, offsets=offsets, order=order)
+
+
+def gptq(stored: Stored, less: int, modulus: int = 2**31) -> Parts:
+    """GPTQ with zeros that are stored less a number, perhaps modulo another."""
+    fields, bits = stored.by_name, dict(stored.options)["bits"]
+    codes = in_words(fields["qweight"].T, bits).T[: stored.rows]
+    zeros = in_words(fields["qzeros"], bits).astype(np.int64) + less
+    groups = fields["g_idx"].astype(np.int64)
+    return grouped(codes, fields["scales"], np.where(zeros < modulus, zeros, 0), bits, groups)
+
+
+FROM_LOWEST = np.array([0, 2, 4, 6, 1, 3, 5, 7])
+"""The columns of AWQ's words, from the lowest nibble up."""
+
+
+def awq_gemm(stored: Stored) -> Parts:
+    """Words of eight columns in AWQ's order."""
+    fields = stored.by_name
+
+    def columns(words: Array) -> Array:
+        found = np.empty((len(words), words.shape[1], 8), np.uint8)
+        found[..., FROM_LOWEST] = in_words(words, 4).reshape(found.shape)
+        return found.reshape(len(words), -1)
+
+    groups = np.arange(stored.rows) // dict(stored.options)["group_size"]
+    return grouped(columns(fields["qweight"]), fields["scales"], columns(fields["qzeros"]), 4, groups)
+
+
+def awq_gemv(stored: Stored) -> Parts:
+    """Words of eight rows; scales and zeros of padded groups."""
+    fields = stored.by_name
+    groups = np.arange(stored.rows) // dict(stored.options)["group_size"]
+    codes, zeros = in_words(fields["qweight"], 4).T, in_words(fields["qzeros"], 4).T
+    return grouped(codes, fields["scales"].T, zeros, 4, groups)
+
+
+PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
+    {
+        **{name: blocks.parts for name, blocks in GGUF.items()},
+        "gptq-v1": lambda stored: gptq(stored, 1),
+        "gptq-v1-wrapped": lambda stored: gptq(stored, 1, 2 ** dict(stored.options)["bits"]),
+        "gptq-v2": lambda stored: gptq(stored, 0),
+        "awq-gemm": awq_gemm,
+        "awq-gemv": awq_gemv,
+    }
+)
+"""For each format with kernels: from a stored matrix to its parts."""

@@ -1,0 +1,246 @@
+"""The stream of a stored matrix: where its words, integers, scales and offsets lie in memory.
+
+As in `lowbit_cppyy.layout.panels`, a kernel computes a *panel* of P columns at a time and reads one stream of 32-bit
+elements from front to back::
+
+    panel 0: group 0: unit 0: `bits` rows of P words
+                              a row of P integers for each run of the unit, where runs have them
+                              a row of P minima for each run, where there are any
+                      unit 1: …
+                      P scales: float16, float32, or exponents of one byte
+                      P offsets: numbers as scales are, zeros as bytes, or the second scales of minima
+             group 1: …
+    panel 1: …
+
+Nothing is widened: codes take their bits, integers of runs a byte. The 6-bit integers of Q4_K and Q5_K take a byte too,
+so that a block of 256 weights is 148 bytes instead of 144 in Q4_K, and 180 instead of 176 in Q5_K. Signed integers are
+stored plus 128. A group is whole units; what is missing is zeros, as are the columns that a last panel lacks.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from lowbit.arrays import I64, U8, U32, Array
+from lowbit_cppyy.caching import cached_property
+from lowbit_cppyy.layout.interleaving import fields
+from lowbit_cppyy.layout.memory import aligned
+from lowbit_cppyy.layout.panels import BLOCK_ROWS, row_elements
+from lowbit_cppyy.stored.parts import UNIT, Parts, Structure
+
+SIGN = np.uint8(128)
+
+
+def inner_rows(structure: Structure) -> int:
+    """Rows of bytes behind the words of a unit: integers of its runs, and minima."""
+    runs = UNIT // structure.run if structure.run else 0
+    return runs * (1 + (structure.offset == "minimum"))
+
+
+def scale_elements(structure: Structure, panel: int) -> int:
+    """Elements of a row of scales."""
+    return row_elements(panel, "uint8" if structure.scale == "exponent" else structure.scale)
+
+
+def offset_elements(structure: Structure, panel: int) -> int:
+    """Elements of a row of offsets; 0 where there is none."""
+    if structure.offset in ("none", "center"):
+        return 0
+    return row_elements(panel, "uint8" if structure.offset == "zero" else structure.scale)
+
+
+@dataclass(frozen=True)
+class StoredLayout:
+    """The layout of a K × N matrix of a structure.
+
+    Attributes:
+        structure: what the matrix has.
+        columns: N.
+        lengths: rows of each group.
+        panel: P, columns of a panel.
+        block_rows: rows of a block, rounded to whole groups, at least one.
+    """
+
+    structure: Structure
+    columns: int
+    lengths: tuple[int, ...]
+    panel: int
+    block_rows: int = BLOCK_ROWS
+
+    @property
+    def panels(self) -> int:
+        """Panels side by side, the last one padded."""
+        return -(-self.columns // self.panel)
+
+    @cached_property
+    def units(self) -> list[int]:
+        """Units of each group, the last one padded."""
+        return [-(-length // UNIT) for length in self.lengths]
+
+    @property
+    def unit_elements(self) -> int:
+        """Of a unit of a panel."""
+        return self.structure.bits * self.panel + inner_rows(self.structure) * row_elements(self.panel, "uint8")
+
+    @property
+    def tail_elements(self) -> int:
+        """Of the scales and offsets of a group of a panel."""
+        return scale_elements(self.structure, self.panel) + offset_elements(self.structure, self.panel)
+
+    @cached_property
+    def group_starts(self) -> I64:
+        """Where each group of a panel begins; and, last, where the panel ends."""
+        sizes = np.array(self.units, np.int64) * self.unit_elements + self.tail_elements
+        return np.concatenate(([0], np.cumsum(sizes)))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stream, all of which one call reads."""
+        return 4 * self.panels * int(self.group_starts[-1])
+
+    @cached_property
+    def firsts(self) -> list[int]:
+        """The first group of each block; and, last, their number."""
+        firsts, rows = [0], 0
+        for group, length in enumerate(self.lengths):
+            if rows and rows + length > self.block_rows:
+                firsts.append(group)
+                rows = 0
+            rows += length
+        return [*firsts, len(self.lengths)]
+
+    @cached_property
+    def starts(self) -> I64:
+        """Where each block begins in the stream: panels × blocks."""
+        panels = np.arange(self.panels, dtype=np.int64)[:, None] * self.group_starts[-1]
+        return np.ascontiguousarray(panels + self.group_starts[self.firsts[:-1]])
+
+    # Applying and inverting.
+
+    def apply(self, parts: Parts) -> U32:
+        """The stream of a matrix, aligned for vectors; uint32, of one dimension."""
+        stream = aligned(self.nbytes // 4)
+        panels = stream.reshape(self.panels, -1)
+        row = first_unit = 0
+        for first, count in self._alike():
+            length, units = self.lengths[first], self.units[first]
+            start, stop = self.group_starts[first], self.group_starts[first + count]
+            groups = panels[:, start:stop].reshape(self.panels, count, -1)
+            body = groups[..., : units * self.unit_elements].reshape(self.panels, count, units, -1)
+            codes = np.zeros((count, units * UNIT, self.columns), np.uint8)
+            codes[:, :length] = parts.codes[row : row + count * length].reshape(count, length, -1)
+            words = interleaved(codes.reshape(-1, UNIT, self.columns), self.structure.bits)
+            end = self._write(body, 0, words.reshape(count, units, -1, self.columns))
+            runs = UNIT // self.structure.run if self.structure.run else 0
+            for integers in self._integers(parts):
+                own = integers[first_unit * runs : (first_unit + count * units) * runs]
+                end = self._write(body, end, own.reshape(count, units, runs, -1))
+            tail = groups[..., units * self.unit_elements :]
+            end = 0
+            for numbers in self._numbers(parts):
+                end = self._write(tail, end, numbers[first : first + count, None])
+            row, first_unit = row + count * length, first_unit + count * units
+        return stream
+
+    def invert(self, stream: U32) -> tuple[U8, list[Array]]:
+        """The codes K × N of a stream; and its integers of runs, scales and offsets, as they are stored.
+
+        Of matrices whose groups are alike.
+        """
+        ((_, count),) = self._alike()
+        units, structure = self.units[0], self.structure
+        groups = stream.reshape(self.panels, count, -1)
+        body = groups[..., : units * self.unit_elements].reshape(self.panels, count, units, -1)
+        words = self._read(body, 0, structure.bits, np.dtype(np.uint32))
+        codes = deinterleaved(words.reshape(-1, structure.bits, self.columns), structure.bits)
+        codes = codes.reshape(count, -1, self.columns)[:, : self.lengths[0]].reshape(-1, self.columns)
+        found, end = list[Array](), structure.bits * self.panel
+        for _ in range(inner_rows(structure) * structure.run // UNIT):
+            runs = UNIT // structure.run
+            integers = self._read(body, end, runs, np.dtype(np.uint8))
+            found.append(integers.reshape(-1, self.columns))
+            end += runs * row_elements(self.panel, "uint8")
+        tail, end = groups[..., units * self.unit_elements :], 0
+        scale = np.dtype(np.uint8 if structure.scale == "exponent" else structure.scale)
+        second = np.dtype(np.uint8) if structure.offset == "zero" else scale
+        for dtype in (scale, second)[: 1 + bool(offset_elements(structure, self.panel))]:
+            found.append(self._read(tail, end, 1, dtype).reshape(count, self.columns))
+            end += row_elements(self.panel, dtype)
+        return codes, found
+
+    def _alike(self) -> Iterator[tuple[int, int]]:
+        """Runs of groups of one length: the first, and how many."""
+        first = 0
+        for _, alike in groupby(self.lengths):
+            count = len(list(alike))
+            yield first, count
+            first += count
+
+    def _integers(self, parts: Parts) -> Iterator[Array]:
+        """The integers of runs, and minima, as bytes."""
+        if parts.inner is not None:
+            yield parts.inner.view(np.uint8) ^ SIGN if parts.structure.inner == "int8" else parts.inner
+        if parts.structure.offset == "minimum":
+            assert parts.offsets is not None
+            yield parts.offsets
+
+    def _numbers(self, parts: Parts) -> Iterator[Array]:
+        """Scales and offsets of groups, in the types that the stream has."""
+        structure = parts.structure
+        dtype = np.dtype(np.uint8 if structure.scale == "exponent" else structure.scale)
+        yield parts.scales.astype(dtype)
+        if structure.offset in ("number", "zero"):
+            assert parts.offsets is not None
+            yield parts.offsets.astype(np.uint8 if structure.offset == "zero" else dtype)
+        elif structure.offset == "minimum":
+            assert parts.offset_scales is not None
+            yield parts.offset_scales.astype(dtype)
+
+    def _write(self, to: U32, start: int, values: Array) -> int:
+        """Write rows of N numbers, … × rows × N, into panels × … × elements; returns where they end."""
+        rows, each = values.shape[-2], row_elements(self.panel, values.dtype)
+        padded = np.zeros((*values.shape[:-1], self.panels * self.panel), values.dtype)
+        padded[..., : self.columns] = values
+        cut = np.moveaxis(padded.reshape(*values.shape[:-1], self.panels, self.panel), -2, 0)
+        part = np.zeros((*cut.shape[:-1], each * 4 // values.dtype.itemsize), values.dtype)
+        part[..., : self.panel] = cut
+        to[..., start : start + rows * each] = part.view(np.uint32).reshape(*cut.shape[:-2], -1)
+        return start + rows * each
+
+    def _read(self, part: U32, start: int, rows: int, dtype: np.dtype[np.generic]) -> Array:
+        """The inverse of `_write`: … × rows × N."""
+        each = row_elements(self.panel, dtype)
+        own = np.ascontiguousarray(part[..., start : start + rows * each])
+        numbers = own.view(dtype).reshape(*part.shape[:-1], rows, -1)[..., : self.panel]
+        whole = np.moveaxis(numbers, 0, -2)
+        return whole.reshape(*whole.shape[:-2], -1)[..., : self.columns]
+
+
+def layout_of(parts: Parts, panel: int) -> StoredLayout:
+    """The layout of a matrix in panels of this many columns."""
+    return StoredLayout(parts.structure, parts.columns, tuple(parts.lengths), panel)
+
+
+# **Codes and words**, of all units and columns at once.
+
+
+def interleaved(codes: U8, bits: int) -> U32:
+    """Units × `UNIT` × N codes as units × bits × N words, by `lowbit_cppyy.layout.interleaving`."""
+    words = np.zeros((len(codes), bits, codes.shape[2]), np.uint32)
+    for code in range(UNIT):
+        for field in fields(bits, code):
+            own = codes[:, code] >> np.uint8(field.first) & np.uint8((1 << field.width) - 1)
+            words[:, field.word] |= own.astype(np.uint32) << np.uint32(field.position)
+    return words
+
+
+def deinterleaved(words: U32, bits: int) -> U8:
+    """The inverse of `interleaved`."""
+    codes = np.zeros((len(words), UNIT, words.shape[2]), np.uint8)
+    for code in range(UNIT):
+        for field in fields(bits, code):
+            own = words[:, field.word] >> np.uint32(field.position) & np.uint32((1 << field.width) - 1)
+            codes[:, code] |= own.astype(np.uint8) << np.uint8(field.first)
+    return codes

@@ -1,0 +1,184 @@
+"""A stored matrix that is ready to be multiplied by, and what is declared of such products."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F32, U8, Activations, Array
+from lowbit.backend import Declaration
+from lowbit.backend.prepared_stored import PreparedStored
+from lowbit.contract.rounding import Arithmetic
+from lowbit.tensor_formats.stored import RESULTS, Stored
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.runtime import processor
+from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Pool, preparing, raise_failure, runtime
+from lowbit_cppyy.stored.activations import StoredActivations
+from lowbit_cppyy.stored.formats import GGUF, PARTS
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_cppyy.stored.layout import layout_of
+from lowbit_cppyy.stored.parts import UNIT, Parts
+from lowbit_cppyy.stored.recipe import default_recipe
+
+PANEL = 64
+TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 1, "bfloat16": 2})
+"""Of activations and results, as ``cpp/stored.h`` numbers them."""
+
+
+def roundings(rows: int, run: int) -> int:
+    """The most roundings of a term of a product in float32, for runs of n rows that share a scale.
+
+    A product rounds once, or is fused with its addition; it takes at most n additions in its run, one where two chains
+    are combined, and one for the start of a sum. A sum of activations takes ⌈n/8⌉ + 3. Then each is multiplied by an
+    integer of its run and added, at most 2·16 times, multiplied by the scale, 2 with an offset of zero times scale, and
+    added to y, which is 0 at first, twice for each group.
+    """
+    n = min(rows, run)
+    return n + 2 + 2 * 16 + 2 + 2 * -(-rows // n)
+
+
+def cast_roundings(rows: int, run: int) -> int:
+    """The same for activations of 8 bits: the integers of a run of at least 16 rows are exact. Turning their sum into
+    a float rounds once, and so do the scales of activations and of the run, and each addition."""
+    n = min(rows, run)
+    return 3 + 2 * (-(-n // 16) + 1) + 2 + 2 * -(-rows // n)
+
+
+CAST_FORMATS = ("q8_0", "q8_1", "q8_k", "int8-token", "int8-token-f16", "int8-token-bf16")
+"""Formats of activations: signed bytes, with scales of whole units."""
+
+FLOATS = Arithmetic("factored", "float32", roundings)
+BYTES = Arithmetic("factored", "float32", cast_roundings)
+
+DECLARED: Mapping[str, Declaration] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("linear.gemv", "linear.gemm"),
+            Declaration({"format": tuple(PARTS), "activations": RESULTS, "result": RESULTS}, FLOATS),
+        ),
+        "linear.gemm_cast": Declaration(
+            {"format": tuple(GGUF), "activations": CAST_FORMATS, "result": RESULTS}, BYTES
+        ),
+    }
+)
+
+
+class Matrix:
+    """A matrix in panels, for C++; it keeps alive what it points to."""
+
+    def __init__(self, parts: Parts, pool: Pool) -> None:
+        self.parts, self.layout = parts, layout_of(parts, PANEL)
+        stream, starts = self.layout.apply(parts), self.layout.starts
+        self._kept = (stream, starts, pool)
+        blocks = len(self.layout.firsts) - 1
+        shape = [parts.rows, 0, 0, 0, UNIT, 0, parts.columns, PANEL, self.layout.panels, blocks]
+        halves, bytes_ = 2, 4  # numbers in an element of the stream
+        bridge = runtime().bridge
+        numbers = np.array([*shape, halves, bytes_], np.int64)
+        self.handle: int = bridge.create_linear(numbers, stream.ctypes.data, starts.ctypes.data, pool.handle)
+        weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
+
+
+class StoredRoute:
+    """A kernel with the stream of activations that it reads; it keeps alive what it points to."""
+
+    def __init__(self, kernel: StoredKernel, matrix: Matrix) -> None:
+        compiled = runtime()
+        stream = StoredActivations(kernel.recipe, matrix.layout, matrix.parts)
+        lists = stream.lists()
+        self._kept = lists
+        addresses = np.array([values.ctypes.data for values in lists], np.uint64)
+        firsts = np.array(matrix.layout.firsts, np.int64)
+        numbers = stream.numbers(kernel.columns)
+        bridge, address = compiled.bridge, compiled.kernel(kernel)
+        self.handle: int = bridge.create_stored_route(address, numbers, addresses, firsts, len(firsts) - 1)
+        weakref.finalize(self, bridge.destroy_stored_route, self.handle).atexit = False
+
+
+class CppyyStored(PreparedStored):
+    """A stored matrix in panels. A kernel is compiled when a product first needs it."""
+
+    def __init__(self, weights: Stored, table: InstructionSet, pool: Pool) -> None:
+        multiply, multiply_bytes = _functions()
+        self._multiply, self._multiply_bytes, self._table = multiply, multiply_bytes, table
+        self._matrix = Matrix(PARTS[weights.format](weights), pool)
+        super().__init__("cppyy", weights, self._matrix.layout.nbytes)
+        self._routes: dict[tuple[bool, bool, bool], StoredRoute] = {}
+
+    def _gemv(self, x: Activations, out: Array) -> None:
+        self._gemm(x[np.newaxis], out[np.newaxis])
+
+    def _gemm(self, x: Activations, out: Array) -> None:
+        arguments = as_bytes(x), TYPES[x.dtype.name], as_bytes(out), TYPES[out.dtype.name], len(x)
+        status = self._multiply(self._matrix.handle, self._route(len(x)), *arguments)
+        if status == TINY:
+            status = self._multiply(self._matrix.handle, self._route(len(x), exact=True), *arguments)
+        if status:
+            raise_failure(status)
+
+    def _gemm_cast(self, x: Stored, out: Array) -> None:
+        codes, scales, each = bytes_of(x)
+        route = self._route(x.columns, integer=True)
+        arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype.name], x.columns
+        if status := self._multiply_bytes(self._matrix.handle, route, *arguments):
+            raise_failure(status)
+
+    def _route(self, rows: int, *, integer: bool = False, exact: bool = False) -> int:
+        """The kernel for so many rows; `exact` for one without powers of two."""
+        key = rows == 1, integer, exact
+        if key not in self._routes:
+            structure = self._matrix.parts.structure
+            recipe = default_recipe(structure, self._table, integer=integer, rows=rows, panel=PANEL)
+            if exact:
+                recipe = replace(recipe, method="shift")
+            with preparing:
+                made = StoredRoute(StoredKernel(recipe, self._table), self._matrix)
+                self._routes.setdefault(key, made)
+        return self._routes[key].handle
+
+
+def as_bytes(array: Array) -> U8:
+    """The memory of an array, as cppyy takes it whatever its type is."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def bytes_of(x: Stored) -> tuple[Array, F32, int]:
+    """The signed bytes of stored activations, T × K, their scales, and the rows that share one."""
+    fields = x.table.fields_of(x.by_name, x.sizes)
+    codes = fields["qs"] if "qs" in fields else fields["codes"]
+    scales = fields["d"] if "d" in fields else fields["scale"]
+    each = x.table.block or x.rows
+    return np.ascontiguousarray(codes).reshape(x.columns, -1), scales.reshape(-1).astype(np.float32), each
+
+
+def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
+    """The functions of ``cpp/stored.h``, compiled at the first request with all that cppyy makes of them."""
+    compiled = runtime()
+    bridge: Any = compiled.bridge
+
+    def called() -> None:
+        nothing, floats = np.zeros(1, np.uint8), np.zeros(1, np.float32)
+        for function in (bridge.multiply_stored, bridge.multiply_stored_bytes):
+            function.__release_gil__ = True
+        for _ in range(FIRST_CALLS):
+            bridge.multiply_stored(0, 0, nothing, 0, nothing, 0, 0)
+            bridge.multiply_stored_bytes(0, 0, nothing, floats, 0, nothing, 0, 0)
+            numbers, addresses = np.zeros(13, np.int64), np.zeros(6, np.uint64)
+            bridge.destroy_stored_route(bridge.create_stored_route(0, numbers, addresses, numbers, 0))
+
+    compiled.include("stored.h", called)
+    return bridge.multiply_stored, bridge.multiply_stored_bytes
+
+
+class StoredProducts:
+    """The hooks of products with stored matrices."""
+
+    _isa: str | None
+    _require_pool: Callable[[], Pool]
+
+    def _prepare_stored(self, weights: Stored) -> PreparedStored:
+        table = processor.choose_table(self._isa)  # before anything is compiled
+        return CppyyStored(weights, table, self._require_pool())

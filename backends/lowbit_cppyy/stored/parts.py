@@ -1,0 +1,103 @@
+r"""Parts: a stored matrix as kernels see it, whatever its format is.
+
+Every format that has a kernel says the same of a weight, with a code :math:`q` of a few bits:
+
+.. math:: w = d_g\, t_s\, v(q) + o_s .
+
+A *group* is a run of rows that share the scale :math:`d_g`. In some formats it is cut into *runs* of 16 or 32 rows,
+each with a small integer :math:`t_s`; in the others :math:`t_s = 1` and a run is a group. The *value* :math:`v(q)` is
+the code itself, a signed byte, or one of sixteen numbers of a table. The *offset* :math:`o_s` is
+
+- 0 (``none``);
+- :math:`-c\, d_g\, t_s` with a constant :math:`c` (``center``): codes that are stored plus :math:`c`;
+- a number of its own for each group (``number``);
+- :math:`-z\, d_g` with an integer :math:`z` for each group (``zero``);
+- :math:`-m_s\, d'_g` with an integer for each run and a second scale for each group (``minimum``).
+
+A `Structure` is the choice among these. It determines a kernel; the numbers in `Parts` determine a matrix.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+from lowbit.arrays import F32, I64, U8, Array
+
+Values = Literal["codes", "signed", "table"]
+Scale = Literal["float16", "float32", "exponent"]
+Inner = Literal["", "uint8", "int8"]
+Offset = Literal["none", "center", "number", "zero", "minimum"]
+
+UNIT = 32
+"""Rows that a kernel unpacks together: a word of one bit for each, and so many words as a code has bits."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a kernel must know of a matrix.
+
+    Attributes:
+        bits: width of a code: 2, 3, 4, 5, 6 or 8.
+        values: what a code stands for; ``signed`` for 8 bits, ``table`` for 4.
+        scale: type of the scales of groups, of a second scale and of offsets that are numbers; ``exponent`` for a
+            byte E that stands for :math:`2^{E - 127}`, of formats without offset.
+        inner: type of the integers :math:`t_s`; empty where there are none.
+        run: rows of a run, 16 or 32; 0 where a run is a group.
+        offset: see the top of this chapter.
+    """
+
+    bits: int
+    values: Values = "codes"
+    scale: Scale = "float16"
+    inner: Inner = ""
+    run: int = 0
+    offset: Offset = "none"
+
+    @property
+    def name(self) -> str:
+        """As it stands in the name of a kernel."""
+        scale = {"float16": "s16", "float32": "s32", "exponent": "e8"}[self.scale]
+        inner = f"{self.inner[0]}{self.run}" if self.inner else ""
+        values = {"codes": "u", "signed": "i", "table": "t"}[self.values]
+        offset = "" if self.offset == "none" else self.offset[0]
+        return f"{values}{self.bits}_{scale}{inner}{offset}"
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The numbers of a matrix of K rows and N columns.
+
+    Attributes:
+        structure: which of them there are.
+        codes: uint8, K × N, in the order of `order`.
+        lengths: rows of each group, G of them.
+        scales: G × N; float32 holding numbers of the structure's type, or uint8 for exponents.
+        inner: runs × N, uint8 or int8.
+        offsets: numbers G × N; zeros, uint8, G × N; minima, uint8, runs × N.
+        offset_scales: G × N, the second scale, of minima.
+        center: c.
+        table: float32, 16.
+        order: the row of the matrix that each row of `codes` is; None where they are in order.
+    """
+
+    structure: Structure
+    codes: U8
+    lengths: Sequence[int]
+    scales: F32 | U8
+    inner: Array | None = None
+    offsets: F32 | U8 | None = None
+    offset_scales: F32 | None = None
+    center: int = 0
+    table: F32 | None = None
+    order: I64 | None = None
+
+    @property
+    def rows(self) -> int:
+        """K."""
+        return self.codes.shape[0]
+
+    @property
+    def columns(self) -> int:
+        """N."""
+        return self.codes.shape[1]

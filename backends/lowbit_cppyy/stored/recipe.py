@@ -1,0 +1,123 @@
+"""Recipes of stored products: how one structure becomes a program.
+
+=========== ================================================================ ==========================================
+method      what it does                                                     for
+=========== ================================================================ ==========================================
+`shift`     shift, mask, convert, multiply-add                               codes of any width
+`fold`      no shift: a code masked in place is too large by a power of      the same
+            two, and its activation too small by it
+`table`     the value is looked up in a register of sixteen floats           4 bits, registers of sixteen lanes
+`bytes`     four values are looked up as bytes, and each is converted        tables of integers, or of halves
+`dot4`      integers: four codes by four activations in one step             activations of 8 bits
+=========== ================================================================ ==========================================
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lowbit.arrays import F32
+from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.stored.parts import UNIT, Structure
+
+Method = Literal["shift", "fold", "table", "bytes", "dot4"]
+
+HEAD = 16
+"""Elements in front of the activations: a table of sixteen floats, or of sixteen bytes four times."""
+
+
+@dataclass(frozen=True)
+class StoredRecipe:
+    """The choices of one kernel.
+
+    Attributes:
+        structure: of the matrix.
+        method: see the top of this chapter.
+        rows: rows of x at once.
+        registers: registers side by side.
+        chains: independent sums of a run.
+        panel: P, columns of a panel.
+        ahead: prefetch distance in elements; 0 for no prefetch.
+    """
+
+    structure: Structure
+    method: Method
+    rows: int = 1
+    registers: int = 4
+    chains: int = 1
+    panel: int = 64
+    ahead: int = 2048
+
+    @property
+    def bits(self) -> int:
+        """The width of a code, which is also the rows of words of a unit."""
+        return self.structure.bits
+
+    @property
+    def unit_words(self) -> int:
+        """Rows of words of a unit."""
+        return self.structure.bits
+
+    @property
+    def integer(self) -> bool:
+        """Whether activations are integers of 8 bits."""
+        return self.method == "dot4"
+
+    @property
+    def run(self) -> int:
+        """Rows whose products are summed before a scale is applied; 0 for a whole group."""
+        return self.structure.run or (UNIT if self.integer else 0)
+
+    @property
+    def halved(self) -> bool:
+        """Whether a table of halves is used as one of integers, so that scales are halved."""
+        return self.structure.values == "table" and self.method != "table" and self.structure.scale == "exponent"
+
+    @property
+    def centered(self) -> bool:
+        """Whether a sum begins with minus the center times the sum of its activations."""
+        return self.structure.offset == "center" or (self.integer and self.structure.values != "codes")
+
+    @property
+    def sums(self) -> bool:
+        """Whether offsets are multiplied by sums of activations."""
+        return self.structure.offset in ("number", "zero", "minimum")
+
+    @property
+    def headed(self) -> bool:
+        """Whether a table stands in front of the activations."""
+        return self.structure.values == "table"
+
+    def head(self, table: F32) -> F32:
+        """The table in front of the activations: floats, or signed bytes, or bytes plus 128."""
+        if self.method == "table":
+            return table
+        integers = (table * (2 if self.halved else 1)).astype(np.int16) + (128 if self.integer else 0)
+        return np.tile(integers.astype(np.uint8).view(np.float32), 4)
+
+    @property
+    def name(self) -> str:
+        """The middle of a kernel's name; the grammar is in `lowbit_cppyy.stored.kernel`."""
+        tile = f"{self.rows}x{self.registers}c{self.chains}"
+        activations = "q8" if self.integer else "f32"
+        return f"{activations}_{self.structure.name}_{self.method}_{tile}_p{self.panel}a{self.ahead}"
+
+
+def default_recipe(structure: Structure, table: InstructionSet, *, integer: bool, rows: int, panel: int) -> StoredRecipe:
+    """The recipe for a structure on an instruction set.
+
+    Args:
+        structure: of the matrix.
+        table: the instruction set.
+        integer: whether activations are integers.
+        rows: of x in a call.
+        panel: columns of a panel.
+    """
+    wide = table.lanes == 16
+    method: Method = "dot4" if integer else "fold"
+    if structure.values == "table" and not integer:
+        method = "table" if wide else "bytes"
+    if rows == 1:
+        return StoredRecipe(structure, method, 1, panel // table.lanes, 2 if wide and not integer else 1, panel)
+    return StoredRecipe(structure, method, 4, 4 if table.registers >= 32 else 2, 1, panel)

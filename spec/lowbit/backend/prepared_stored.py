@@ -1,0 +1,128 @@
+"""Prepared stored matrices: a matrix of any format in the form that one backend uses.
+
+`lowbit.backend.base.Backend.prepare_stored` makes one, as `prepare` does of the specification's own matrices: once,
+and however long it takes. A backend derives from `PreparedStored` and overrides its hooks. They get arguments that have
+been checked, and write every element of `out`. After `prepare_stored` the arrays of the matrix belong to the caller
+again, and after a call so do the activations.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from lowbit.arrays import Activations, Array
+from lowbit.backend.prepared import placed
+from lowbit.contract.checks import check_array, check_choice
+from lowbit.contract.operation import Parameters
+from lowbit.errors import ArgumentError, NotDeclaredError
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.stored import RESULTS, Result, Stored
+
+
+class PreparedStored:
+    """A stored matrix in the form that one backend uses, ready to be multiplied by.
+
+    Attributes:
+        backend: the name of the backend, for messages.
+        rows: K.
+        columns: N.
+        nbytes: bytes of the matrix that one call reads.
+    """
+
+    _lacks: Callable[[str, Parameters], str] | None = None
+    """What of a product and its types is not declared, in words; None where all is. `Backend.prepare_stored` sets it,
+    and the alignment and the over-read that the backend declares."""
+    _alignment, _overread = 0, 0
+
+    def __init__(self, backend: str, weights: Stored, nbytes: int) -> None:
+        self.backend, self.rows, self.columns, self.nbytes = backend, weights.rows, weights.columns, nbytes
+        self._seen = set[tuple[str, str, str, int]]()
+
+    def gemv(self, x: Activations, result: Result = "float32") -> Array:
+        """``y = x W`` for one vector, operation `linear.gemv`.
+
+        Args:
+            x: float32, float16 or bfloat16, K.
+            result: the type of the result.
+
+        Returns:
+            N numbers of that type.
+
+        Raises:
+            ArgumentError: wrong dtype, shape or layout; an unknown result.
+            NotDeclaredError: the backend does not declare the operation, or not for these types.
+        """
+        self._check("linear.gemv", x, (self.rows,), result, 1)
+        out = self._out((self.columns,), result)
+        self._gemv(x, out)
+        return out
+
+    def gemm(self, x: Activations, result: Result = "float32") -> Array:
+        """``Y = X W`` for T vectors, operation `linear.gemm`.
+
+        Args:
+            x: float32, float16 or bfloat16, T × K.
+            result: the type of the result.
+
+        Returns:
+            T × N numbers of that type.
+
+        Raises:
+            ArgumentError: wrong dtype, shape or layout; an unknown result.
+            NotDeclaredError: the backend does not declare the operation, or not for these types.
+        """
+        self._check("linear.gemm", x, (None, self.rows), result, len(x))
+        out = self._out((len(x), self.columns), result)
+        self._gemm(x, out)
+        return out
+
+    def gemm_cast(self, x: Stored, result: Result = "float32") -> Array:
+        """``Y = X W`` for activations that are stored themselves, operation `linear.gemm_cast`.
+
+        Args:
+            x: K × T, each vector of activations a column.
+            result: the type of the result.
+
+        Returns:
+            T × N numbers of that type.
+
+        Raises:
+            ArgumentError: no `Stored`, or of another K; an unknown result.
+            NotDeclaredError: the backend does not declare the operation, or not for these formats.
+        """
+        if not isinstance(x, Stored):
+            raise ArgumentError("x", f"a {type(x).__name__}", "a Stored")
+        if x.rows != self.rows:
+            raise ArgumentError("rows of x", x.rows, f"{self.rows}, the rows of weights")
+        check_choice("result", result, RESULTS)
+        self._check_declared("linear.gemm_cast", x.format, result, x.columns)
+        out = self._out((x.columns, self.columns), result)
+        self._gemm_cast(x, out)
+        return out
+
+    def _check(self, operation: str, x: Array, shape: tuple[int | None, ...], result: Result, batch: int) -> None:
+        name = x.dtype.name if isinstance(x, np.ndarray) and x.dtype.name in RESULTS else RESULTS[0]
+        check_array("x", x, FLOATS[name].dtype, shape)
+        check_choice("result", result, RESULTS)
+        self._check_declared(operation, name, result, batch)
+
+    def _check_declared(self, operation: str, activations: str, result: str, batch: int) -> None:
+        """Refuse what is declared for this matrix, but not for these types or so many vectors."""
+        key = operation, activations, result, batch
+        if self._lacks is None or key in self._seen:
+            return
+        if missing := self._lacks(operation, {"activations": activations, "result": result, "batch": batch}):
+            raise NotDeclaredError(self.backend, operation, missing)
+        self._seen.add(key)  # it is the same every time
+
+    def _out(self, shape: tuple[int, ...], result: Result) -> Array:
+        return placed(shape, FLOATS[result].dtype, self._alignment, self._overread)
+
+    def _gemv(self, x: Activations, out: Array) -> None:
+        raise NotDeclaredError(self.backend, "linear.gemv")
+
+    def _gemm(self, x: Activations, out: Array) -> None:
+        raise NotDeclaredError(self.backend, "linear.gemm")
+
+    def _gemm_cast(self, x: Stored, out: Array) -> None:
+        raise NotDeclaredError(self.backend, "linear.gemm_cast")
