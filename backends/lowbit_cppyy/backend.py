@@ -150,7 +150,7 @@ class CppyyBackend(DecodeOperations, StoredProducts, Backend):
         integer = Arithmetic("integer", "float32", integer_roundings)
         form = {"block": (SEGMENT,), "mantissa": (8,), "exponent": (8,)}
         operations["linear.qgemm_bfp"] = Declaration(form, integer)
-        operations |= DecodeOperations.declared | DECLARED
+        operations |= DecodeOperations.declared | dict(DECLARED)
         return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.1/qgemv-4",))
 
     def _details(self) -> dict[str, str]:

@@ -66,7 +66,8 @@ PLAIN_WORDS = {
     " + (vint)((vsigned)b >> 16) * (vint)((vsigned)c >> 16);",
     "srai": "return (vint)((vsigned)a >> i);",
     "lookup_bytes": "std::uint8_t d[32], t[32], n[32]; std::memcpy(t, &a, 32); std::memcpy(n, &b, 32); "
-    "for (int k = 0; k < 32; ++k) d[k] = n[k] < 128 ? t[(k & 16) | (n[k] & 15)] : 0; vint r; std::memcpy(&r, d, 32); return r;",
+    "for (int k = 0; k < 32; ++k) d[k] = n[k] < 128 ? t[(k & 16) | (n[k] & 15)] : 0; "
+    "vint r; std::memcpy(&r, d, 32); return r;",
     "as_int": "return (vint)a;",
     "as_float": "return (vfloat)a;",
     "cvt_int_float": "return __builtin_convertvector((vsigned)a, vfloat);",

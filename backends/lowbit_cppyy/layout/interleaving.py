@@ -59,9 +59,7 @@ class Field:
         return ((1 << self.width) - 1) << self.position
 
 
-PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType(
-    {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-)
+PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType({2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)})
 """The widths of the planes of a code, its lowest bits first."""
 
 

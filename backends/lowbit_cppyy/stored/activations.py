@@ -69,7 +69,13 @@ class StoredActivations:
     def numbers(self, columns: int) -> I64:
         """The numbers of a route, in the order of ``create_stored_route``, for a kernel of so many columns."""
         recipe, offset = self.recipe, self.recipe.structure.offset
-        flags = [recipe.headed, recipe.integer, recipe.centered, (self.factors != 1).any(), self.parts.order is not None]
+        flags = [
+            recipe.headed,
+            recipe.integer,
+            recipe.centered,
+            (self.factors != 1).any(),
+            self.parts.order is not None,
+        ]
         sums = [offset == "minimum", offset in ("number", "zero"), -1 if offset in ("minimum", "zero") else 1]
         sizes = [recipe.rows, columns, self.starts[-1], recipe.run, self.center]
         return np.array([*sizes, *map(int, flags), *map(int, sums)], np.int64)

@@ -35,8 +35,8 @@ def planes(packed: Array, bits: int, run: int) -> U8:
     """Codes in planes: of every `run` bytes the lowest bits are `run` codes, the next bits the next `run`."""
     runs = np.ascontiguousarray(packed).view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
-    codes = runs >> shifts & np.uint8(2**bits - 1)
-    return codes.reshape(*packed.shape[:-1], -1)
+    codes: U8 = np.asarray(runs >> shifts & np.uint8(2**bits - 1)).reshape(*packed.shape[:-1], -1)
+    return codes
 
 
 def in_words(words: Array, bits: int) -> U8:

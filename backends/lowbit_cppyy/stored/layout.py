@@ -207,7 +207,7 @@ class StoredLayout:
         part = np.zeros((*cut.shape[:-1], each * 4 // values.dtype.itemsize), values.dtype)
         part[..., : self.panel] = cut
         to[..., start : start + rows * each] = part.view(np.uint32).reshape(*cut.shape[:-2], -1)
-        return start + rows * each
+        return int(start + rows * each)
 
     def _read(self, part: U32, start: int, rows: int, dtype: np.dtype[np.generic]) -> Array:
         """The inverse of `_write`: … × rows × N."""

@@ -59,9 +59,7 @@ DECLARED: Mapping[str, Declaration] = MappingProxyType(
             ("linear.gemv", "linear.gemm"),
             Declaration({"format": tuple(PARTS), "activations": RESULTS, "result": RESULTS}, FLOATS),
         ),
-        "linear.gemm_cast": Declaration(
-            {"format": tuple(GGUF), "activations": CAST_FORMATS, "result": RESULTS}, BYTES
-        ),
+        "linear.gemm_cast": Declaration({"format": tuple(GGUF), "activations": CAST_FORMATS, "result": RESULTS}, BYTES),
     }
 )
 

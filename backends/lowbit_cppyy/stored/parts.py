@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-
 from lowbit.arrays import F32, I64, U8, Array
 
 Values = Literal["codes", "signed", "table"]
@@ -95,9 +94,9 @@ class Parts:
     @property
     def rows(self) -> int:
         """K."""
-        return self.codes.shape[0]
+        return len(self.codes)
 
     @property
     def columns(self) -> int:
         """N."""
-        return self.codes.shape[1]
+        return int(self.codes.shape[1])

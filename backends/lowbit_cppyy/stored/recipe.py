@@ -104,7 +104,9 @@ class StoredRecipe:
         return f"{activations}_{self.structure.name}_{self.method}_{tile}_p{self.panel}a{self.ahead}"
 
 
-def default_recipe(structure: Structure, table: InstructionSet, *, integer: bool, rows: int, panel: int) -> StoredRecipe:
+def default_recipe(
+    structure: Structure, table: InstructionSet, *, integer: bool, rows: int, panel: int
+) -> StoredRecipe:
     """The recipe for a structure on an instruction set.
 
     Args:

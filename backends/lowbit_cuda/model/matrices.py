@@ -14,7 +14,9 @@ import numpy as np
 
 from lowbit.arrays import F32, U8
 from lowbit.errors import ArgumentError
-from lowbit.model.weights import GatedWeights, Matrix
+from lowbit.model.weights import GatedWeights, Matrix, to_float
+from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.tensor_formats.stored import Stored
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.model.arena import Arena
@@ -32,10 +34,16 @@ def layout_of(matrix: Matrix) -> Layout:
     Raises:
         ArgumentError: a group ends inside a unit, or the matrix is too large for the kernels.
     """
+    matrix = known(matrix)
     if not isinstance(matrix, np.ndarray):
         return MatrixLayout.of(matrix)
     rows, columns = matrix.shape
     return DenseLayout(rows, columns, "float16" if fits_float16(matrix) else "float32")
+
+
+def known(matrix: Matrix) -> QuantizedMatrix | F32:
+    """The matrix itself; plain weights in place of the bytes of a format, for which the device has no kernels."""
+    return to_float(matrix) if isinstance(matrix, Stored) else matrix
 
 
 def fits_float16(weights: F32) -> bool:
@@ -50,6 +58,7 @@ def fits_float16(weights: F32) -> bool:
 
 def packed_bytes(layout: Layout, matrix: Matrix) -> U8:
     """The bytes of a matrix in its own layout or, for plain weights, in float32."""
+    matrix = known(matrix)
     if isinstance(layout, DenseLayout):
         if not isinstance(matrix, np.ndarray):
             raise ArgumentError("matrix", "quantised", "plain weights, as in earlier layers")

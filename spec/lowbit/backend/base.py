@@ -347,7 +347,7 @@ class Backend(ABC):
         raise NotDeclaredError(self.name, "linear.qgemv")
 
     def _prepare_stored(self, weights: Stored) -> PreparedStored:
-        raise NotDeclaredError(self.name, "linear.gemv")
+        raise NotDeclaredError(self.name, "linear.gemv", "matrices that are prepared once")
 
     def _linear_gemv(self, x: Activations, weights: Stored, result: Result = "float32") -> Array:
         return self.prepare_stored(weights).gemv(x, result)

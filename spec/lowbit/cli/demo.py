@@ -17,6 +17,7 @@ still compares every backend with the specification, and so do some columns of t
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,8 +44,7 @@ from lowbit.cli.progress import changing_bar, progress_bar
 from lowbit.errors import ArgumentError
 from lowbit.formats import fetch as data
 from lowbit.model.quantization_plan import Plan, planned
-from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, weight_bytes
-from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.model.weights import LlamaWeights, linear_shapes, matrices, shape_of, weight_bytes
 from lowbit.runtime import Options, StoredModel, load
 from lowbit.system.threads import side_by_side, usable_processors
 from lowbit.text import cleaned, one_line
@@ -246,11 +246,7 @@ def show_summary(console: Console, answer: Mapping[str, Any]) -> None:
 
 def _weight_count(weights: LlamaWeights) -> int:
     """How many weights the matrices of a model have."""
-    shapes = (
-        (matrix.rows, matrix.columns) if isinstance(matrix, QuantizedMatrix) else matrix.shape
-        for _, matrix in matrices(weights)
-    )
-    return sum(rows * columns for rows, columns in shapes)
+    return sum(prod(shape_of(matrix)) for _, matrix in matrices(weights))
 
 
 def _shape(loaded: StoredModel) -> str:

@@ -4,9 +4,9 @@ The names are Llama's, from which the others descend. A vector that only a desce
 Gemma's further norms, is None where it is absent. The feed-forward part of a block is dense in Llama; in Mixtral it is
 a router and many experts.
 
-A linear layer's weights come in two kinds, and a `Matrix` is either: codes with scales and zeros, as a low-bit file
-stores them, or plain float32 where the file stores something that `affine` does not describe. Both are K × N, with
-K the features that go in and N those that come out, so that ``y = x W`` reads the same for both.
+A linear layer's weights come in three kinds, and a `Matrix` is one of them: codes with scales and zeros, as `affine`
+describes them; the bytes of another format, as `lowbit.tensor_formats` does; or plain float32. All are K × N, with K
+the features that go in and N those that come out, so that ``y = x W`` reads the same for all.
 
 **Layer by layer.** A model need not fit in memory to be used: a `LayeredWeights` gives out one block after another,
 from memory or from disk. A `LlamaWeights`, which holds all of them, is one too.
@@ -28,9 +28,11 @@ from lowbit.contract.checks import check_array, check_finite, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.model.config import LlamaConfig
 from lowbit.quantization.affine import QuantizedMatrix, dequantize
+from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.stored import dequantize as numbers_of
 
-Matrix = QuantizedMatrix | F32
-"""K × N weights: quantised, or float32."""
+Matrix = QuantizedMatrix | Stored | F32
+"""K × N weights: codes with scales and zeros, the bytes of a format, or float32."""
 
 Change = Callable[[str, Matrix], Matrix]
 """From the name of a matrix, as in `LayerWeights.linears`, and the matrix to what takes its place."""
@@ -40,8 +42,15 @@ Progress = Callable[[int, int], None]
 
 
 def to_float(matrix: Matrix) -> F32:
-    """The float32 weights, K × N; exact for either kind."""
+    """The float32 weights, K × N; those of a format each rounded once."""
+    if isinstance(matrix, Stored):
+        return numbers_of(matrix)
     return dequantize(matrix) if isinstance(matrix, QuantizedMatrix) else matrix
+
+
+def shape_of(matrix: Matrix) -> tuple[int, ...]:
+    """K and N."""
+    return matrix.shape if isinstance(matrix, np.ndarray) else (matrix.rows, matrix.columns)
 
 
 def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
@@ -50,6 +59,8 @@ def select_columns(matrix: Matrix, index: npt.NDArray[np.integer]) -> Matrix:
     >>> select_columns(np.array([[10, 20, 30]], np.float32), np.array([2, 0, 1]))
     array([[30., 10., 20.]], dtype=float32)
     """
+    if isinstance(matrix, Stored):
+        return matrix.with_columns(index)
     if not isinstance(matrix, QuantizedMatrix):
         return np.ascontiguousarray(matrix[:, index])
     words, scales, zeros = (
@@ -307,11 +318,11 @@ def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
 
 
 def _check_matrix(name: str, matrix: Matrix, shape: tuple[int, int]) -> None:
-    if not isinstance(matrix, QuantizedMatrix):
+    if isinstance(matrix, np.ndarray):
         check_array(name, matrix, np.float32, shape)
         check_finite(name, matrix)
-    elif (matrix.rows, matrix.columns) != shape:
-        raise ArgumentError(f"shape of {name}", (matrix.rows, matrix.columns), f"{shape[0]} x {shape[1]}")
+    elif shape_of(matrix) != shape:
+        raise ArgumentError(f"shape of {name}", shape_of(matrix), f"{shape[0]} x {shape[1]}")
 
 
 # **The bytes of a model.**

@@ -6,7 +6,7 @@ and `BackendLinears.float_matrices` says how many matrices that were and why.
 
 **The contract** is the caller's choice: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
 `linear.qgemm_bfp` of activations that are cast to Block Floating Point first (the chapter `integer` says what that
-loses).
+loses). Matrices in the bytes of a format use `linear.gemv`, `linear.gemm` and `linear.gemm_cast` in their place.
 """
 
 from collections import Counter
@@ -22,9 +22,16 @@ from lowbit.contract.checks import check_choice
 from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
 from lowbit.model.weights import Matrix, to_float
+from lowbit.tensor_formats.gguf_k import BLOCK
+from lowbit.tensor_formats.stored import Stored, quantized
 
 Contract = Literal["float32", "integer"]
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
+
+
+def cast_for(matrix: Stored) -> str:
+    """The format that activations are cast to before integers are multiplied: that of llama.cpp for these weights."""
+    return "q8_k" if matrix.table.block == BLOCK else "q8_0"
 
 
 class BackendLinears:
@@ -35,7 +42,7 @@ class BackendLinears:
     >>> linears(np.eye(2, dtype=np.float32))(np.array([[1.0, 2.0]], np.float32))
     array([[1., 2.]], dtype=float32)
     >>> linears.prepared, dict(linears.float_matrices)
-    (0, {'stored in a format that is not an affine grouping': 1})
+    (0, {'stored as floats': 1})
 
     Args:
         backend: one that can run here.
@@ -57,15 +64,17 @@ class BackendLinears:
     def __call__(self, matrix: Matrix) -> Linear:
         """The function that multiplies by this matrix.
 
-        In float32 it calls `linear.qgemv` for one token and `linear.qgemm` for more; in integers it calls
-        `linear.qgemm_bfp` for any number of tokens.
+        In float32 it calls `linear.qgemv` or `linear.gemv` for one token and `linear.qgemm` or `linear.gemm` for more;
+        in integers it calls `linear.qgemm_bfp` or `linear.gemm_cast` for any number of tokens.
 
         Raises:
             UnavailableError: the backend's own, where preparing fails.
         """
         if isinstance(matrix, np.ndarray):
-            return self._plain(matrix, "stored in a format that is not an affine grouping")
+            return self._plain(matrix, "stored as floats")
         try:
+            if isinstance(matrix, Stored):
+                return self._stored(matrix)
             prepared = self.backend.prepare(matrix)
         except NotDeclaredError as error:
             return self._plain(to_float(matrix), str(error))
@@ -77,6 +86,22 @@ class BackendLinears:
 
         def linear(x: F32) -> F32:
             return prepared.qgemv(x[0])[np.newaxis] if len(x) == 1 else prepared.qgemm(x)
+
+        return linear
+
+    def _stored(self, matrix: Stored) -> Linear:
+        """The same for the bytes of a format: `linear.gemv` and `linear.gemm`, or `linear.gemm_cast`."""
+        prepared = self.backend.prepare_stored(matrix)
+        integer = self.contract == "integer"
+        if integer:
+            self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": cast_for(matrix)})
+        self._prepared += 1
+        self._bytes += prepared.nbytes
+
+        def linear(x: F32) -> F32:
+            if integer:
+                return prepared.gemm_cast(quantized(x, cast_for(matrix)))
+            return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
 
         return linear
 

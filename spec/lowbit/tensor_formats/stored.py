@@ -14,13 +14,14 @@ one of them in all of a call.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType, ModuleType
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 import lowbit.tensor_formats
 from lowbit.arrays import F64, Activations, Array
@@ -139,6 +140,17 @@ class Stored:
     def nbytes(self) -> int:
         """Bytes of all its arrays."""
         return sum(each.nbytes for each in self.tensors)
+
+    def with_columns(self, index: npt.NDArray[np.integer[Any]]) -> "Stored":
+        """Column ``index[n]`` as column n, of a block format, whose columns are rows of records.
+
+        Raises:
+            ArgumentError: a format whose columns share bytes.
+        """
+        if self.table.block is None:
+            blocks = ", ".join(name for name, each in FORMATS.items() if each.block)
+            raise ArgumentError("format of a matrix whose columns are chosen", repr(self.format), blocks)
+        return replace(self, columns=len(index), tensors=(np.ascontiguousarray(self.tensors[0][index]),))
 
     @property
     def parameters(self) -> Parameters:

@@ -44,8 +44,7 @@ from lowbit.formats.checkpoint.quantized_file import Origin, check_origin, read_
 from lowbit.formats.checkpoint.reader import Checkpoint, assembled
 from lowbit.model.config import LlamaConfig
 from lowbit.model.quantization_plan import HEAD, Plan
-from lowbit.model.weights import LayerWeights, Matrix, Progress, linear_shapes, vector_sizes
-from lowbit.quantization.affine import QuantizedMatrix
+from lowbit.model.weights import LayerWeights, Matrix, Progress, linear_shapes, shape_of, vector_sizes
 from lowbit.system.memory import check_memory
 from lowbit.system.scratch import sweep
 from lowbit.system.storage import CACHE_VARIABLE, cache_folder, make_folder, opened_own, own_folder
@@ -178,10 +177,7 @@ class QuantizedCheckpoint:
 
     def _checked(self, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Matrix]:
         found = read_matrices(self._own_file(name), self._origin(name))
-        given = {
-            part: (matrix.rows, matrix.columns) if isinstance(matrix, QuantizedMatrix) else matrix.shape
-            for part, matrix in found.items()
-        }
+        given = {part: shape_of(matrix) for part, matrix in found.items()}
         if given != shapes:
             part = min(part for part in given.keys() | shapes.keys() if given.get(part) != shapes.get(part))
             allowed = "of the shape that the model asks for"

@@ -30,7 +30,7 @@ import numpy as np
 from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.checkpoint.tensors import DTYPES, Table, read_header, write_tensors
-from lowbit.model.weights import Matrix
+from lowbit.model.weights import Matrix, to_float
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.system.json_files import Fields, parsed
 from lowbit.system.storage import OWN_MODE
@@ -63,7 +63,8 @@ def write_quantized(path: Path, matrices: Mapping[str, Matrix | F32], origin: Or
 
     Args:
         path: where; the folder exists.
-        matrices: quantised in convention ``minimum`` with float16 scales, or float32 of any shape.
+        matrices: quantised in convention ``minimum`` with float16 scales, or float32 of any shape, which the bytes of
+            a format become.
         origin: what it is for.
 
     Raises:
@@ -76,7 +77,7 @@ def write_quantized(path: Path, matrices: Mapping[str, Matrix | F32], origin: Or
             tensors |= {f"{name}.{part}": getattr(matrix, part) for part in PARTS}
             values[name] = {value: getattr(matrix, value) for value in VALUES}
         else:
-            tensors[f"{name}.weights"] = matrix
+            tensors[f"{name}.weights"] = to_float(matrix)
     account = origin.texts() | {"matrices": values, "sha256": _sum_of(tensors)}
     write_tensors(path, tensors, {TEXT: json.dumps(account, sort_keys=True)}, OWN_MODE)
 

@@ -29,7 +29,7 @@ from lowbit.contract.checks import spoken
 from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.architectures import ARCHITECTURES, ATTENTION_MATRICES, FEED_FORWARD_MATRICES, Architecture
 from lowbit.formats.gguf.header import Header, TensorInfo, Value, walk
-from lowbit.formats.gguf.tensors import CODE_BITS, floats, matrix
+from lowbit.formats.gguf.tensors import CODE_BITS, floats, format_of, matrix
 from lowbit.model.config import LlamaConfig
 from lowbit.model.weights import GatedWeights, LayerWeights, LlamaWeights, Matrix, Progress, select_columns, to_float
 from lowbit.system.memory import check_memory
@@ -85,7 +85,7 @@ class GGUFFile:
         return value
 
     def tensor(self, name: str) -> Matrix:
-        """A matrix as K × N: quantised where the file stores exactly an affine grouping, otherwise float32.
+        """A matrix as K × N: quantised where the file stores codes and scales, otherwise float32.
 
         Query and key projections come with half-split channels.
 
@@ -303,14 +303,22 @@ def read_llama(source: GGUFFile, progress: Progress | None = None) -> LlamaWeigh
 def _model_bytes(source: GGUFFile) -> int:
     """Memory that the weights take, and the tensor that takes most while it is decoded."""
     tensors = source.header.tensors
-    kept = sum(info.nbytes if info.type in CODE_BITS else 4 * math.prod(info.shape) for info in tensors.values())
+    kept = sum(info.nbytes if _stays_small(info) else 4 * math.prod(info.shape) for info in tensors.values())
     return kept + max(map(_working_bytes, tensors.values()), default=0)
+
+
+def _stays_small(info: TensorInfo) -> bool:
+    """Whether a matrix is kept as codes."""
+    return len(info.shape) == 2 and (info.type in CODE_BITS or format_of(info) is not None)
 
 
 def _working_bytes(info: TensorInfo) -> int:
     """Memory that a tensor takes while it is decoded: its bytes, and its weights as float32 before and after they are
-    transposed, or as codes."""
-    return info.nbytes + (4 if info.type in CODE_BITS else 8) * math.prod(info.shape)
+    transposed, or as codes, or its bytes in another order."""
+    weights = math.prod(info.shape)
+    if info.type in CODE_BITS:
+        return info.nbytes + 4 * weights
+    return 2 * info.nbytes if _stays_small(info) else info.nbytes + 8 * weights
 
 
 def _layer(source: GGUFFile, architecture: Architecture, prefix: str) -> LayerWeights:

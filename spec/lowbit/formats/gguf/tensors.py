@@ -20,7 +20,8 @@ the zero give the same values. Only the sign of a zero weight is lost. A negativ
 because *m* would have to become :math:`m + c\,d`, which float16 may not hold; no known quantiser writes one, and such
 a tensor is read as float32.
 
-All other types that the ``gguf`` package dequantises come as float32.
+The other types that are chapters of `lowbit.tensor_formats` stay as they are stored. All further ones that the ``gguf``
+package dequantises, those of floats among them, come as float32.
 
 Source: the block structures of the ggml project, as the ``gguf`` package decodes them; errata Q1 for the conventions.
 """
@@ -33,11 +34,12 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from lowbit.arrays import F16, F32, U8
-from lowbit.errors import FormatError
+from lowbit.errors import ArgumentError, FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.model.weights import Matrix
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit.quantization.packing import Codes, pack
+from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.text import quoted
 
 Q4_0, Q4_1, Q8_0 = GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q8_0
@@ -49,7 +51,7 @@ CODE_ZERO = {Q4_0: 8, Q8_0: 128}
 
 
 def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
-    """A tensor of two dimensions as K × N: affine where it is exactly that, float32 otherwise.
+    """A tensor of two dimensions as K × N: affine where it is exactly that, else stored or float32.
 
     Args:
         data: uint8, the bytes of the tensor.
@@ -63,7 +65,28 @@ def matrix(data: U8, info: TensorInfo, file: str) -> Matrix:
         raise FormatError(file, f"dimensions of tensor {quoted(info.name)}", len(info.shape), "2")
     rows = data.reshape(info.shape[0], -1)
     affine = affine_grouping(rows, info, file) if info.type in CODE_BITS else None
-    return np.ascontiguousarray(floats(rows, info, file).T) if affine is None else affine
+    if affine is not None:
+        return affine
+    name = format_of(info)
+    return np.ascontiguousarray(floats(rows, info, file).T) if name is None else as_stored(name, rows, info, file)
+
+
+def format_of(info: TensorInfo) -> str | None:
+    """The format of a tensor's type; None where the specification has none for it."""
+    name = info.type.name.lower()
+    return next((each for each in (name, f"gguf-{name}") if each in FORMATS and FORMATS[each].block), None)
+
+
+def as_stored(name: str, rows: U8, info: TensorInfo, file: str) -> Stored:
+    """The bytes of a tensor as a matrix of a format.
+
+    Raises:
+        FormatError: a scale that is not finite, or a row that is no whole number of blocks.
+    """
+    try:
+        return Stored(name, info.shape[1], info.shape[0], (rows,))
+    except ArgumentError as error:
+        raise FormatError(file, f"tensor {quoted(info.name)}: {error.argument}", error.given, error.allowed) from error
 
 
 def floats(rows: U8, info: TensorInfo, file: str) -> F32:
