@@ -14,13 +14,14 @@ from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.rounding import Arithmetic
 from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Pool, preparing, raise_failure, runtime
 from lowbit_cppyy.stored.activations import StoredActivations
 from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import layout_of
-from lowbit_cppyy.stored.parts import UNIT, Parts
+from lowbit_cppyy.stored.parts import Parts
 from lowbit_cppyy.stored.recipe import default_recipe
 
 PANEL = 64
@@ -71,12 +72,9 @@ class Matrix:
         self.parts, self.layout = parts, layout_of(parts, PANEL)
         stream, starts = self.layout.apply(parts), self.layout.starts
         self._kept = (stream, starts, pool)
-        blocks = len(self.layout.firsts) - 1
-        shape = [parts.rows, 0, 0, 0, UNIT, 0, parts.columns, PANEL, self.layout.panels, blocks]
-        halves, bytes_ = 2, 4  # numbers in an element of the stream
         bridge = runtime().bridge
-        numbers = np.array([*shape, halves, bytes_], np.int64)
-        self.handle: int = bridge.create_linear(numbers, stream.ctypes.data, starts.ctypes.data, pool.handle)
+        addresses = stream.ctypes.data, starts.ctypes.data, pool.handle
+        self.handle: int = bridge.create_linear(self.layout.numbers, *addresses)
         weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
 
 
@@ -104,38 +102,39 @@ class CppyyStored(PreparedStored):
         self._multiply, self._multiply_bytes, self._table = multiply, multiply_bytes, table
         self._matrix = Matrix(PARTS[weights.format](weights), pool)
         super().__init__("cppyy", weights, self._matrix.layout.nbytes)
-        self._routes: dict[tuple[bool, bool, bool], StoredRoute] = {}
+        self._routes: dict[tuple[Purpose, bool], StoredRoute] = {}
 
     def _gemv(self, x: Activations, out: Array) -> None:
-        self._gemm(x[np.newaxis], out[np.newaxis])
+        self._product(x, out, 1, "vector")
 
     def _gemm(self, x: Activations, out: Array) -> None:
-        arguments = as_bytes(x), TYPES[x.dtype.name], as_bytes(out), TYPES[out.dtype.name], len(x)
-        status = self._multiply(self._matrix.handle, self._route(len(x)), *arguments)
-        if status == TINY:
-            status = self._multiply(self._matrix.handle, self._route(len(x), exact=True), *arguments)
-        if status:
-            raise_failure(status)
+        self._product(x, out, len(x), "rows")  # for one row too: its bits must not depend on how many there are
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
-        route = self._route(x.columns, integer=True)
+        route = self._route("integer vector" if x.columns == 1 else "integer rows")  # sums are the same in both
         arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype.name], x.columns
         if status := self._multiply_bytes(self._matrix.handle, route, *arguments):
             raise_failure(status)
 
-    def _route(self, rows: int, *, integer: bool = False, exact: bool = False) -> int:
-        """The kernel for so many rows; `exact` for one without powers of two."""
-        key = rows == 1, integer, exact
-        if key not in self._routes:
-            structure = self._matrix.parts.structure
-            recipe = default_recipe(structure, self._table, integer=integer, rows=rows, panel=PANEL)
+    def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
+        arguments = as_bytes(x), TYPES[x.dtype.name], as_bytes(out), TYPES[out.dtype.name], count
+        status = self._multiply(self._matrix.handle, self._route(purpose), *arguments)
+        if status == TINY:
+            status = self._multiply(self._matrix.handle, self._route(purpose, exact=True), *arguments)
+        if status:
+            raise_failure(status)
+
+    def _route(self, purpose: Purpose, *, exact: bool = False) -> int:
+        """The kernel for a purpose; `exact` for one without powers of two."""
+        if (purpose, exact) not in self._routes:
+            recipe = default_recipe(self._matrix.parts.structure, self._table, purpose, PANEL)
             if exact:
                 recipe = replace(recipe, method="shift")
             with preparing:
                 made = StoredRoute(StoredKernel(recipe, self._table), self._matrix)
-                self._routes.setdefault(key, made)
-        return self._routes[key].handle
+                self._routes.setdefault((purpose, exact), made)
+        return self._routes[purpose, exact].handle
 
 
 def as_bytes(array: Array) -> U8:

@@ -19,6 +19,7 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
 Method = Literal["shift", "fold", "table", "bytes", "dot4"]
@@ -104,22 +105,19 @@ class StoredRecipe:
         return f"{activations}_{self.structure.name}_{self.method}_{tile}_p{self.panel}a{self.ahead}"
 
 
-def default_recipe(
-    structure: Structure, table: InstructionSet, *, integer: bool, rows: int, panel: int
-) -> StoredRecipe:
+def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose, panel: int) -> StoredRecipe:
     """The recipe for a structure on an instruction set.
 
     Args:
         structure: of the matrix.
         table: the instruction set.
-        integer: whether activations are integers.
-        rows: of x in a call.
+        purpose: one row of x or several, in float32 or in integers.
         panel: columns of a panel.
     """
-    wide = table.lanes == 16
+    wide, integer = table.lanes == 16, purpose.startswith("integer")
     method: Method = "dot4" if integer else "fold"
     if structure.values == "table" and not integer:
         method = "table" if wide else "bytes"
-    if rows == 1:
+    if purpose.endswith("vector"):
         return StoredRecipe(structure, method, 1, panel // table.lanes, 2 if wide and not integer else 1, panel)
     return StoredRecipe(structure, method, 4, 4 if table.registers >= 32 else 2, 1, panel)

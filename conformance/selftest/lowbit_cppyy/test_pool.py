@@ -82,8 +82,8 @@ def test_the_checks_notice_a_pool_that_does_not_do_its_work(program: Program) ->
 
 
 def test_an_idle_worker_sleeps_after_a_few_microseconds(program: Program) -> None:
-    """Its processor time for a call without work and a millisecond's rest, the median of a hundred, is less than
-    half of that of a worker which watches for 300 µs. Both are measured here, so a slow machine changes both."""
+    """Its processor time for a call without work, until it sleeps again, the median of a hundred, is less than half of
+    that of a worker which watches for 300 µs. Both are measured here, so a slow machine changes both."""
     asleep, watching = (
         int(program("pool_idle", **change)().stdout) for change in ({}, {"change": "watches for 300 µs"})
     )

@@ -86,7 +86,9 @@ def as_stored(name: str, rows: U8, info: TensorInfo, file: str) -> Stored:
     try:
         return Stored(name, info.shape[1], info.shape[0], (rows,))
     except ArgumentError as error:
-        raise FormatError(file, f"tensor {quoted(info.name)}: {error.argument}", error.given, error.allowed) from error
+        raise FormatError(
+            file, f"{error.argument} in tensor {quoted(info.name)}", error.given, error.allowed
+        ) from error
 
 
 def floats(rows: U8, info: TensorInfo, file: str) -> F32:

@@ -9,8 +9,9 @@ from lowbit.arrays import U8
 from lowbit.errors import FormatError
 from lowbit.formats.gguf.header import TensorInfo
 from lowbit.formats.gguf.tensors import matrix
-from lowbit.model.weights import to_float
+from lowbit.model.weights import select_columns, to_float
 from lowbit.quantization.affine import QuantizedMatrix, dequantize
+from lowbit.tensor_formats.stored import Stored
 
 Kind = GGMLQuantizationType
 
@@ -62,29 +63,32 @@ def test_q4_1_is_an_affine_grouping(seed: int) -> None:
     np.testing.assert_array_equal(np.signbit(dequantize(result)), np.signbit(expected))
 
 
-def test_q4_1_with_a_negative_scale_is_offered_in_float32() -> None:
-    """No affine grouping with scales above 0 says the same, so the weights themselves are given."""
+def test_q4_1_with_a_negative_scale_stays_as_it_is_stored() -> None:
+    """No affine grouping with scales above 0 says the same."""
     rows = random_blocks(Kind.Q4_1, 0)
     result = matrix(rows.reshape(-1), info_of(Kind.Q4_1, rows), "f")
-    assert isinstance(result, np.ndarray)
-    np.testing.assert_array_equal(result, quants.dequantize(rows, Kind.Q4_1).T)
+    assert isinstance(result, Stored)
+    np.testing.assert_array_equal(to_float(result), quants.dequantize(rows, Kind.Q4_1).T)
 
 
 @pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4"])
-def test_other_types_come_as_the_package_decodes_them(kind: str) -> None:
-    """What is not an affine grouping is float32, K × N, equal to the package's N × K."""
+def test_other_types_stay_as_they_are_stored(kind: str) -> None:
+    """What is not an affine grouping keeps its bytes; the tests of formats say what they mean."""
     code = GGMLQuantizationType[kind]
     block, size = GGML_QUANT_SIZES[code]
-    rng = np.random.default_rng(1)
-    rows = rng.integers(0, 256, (6, 2 * size), np.uint8)
-    rows = np.where(rows == 0x7C, 0x3C, rows).astype(np.uint8)  # no infinite float16 …
-    rows = np.where((rows & 0x7C) == 0x7C, rows & 0x3B, rows).astype(np.uint8)  # … and no NaN
-    with np.errstate(all="ignore"):
-        expected = quants.dequantize(rows, code)
+    rows = np.random.default_rng(1).integers(0, 60, (6, 2 * size), np.uint8)  # no float16 is infinite or NaN
     result = matrix(rows.reshape(-1), TensorInfo("t", (6, 2 * block), code, 0, rows.nbytes), "f")
-    assert isinstance(result, np.ndarray)
-    assert result.shape == (2 * block, 6)
-    np.testing.assert_array_equal(result, expected.T)
+    assert isinstance(result, Stored)
+    assert (result.format.removeprefix("gguf-"), result.rows, result.columns) == (kind.lower(), 2 * block, 6)
+    np.testing.assert_array_equal(result.tensors[0], rows)
+
+
+def test_columns_of_stored_blocks_can_be_chosen() -> None:
+    """As the order of rotated channels asks for."""
+    rows = np.random.default_rng(1).integers(0, 60, (6, 144), np.uint8)
+    result = matrix(rows.reshape(-1), TensorInfo("t", (6, 256), Kind.Q4_K, 0, rows.nbytes), "f")
+    chosen = select_columns(result, np.array([5, 0, 2]))
+    np.testing.assert_array_equal(to_float(chosen), to_float(result)[:, [5, 0, 2]])
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
@@ -108,7 +112,7 @@ def test_weights_that_are_not_finite_are_refused(kind: Kind) -> None:
 
 
 def test_a_type_that_the_package_does_not_decode_is_named() -> None:
-    """Q8_K is known to the package and not decoded by it."""
-    size = GGML_QUANT_SIZES[Kind.Q8_K][1]
-    with pytest.raises(FormatError, match="Q8_K"):
-        matrix(np.zeros(size, np.uint8), TensorInfo("t", (1, 256), Kind.Q8_K, 0, size), "f")
+    """Integers are known to the package and not decoded by it."""
+    size = GGML_QUANT_SIZES[Kind.I8][1]
+    with pytest.raises(FormatError, match="I8"):
+        matrix(np.zeros(256 * size, np.uint8), TensorInfo("t", (1, 256), Kind.I8, 0, size), "f")

@@ -1,0 +1,170 @@
+"""The kernels of stored products: programs mean what compiled kernels do, on every instruction set of this machine."""
+
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from kernel_runs import HERE, assert_same_bits
+from stored_runs import CASES, CASTS, interpreted, some_activations, some_cast, some_stored
+
+from lowbit.arrays import Array
+from lowbit.backend.prepared_stored import PreparedStored
+from lowbit.errors import NotDeclaredError
+from lowbit.numbers.floats import rounded
+from lowbit.tensor_formats.stored import Stored, quantize, stored
+from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.recipe import Purpose
+from lowbit_cppyy.stored.formats import GGUF, PARTS
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_cppyy.stored.linear import PANEL, bytes_of
+from lowbit_cppyy.stored.recipe import default_recipe
+
+
+def rows_of(x: Array | Stored) -> list[tuple[Array, Array]]:
+    """Each row of activations, with a scale for each of them."""
+    if isinstance(x, Stored):
+        codes, scales, each = bytes_of(x)
+        spread = np.repeat(scales.reshape(len(codes), -1), each, axis=1)
+        return list(zip(codes, spread, strict=True))
+    return [(row, row) for row in x]
+
+
+def purposes(cast: bool) -> tuple[Purpose, Purpose]:
+    return ("integer vector", "integer rows") if cast else ("vector", "rows")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiled_kernels_are_their_programs(case: str) -> None:
+    """One row and four, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
+    name, cast = case.split()[0], case.endswith("cast")
+    weights, turn = some_stored(name), CASES.index(case)
+    parts = PARTS[name](weights)
+    for place, count in enumerate((1, 4)):
+        table = HERE[(turn + place * (1 + turn // len(HERE))) % len(HERE)]
+        kernel = StoredKernel(default_recipe(parts.structure, table, purposes(cast)[place], PANEL), table)
+        x = some_cast(count, 256) if cast else some_activations(count, 256)
+        with CppyyBackend(isa=table.name, threads=1) as backend:
+            given = product(backend.prepare_stored(weights), x)
+        ordered = x if parts.order is None or isinstance(x, Stored) else x[:, parts.order]
+        assert_same_bits(given, interpreted(kernel, parts, rows_of(ordered), table.fused)[:count])
+
+
+def product(prepared: PreparedStored, x: Array | Stored) -> Array:
+    """By the operation that is meant for such activations."""
+    if isinstance(x, Stored):
+        return prepared.gemm_cast(x)
+    return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_and_threads_change_no_bit(case: str) -> None:
+    """Each of five rows alone, beside the others, and with three threads."""
+    name, cast = case.split()[0], case.endswith("cast")
+    weights, x = some_stored(name, 512, 300), some_activations(5, 512)
+    with CppyyBackend(threads=1) as one, CppyyBackend(threads=3) as three:
+        prepared = [backend.prepare_stored(weights) for backend in (one, three)]
+        products: list[Any] = [each.gemm_cast if cast else each.gemm for each in prepared]
+        rows = [x, *x[:, np.newaxis]]
+        given = [quantize(row, "q8_0") for row in rows] if cast else rows
+        together = [multiply(given[0]) for multiply in products]
+        alone = np.concatenate([products[0](row) for row in given[1:]])
+    assert_same_bits(together[0], together[1])
+    assert_same_bits(together[0], alone)
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_scales_of_activations_may_span_any_rows(name: str) -> None:
+    """32 rows, 256 or all of them, with weights of 32 and of 256: within a float32 rounding of the exact product."""
+    with CppyyBackend(threads=1) as backend:
+        for weights in (some_stored("q4_0", 512), some_stored("q6_k", 512), some_stored("iq4_nl", 512)):
+            x = some_cast(3, 512, name)
+            given = backend.prepare_stored(weights).gemm_cast(x).astype(np.float64)
+            sizes = np.abs(x.values.T) @ weights.terms.magnitudes
+            assert (np.abs(given - x.values.T @ weights.values) <= 2.0**-20 * sizes).all()
+
+
+# **Types.** A matrix with a single 1 gives each activation back.
+
+
+def one_of_each() -> Stored:
+    blocks = np.zeros((1, 34), np.uint8)
+    blocks[0, :2] = np.array([1], np.float16).view(np.uint8)
+    blocks[0, 2] = 1
+    return stored("q8_0", 32, 1, {"blocks": blocks})
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_every_number_of_16_bits_is_read(name: str) -> None:
+    """All 65536 of a type, NaN and infinities included, become the float32 that they are."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    x = np.zeros((65536, 32), dtype)
+    x[:, 0] = np.arange(65536, dtype=np.uint16).view(dtype)
+    with CppyyBackend(threads=1) as backend:
+        given = backend.prepare_stored(one_of_each()).gemm(x)[:, 0]
+    expected = x[:, 0].astype(np.float32)
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(given[finite], expected[finite])
+    assert not np.isfinite(given[~finite]).any()
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_results_are_rounded_once_to_nearest(name: str) -> None:
+    """Every finite number of a type, the midpoints between them, and what lies a bit beside these."""
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    exact = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float32)
+    exact = np.sort(exact[np.isfinite(exact)])
+    middle = ((exact[1:].astype(np.float64) + exact[:-1]) / 2).astype(np.float32)
+    beyond = np.array([65519.9, 65520, 65536, 1e38, 3.4e38, -3.4e38], np.float32)
+    values = np.concatenate([exact, middle, np.nextafter(middle, np.inf), np.nextafter(middle, -np.inf), beyond])
+    x = np.zeros((len(values), 32), np.float32)
+    x[:, 0] = values
+    with CppyyBackend(threads=1) as backend, np.errstate(over="ignore"):
+        given = backend.prepare_stored(one_of_each()).gemm(x, name)[:, 0]  # type: ignore[arg-type]  # one of RESULTS
+        expected = rounded(values.astype(np.float64), name)  # type: ignore[arg-type]  # the same
+    np.testing.assert_array_equal(given.astype(np.float32), expected.astype(np.float32))
+
+
+# **What is not declared, and what is too small.**
+
+
+def test_activations_too_small_for_powers_of_two_are_not_rounded() -> None:
+    """Subnormal ones are multiplied as they are, by a kernel that shifts."""
+    with CppyyBackend(threads=1) as backend:
+        prepared = backend.prepare_stored(one_of_each())
+        x = np.zeros((1, 32), np.float32)
+        x[0, 0] = 3 * 2.0**-149
+        assert prepared.gemm(x)[0, 0] == x[0, 0]
+
+
+def test_other_formats_are_refused_by_name() -> None:
+    """One without a kernel, and activations that are not bytes with scales."""
+    with CppyyBackend(threads=1) as backend:
+        with pytest.raises(NotDeclaredError, match=r"does not declare linear\.gemv for format float16"):
+            backend.prepare_stored(some_stored("float16"))
+        prepared = backend.prepare_stored(some_stored("q4_0"))
+        with pytest.raises(NotDeclaredError, match=r"linear\.gemm_cast for activations mxint8"):
+            prepared.gemm_cast(some_cast(1, 256, "mxint8"))
+        with pytest.raises(NotDeclaredError, match=r"linear\.gemm_cast for format gptq-v2"):
+            backend.prepare_stored(some_stored("gptq-v2")).gemm_cast(some_cast(1, 256))
+
+
+def test_what_was_prepared_keeps_its_own_copy() -> None:
+    """The arrays of the matrix may be written to afterwards."""
+    weights = some_stored("q4_k")
+    with CppyyBackend(threads=1) as backend:
+        prepared, x = backend.prepare_stored(weights), some_activations(1, 256)[0]
+        before = prepared.gemv(x)
+        weights.tensors[0][:] = 0
+        assert_same_bits(prepared.gemv(x), before)
+
+
+def test_every_structure_has_a_kernel_of_each_method() -> None:
+    """The slower methods are kernels too: `shift` for `fold`, `bytes` on wide registers."""
+    table = HERE[0]
+    for name in GGUF:
+        structure = GGUF[name].structure
+        recipe = default_recipe(structure, table, "vector", PANEL)
+        other = replace(recipe, method="bytes" if structure.values == "table" else "shift")
+        assert StoredKernel(other, table).program.lanes == table.lanes
