@@ -35,8 +35,8 @@ def planes(packed: Array, bits: int, run: int) -> U8:
     """Codes in planes: of every `run` bytes the lowest bits are `run` codes, the next bits the next `run`."""
     runs = np.ascontiguousarray(packed).view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
-    codes: U8 = np.asarray(runs >> shifts & np.uint8(2**bits - 1)).reshape(*packed.shape[:-1], -1)
-    return codes
+    codes: Array = runs >> shifts & np.uint8(2**bits - 1)
+    return codes.reshape(*packed.shape[:-1], -1)
 
 
 def in_words(words: Array, bits: int) -> U8:
@@ -110,7 +110,7 @@ class Blocks:
 
     def parts(self, stored: Stored) -> Parts:
         """The parts of a matrix of this type."""
-        fields = stored.table.fields_of(stored.by_name, stored.sizes)
+        fields = stored.table.fields_of(stored.by_name)
         block = stored.table.block
         assert block is not None
         integers = [upright(each) for each in self.inner(fields)]

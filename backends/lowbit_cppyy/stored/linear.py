@@ -144,7 +144,7 @@ def as_bytes(array: Array) -> U8:
 
 def bytes_of(x: Stored) -> tuple[Array, F32, int]:
     """The signed bytes of stored activations, T × K, their scales, and the rows that share one."""
-    fields = x.table.fields_of(x.by_name, x.sizes)
+    fields = x.table.fields_of(x.by_name)
     codes = fields["qs"] if "qs" in fields else fields["codes"]
     scales = fields["d"] if "d" in fields else fields["scale"]
     each = x.table.block or x.rows

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lowbit.errors import ArgumentError
+from lowbit.model.weights import to_float
 from lowbit.quantization import affine
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance.suite.cases import MatrixCase
@@ -29,9 +30,7 @@ def model_matrices_of(path: str) -> dict[str, QuantizedMatrix]:
         stored = source.tensor(f"{LAYER}{name}.weight")
         if isinstance(stored, QuantizedMatrix):
             matrices[f"{name}-stored"] = stored
-            weights = affine.dequantize(stored)
-        else:
-            weights = stored
+        weights = to_float(stored)
         for bits, group_size in REQUANTIZED:
             if weights.shape[0] % 32 == 0 and group_size <= weights.shape[0]:
                 again = affine.quantize(weights, bits=bits, group_size=group_size)

@@ -23,9 +23,9 @@ from lowbit.model.quantization_plan import Plan, planned
 from lowbit.model.weights import (
     GatedWeights,
     LlamaWeights,
-    Matrix,
     matrices,
     select_columns,
+    shape_of,
     to_float,
     weight_bytes,
 )
@@ -152,12 +152,8 @@ def test_generation_stops_and_is_forced(decoder: Decoder) -> None:
 
 def test_equal_logits_go_to_the_lowest_token(weights: LlamaWeights) -> None:
     """Greedy choice among equals does not depend on anything."""
-    tied = Decoder(weights, lambda matrix: lambda x: np.ones((len(x), columns_of(matrix)), np.float32))
+    tied = Decoder(weights, lambda matrix: lambda x: np.ones((len(x), shape_of(matrix)[1]), np.float32))
     assert [step.token for step in generate(tied, PROMPT, 2)] == [0, 0]
-
-
-def columns_of(matrix: Matrix) -> int:
-    return matrix.columns if isinstance(matrix, QuantizedMatrix) else len(matrix[0])
 
 
 def test_the_first_difference_of_two_runs() -> None:

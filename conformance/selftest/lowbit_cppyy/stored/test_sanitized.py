@@ -1,10 +1,8 @@
 """Stored products under sanitizers: no access outside an array, nothing undefined, the bits of cppyy's compiler."""
 
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -62,8 +60,9 @@ int main(int, char** arguments) {
                                                      firsts.as<std::int64_t>(), n[6]);
     const std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[n[3]]);
     const auto bytes = x.as<std::uint8_t>();
-    const int status = n[5] ? multiply_stored_bytes(linear, route, bytes, scales.as<float>(), n[5], out.get(), n[4], n[1])
-                            : multiply_stored(linear, route, bytes, n[2], out.get(), n[4], n[1]);
+    std::uint8_t* const y = out.get();
+    const int status = n[5] ? multiply_stored_bytes(linear, route, bytes, scales.as<float>(), n[5], y, n[4], n[1])
+                            : multiply_stored(linear, route, bytes, n[2], y, n[4], n[1]);
     if (status != lowbit::OK) return 3;
     std::fwrite(out.get(), 1, n[3], stdout);
     destroy_stored_route(route);
@@ -110,7 +109,8 @@ def written(number: int, given: Made, short: int = 0) -> bytes:
     size = rows * weights.columns * (4 if out_type == 0 else 2)
     head = np.array([number, rows, x_type, size, out_type, each, len(layout.firsts) - 1], np.int64)
     firsts = np.array(layout.firsts, np.int64)
-    arrays = (layout.numbers, words[: words.size - short], layout.starts, stream.numbers(kernel.columns), firsts)
+    arrays: list[Array] = [layout.numbers, words[: words.size - short], layout.starts]
+    arrays += [stream.numbers(kernel.columns), firsts]
     passed = [head.tobytes()]
     for array in (*arrays, *stream.lists(), values, scales):
         passed += [np.int64(array.nbytes).tobytes(), np.ascontiguousarray(array).tobytes()]
@@ -131,7 +131,6 @@ def driver(isa: str) -> Path:
 
 
 TESTED = [table for table in HERE if table.name != "plain"]
-Inputs = Callable[[], Any]
 
 
 @pytest.mark.parametrize("table", TESTED[:1] + TESTED[-1:], ids=lambda table: table.name)
