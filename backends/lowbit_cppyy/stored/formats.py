@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from lowbit.arrays import F32, I64, U8, Array
+from lowbit.arrays import F32, I64, Array
 from lowbit.tensor_formats.stored import Stored
 from lowbit_cppyy.stored.parts import Parts, Structure
 
@@ -31,15 +31,16 @@ TABLES: Mapping[str, F32] = MappingProxyType(
 # **Bits.** Codes as bytes, from the arrays of a format.
 
 
-def planes(packed: Array, bits: int, run: int) -> U8:
+def planes(packed: Array, bits: int, run: int) -> Array:
     """Codes in planes: of every `run` bytes the lowest bits are `run` codes, the next bits the next `run`."""
     runs = np.ascontiguousarray(packed).view(np.uint8).reshape(*packed.shape[:-1], -1, 1, run)
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, np.newaxis]
     codes: Array = runs >> shifts & np.uint8(2**bits - 1)
-    return codes.reshape(*packed.shape[:-1], -1)
+    found: Array = codes.reshape(*packed.shape[:-1], -1)
+    return found
 
 
-def in_words(words: Array, bits: int) -> U8:
+def in_words(words: Array, bits: int) -> Array:
     """Codes end to end along the last axis of 32-bit words, the first in the lowest bits."""
     packed = np.ascontiguousarray(words).view(np.uint8)
     if 8 % bits == 0:
@@ -69,13 +70,19 @@ def of_q8_0(fields: Tensors) -> Array:
     return fields["qs"].view(np.uint8) ^ np.uint8(128)
 
 
+def _less_32(stored: Array) -> Array:
+    """6 bits, stored plus 32, as int8."""
+    found: Array = stored.astype(np.int8) - np.int8(32)
+    return found
+
+
 def scales_of_q3(packed: Array) -> Array:
     """16 scales of 6 bits, stored plus 32, as int8."""
     low, high = planes(packed[..., :8], 4, 8), planes(packed[..., 8:], 2, 4)
-    return ((low | high << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.int8)
+    return _less_32(low | high << np.uint8(4))
 
 
-def scales_and_minima(packed: Array) -> tuple[U8, U8]:
+def scales_and_minima(packed: Array) -> tuple[Array, Array]:
     """The 8 scales and 8 minima of Q4_K and Q5_K."""
     first, second, shared = (packed[..., at : at + 4] for at in (0, 4, 8))
     high = np.uint8(4)
@@ -87,7 +94,7 @@ def scales_of_iq4_xs(fields: Tensors) -> Array:
     """8 scales of 6 bits, stored plus 32, as int8: low nibbles in ``scales_l``, high bits in ``scales_h``."""
     low = planes(fields["scales_l"], 4, 1)
     high = fields["scales_h"][..., np.newaxis] >> np.arange(0, 16, 2, dtype=np.uint16) & np.uint16(3)
-    return ((low | high.astype(np.uint8) << np.uint8(4)).astype(np.int8) - np.int8(32)).astype(np.int8)
+    return _less_32(low | high.astype(np.uint8) << np.uint8(4))
 
 
 @dataclass(frozen=True)

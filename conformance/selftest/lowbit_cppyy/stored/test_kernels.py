@@ -13,7 +13,7 @@ from lowbit.arrays import Array
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.errors import NotDeclaredError
 from lowbit.numbers.floats import rounded
-from lowbit.tensor_formats.stored import Stored, quantize, stored
+from lowbit.tensor_formats.stored import Result, Stored, quantize, stored
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored.formats import GGUF, PARTS
@@ -110,7 +110,7 @@ def test_every_number_of_16_bits_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_results_are_rounded_once_to_nearest(name: str) -> None:
+def test_results_are_rounded_once_to_nearest(name: Result) -> None:
     """Every finite number of a type, the midpoints between them, and what lies a bit beside these."""
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     exact = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float32)
@@ -121,8 +121,8 @@ def test_results_are_rounded_once_to_nearest(name: str) -> None:
     x = np.zeros((len(values), 32), np.float32)
     x[:, 0] = values
     with CppyyBackend(threads=1) as backend, np.errstate(over="ignore"):
-        given = backend.prepare_stored(one_of_each()).gemm(x, name)[:, 0]  # type: ignore[arg-type]  # one of RESULTS
-        expected = rounded(values.astype(np.float64), name)  # type: ignore[arg-type]  # the same
+        given = backend.prepare_stored(one_of_each()).gemm(x, name)[:, 0]
+        expected = rounded(values.astype(np.float64), name)
     np.testing.assert_array_equal(given.astype(np.float32), expected.astype(np.float32))
 
 

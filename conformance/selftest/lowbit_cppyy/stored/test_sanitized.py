@@ -11,7 +11,7 @@ from kernel_runs import HERE
 from stored_runs import CASES, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
-from lowbit.tensor_formats.stored import Stored
+from lowbit.tensor_formats.stored import RESULTS, Result, Stored
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import prelude
@@ -90,8 +90,8 @@ def every_case(table: InstructionSet) -> list[Made]:
     return [made(case, turn, table) for turn, case in enumerate(CASES)]
 
 
-def result_of(x: Array | Stored) -> str:
-    return "float16" if isinstance(x, Stored) else x.dtype.name
+def result_of(x: Array | Stored) -> Result:
+    return "float16" if isinstance(x, Stored) else next(each for each in RESULTS if each == x.dtype.name)
 
 
 def written(number: int, given: Made, short: int = 0) -> bytes:
@@ -146,11 +146,11 @@ def test_every_access_is_inside_its_array(table: InstructionSet) -> None:
         for weights, purpose, x, _ in given:
             prepared, result = backend.prepare_stored(weights), result_of(x)
             if isinstance(x, Stored):
-                answer = prepared.gemm_cast(x, result)  # type: ignore[arg-type]  # one of RESULTS
+                answer = prepared.gemm_cast(x, result)
             elif purpose == "vector":
-                answer = prepared.gemv(x[0], result)  # type: ignore[arg-type]  # the same
+                answer = prepared.gemv(x[0], result)
             else:
-                answer = prepared.gemm(x, result)  # type: ignore[arg-type]  # the same
+                answer = prepared.gemm(x, result)
             expected.append(answer.tobytes())
     assert done.stdout == b"".join(expected)
 
