@@ -224,8 +224,6 @@ class Kernel:
         grid: blocks in x, y and z, as a function of the launch's numbers.
         block: threads per block, in x.
         shared: bytes of dynamic shared memory, as a function of the launch's numbers.
-        meaning: the same computation in numpy. It gets an array for each span, of its kind and extent, and each number,
-            by name; it fills the arrays that are written.
         check: raises an `ArgumentError` for numbers that the kernel does not support.
         flops: floating-point operations of a launch, for a model of its time; 0 where only memory traffic counts.
     """
@@ -235,7 +233,6 @@ class Kernel:
     parameters: tuple[Parameter, ...]
     grid: Callable[[Numbers], tuple[int, int, int]]
     block: int
-    meaning: Callable[..., None]
     shared: Callable[[Numbers], int] = lambda numbers: 0
     check: Callable[[Numbers], None] = lambda numbers: None
     flops: Callable[[Numbers], float] = lambda numbers: 0.0

@@ -14,13 +14,14 @@ from functools import partial
 
 from lowbit.contract.checks import check_integer
 from lowbit.errors import ArgumentError
-from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PART
 from lowbit_cuda.kernels.parameters import FLOAT_NAMES, MOST_TOKENS, THREADS, counts, integers, number, product_of, span
 from lowbit_cuda.port import Access, Kernel, Numbers, Parameter
 
 KEYS = {**FLOAT_NAMES, "bfp12": "bfp12"}
 MOST_HEAD_DIM = 256
+BFP_BLOCK = 32
+"""Channels in a block of the BFP12 cache."""
 CHUNK = 256
 """Tokens whose scores one block of `attend` holds at once."""
 ATTEND_SHARED = 4 * (MOST_HEAD_DIM + CHUNK + 16 + 8 * MOST_HEAD_DIM)
@@ -47,7 +48,6 @@ def rope() -> Kernel:
         ),
         grid=lambda n: (-(-number(n, "heads") * number(n, "head_dim") // 2 // THREADS), number(n, "tokens"), 1),
         block=THREADS,
-        meaning=meanings.rope,
         check=check,
     )
 
@@ -56,7 +56,7 @@ def check_heads(numbers: Numbers, keys: str) -> None:
     """Check the limits of a cache."""
     counts(numbers, "tokens", "kv_heads", "head_dim", most={"tokens": MOST_TOKENS, "head_dim": MOST_HEAD_DIM})
     counts(numbers, "kv_heads", "capacity", "head_dim")
-    unit = meanings.BFP_BLOCK if keys == "bfp12" else 4
+    unit = BFP_BLOCK if keys == "bfp12" else 4
     if number(numbers, "head_dim") % unit:
         raise ArgumentError("head_dim", numbers["head_dim"], f"a multiple of {unit} up to {MOST_HEAD_DIM}")
 
@@ -68,7 +68,7 @@ def _cached(name: str, kind: str, access: Access) -> tuple[Parameter, ...]:
         return (span(name, kind, access, elements, exact=False, alignment=PART),)
     return (
         span(name, "uint8", access, lambda n: elements(n) // 2, exact=False, alignment=PART),
-        span("exponents", "uint8", access, lambda n: elements(n) // meanings.BFP_BLOCK, exact=False),
+        span("exponents", "uint8", access, lambda n: elements(n) // BFP_BLOCK, exact=False),
     )
 
 
@@ -86,7 +86,6 @@ def append(keys: str = "float32") -> Kernel:
         ),
         grid=lambda n: (-(-number(n, "kv_heads") * number(n, "head_dim") // THREADS), number(n, "tokens"), 1),
         block=THREADS,
-        meaning=meanings.append_bfp12 if keys == "bfp12" else meanings.append,
         check=partial(check_heads, keys=keys),
     )
 
@@ -120,6 +119,5 @@ def attend(keys: str = "float32", values: str = "float32") -> Kernel:
         grid=lambda n: (number(n, "heads"), number(n, "tokens"), 1),
         block=THREADS,
         shared=lambda n: ATTEND_SHARED,
-        meaning=meanings.attend_bfp12 if keys == "bfp12" else meanings.attend,
         check=check,
     )

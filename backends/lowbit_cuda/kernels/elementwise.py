@@ -11,10 +11,7 @@ its answers scattered to their places.
 Source: the chapters `lowbit.model.block` and `lowbit.moe.routing`.
 """
 
-from collections.abc import Callable
-
 from lowbit.errors import ArgumentError
-from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.parameters import (
     FLOAT_NAMES,
     MOST_TOKENS,
@@ -54,7 +51,6 @@ def rms_norm() -> Kernel:
         grid=lambda n: (number(n, "tokens"), 1, 1),
         block=THREADS,
         shared=lambda n: SHARED_SUMS,
-        meaning=meanings.rms_norm,
         check=check,
     )
 
@@ -67,7 +63,6 @@ def _elements(name: str, *spans: tuple[str, Access]) -> Kernel:
         parameters=(*(span(given, "float32", access, count) for given, access in spans), *integers("count")),
         grid=over(count),
         block=THREADS,
-        meaning=getattr(meanings, name),
         check=lambda numbers: counts(numbers, "count"),
     )
 
@@ -99,7 +94,6 @@ def combine() -> Kernel:
         ),
         grid=lambda n: (-(-number(n, "columns") // THREADS), number(n, "tokens"), 1),
         block=THREADS,
-        meaning=meanings.combine,
         check=lambda numbers: counts(numbers, "tokens", "experts", "columns", most={"tokens": MOST_TOKENS}),
     )
 
@@ -107,7 +101,7 @@ def combine() -> Kernel:
 # **Gathering and scattering rows.**
 
 
-def _rows_kernel(name: str, target: Parameter, source: Parameter, meaning: Callable[..., None]) -> Kernel:
+def _rows_kernel(name: str, target: Parameter, source: Parameter) -> Kernel:
     def check(numbers: Numbers) -> None:
         counts(numbers, "count", "columns", most={"count": MOST_TOKENS})
         counts(numbers, "rows", "columns")
@@ -119,7 +113,6 @@ def _rows_kernel(name: str, target: Parameter, source: Parameter, meaning: Calla
         parameters=(target, source, index, *integers("count", "rows", "columns")),
         grid=lambda n: (-(-number(n, "columns") // THREADS), number(n, "count"), 1),
         block=THREADS,
-        meaning=meaning,
         check=check,
     )
 
@@ -128,11 +121,11 @@ def gather(table: str = "float32") -> Kernel:
     """Row i of Y is row index[i] of X, or zeros where X has no such row: tokens of an expert, or an embedding."""
     target = span("y", "float32", "write", product_of("count", "columns"))
     source = span("x", table, "read", product_of("rows", "columns"))
-    return _rows_kernel(f"gather_{FLOAT_NAMES[table]}", target, source, meanings.gather)
+    return _rows_kernel(f"gather_{FLOAT_NAMES[table]}", target, source)
 
 
 def scatter() -> Kernel:
     """Row index[i] of Y is row i of X; no index occurs twice. Other rows of Y are unchanged."""
     target = span("y", "float32", "write", product_of("rows", "columns"), exact=False)
     source = span("x", "float32", "read", product_of("count", "columns"))
-    return _rows_kernel("scatter", target, source, meanings.scatter)
+    return _rows_kernel("scatter", target, source)

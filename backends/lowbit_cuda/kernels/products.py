@@ -16,7 +16,6 @@ from functools import partial
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError
 from lowbit.quantization.packing import CODES_PER_UNIT, check_rows
-from lowbit_cuda.kernels import numpy_kernels as meanings
 from lowbit_cuda.kernels.layouts import MOST, PANEL, PART, check_group_size, up
 from lowbit_cuda.kernels.parameters import (
     ACTIVATIONS,
@@ -115,7 +114,6 @@ def _product(name: str, bits: int, scale_dtype: str, tokens: int, prefixes: tupl
         grid=lambda n: (-(-number(n, "columns") // PANEL), -(-number(n, "tokens") // tokens), 1),
         block=THREADS,
         shared=partial(shared_of_product, bits=bits, tokens=tokens),
-        meaning=partial(getattr(meanings, name), bits),
         check=partial(check_product, bits=bits),
         flops=lambda n: 2.0 * len(prefixes) * number(n, "tokens") * number(n, "rows") * number(n, "columns"),
     )
@@ -148,7 +146,6 @@ def dequantize(bits: int, scales: str = "float16") -> Kernel:
         ),
         grid=lambda n: (-(-number(n, "columns") // PANEL), -(-number(n, "rows") // (SLICES * CODES_PER_UNIT[bits])), 1),
         block=THREADS,
-        meaning=partial(meanings.dequantize, bits),
         check=check,
     )
 
@@ -182,7 +179,6 @@ def dense(weights: str = "float32") -> Kernel:
         grid=lambda n: (number(n, "columns"), number(n, "tokens"), 1),
         block=THREADS,
         shared=lambda n: SHARED_SUMS,
-        meaning=meanings.dense,
         check=check,
         flops=lambda n: 2.0 * number(n, "tokens") * number(n, "rows") * number(n, "columns"),
     )

@@ -2,8 +2,8 @@
 
 A kernel's name states its choices: ``gemm_b4_f16_t1`` multiplies by a matrix of 4-bit codes with float16 scales, one
 token at a time. `kernel` returns the kernel for given choices. `lowbit_cuda.port.Kernel` is what a port needs to know
-of it; the extents there are exact, because a simulated device derives from them which operations must not overlap, and
-a test runs each kernel in numpy on arrays of exactly these extents.
+of it. The extents there are exact: a simulated device derives from them which operations must not overlap, and tests
+run each kernel on arrays of exactly these extents.
 
 **Products** (`gemm`, `expert_in`) exist for one token and for eight at once (``tokens`` 1 and 8). The choice changes no
 bit: a token's sums have the same order in both. A grid has one row of blocks for every 8 tokens.

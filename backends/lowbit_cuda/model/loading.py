@@ -17,9 +17,8 @@ from lowbit.model.weights import NORMS, GatedWeights, LayeredWeights, LayerWeigh
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.cost import Rates
 from lowbit_cuda.engine.engine import Engine
-from lowbit_cuda.kernels.attention import MOST_HEAD_DIM
+from lowbit_cuda.kernels.attention import BFP_BLOCK, MOST_HEAD_DIM
 from lowbit_cuda.kernels.layouts import DenseLayout
-from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
 from lowbit_cuda.model.arena import Arena, charged
 from lowbit_cuda.model.block import DeviceBlock, Gate
 from lowbit_cuda.model.budget import Need

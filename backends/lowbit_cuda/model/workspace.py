@@ -19,7 +19,7 @@ import numpy as np
 
 from lowbit.backend.whole_model import Keys
 from lowbit.model.config import LlamaConfig
-from lowbit_cuda.kernels.numpy_kernels import BFP_BLOCK
+from lowbit_cuda.kernels.attention import BFP_BLOCK
 from lowbit_cuda.model.arena import Arena, charged
 from lowbit_cuda.model.matrices import ExpertLayout
 from lowbit_cuda.port import Span

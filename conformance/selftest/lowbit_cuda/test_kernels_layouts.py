@@ -7,8 +7,8 @@ from lowbit.errors import ArgumentError
 from lowbit.quantization.affine import CONVENTIONS, Convention, QuantizedMatrix, ScaleDtype, dequantize, quantize
 from lowbit.quantization.packing import BITS, CODES_PER_UNIT, unpack
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout, from_panels, to_panels
-from lowbit_cuda.kernels.numpy_kernels import codes_of
 from lowbit_cuda.port import Memory
+from lowbit_gpusim.meanings import codes_of
 
 
 def drawn(bits: int, rows: int, columns: int, group: int, convention: Convention, dtype: ScaleDtype) -> QuantizedMatrix:

@@ -22,6 +22,7 @@ from lowbit.quantization.packing import BITS
 from lowbit_cuda.kernels.layouts import DenseLayout, MatrixLayout
 from lowbit_cuda.kernels.table import kernel
 from lowbit_cuda.port import Number
+from lowbit_gpusim.meanings import meaning_of
 
 UNIT = 2.0**-24
 
@@ -34,7 +35,7 @@ def run(name: str, choices: dict[str, Any], arrays: dict[str, Array], **numbers:
     if first.name not in arrays:
         count = first.nbytes(numbers) // np.dtype(first.kind).itemsize
         arrays = {first.name: np.full(count, np.nan, first.kind), **arrays}
-    described.meaning(**arrays, **numbers)
+    meaning_of(described)(**arrays, **numbers)
     return arrays[first.name]
 
 

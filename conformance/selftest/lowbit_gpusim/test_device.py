@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from math import isnan
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 from sim_programs import combine, scale
 
-from lowbit.arrays import F32, I32, U8
+from lowbit.arrays import F32, I32, U8, Array
 from lowbit.errors import ArgumentError
-from lowbit_cuda.port import DeviceError, DeviceMemoryError, DevicePort, Event, Kernel, Memory, Parameter, Span
+from lowbit_cuda.port import DeviceError, DeviceMemoryError, DevicePort, Event, Memory, Parameter, Span
+from lowbit_gpusim.meanings import Meant
 from lowbit_gpusim.sim.clock import Task
 from lowbit_gpusim.sim.device import SimDevice
 from lowbit_gpusim.sim.machines import MACHINES, Machine
@@ -257,7 +259,7 @@ def test_an_extent_that_is_a_most() -> None:
     def meaning(cache: F32, position: I32) -> None:
         cache[position[0]] = 7
 
-    kernel = Kernel(
+    kernel = Meant(
         "append",
         "",
         (
@@ -266,7 +268,7 @@ def test_an_extent_that_is_a_most() -> None:
         ),
         lambda n: (1, 1, 1),
         32,
-        meaning,
+        meaning=meaning,
     )
     look = replace(scale, parameters=(replace(scale.parameters[0], exact=False), *scale.parameters[1:]))
     device = SimDevice(on_unwritten="raise")
@@ -312,7 +314,11 @@ def test_each_launch_is_looked_at_by_its_own_numbers() -> None:
 
     x = Parameter("x", "uint8", "write", lambda numbers: int(numbers["rows"] * numbers["columns"]))
     numbers = Parameter("rows", "int32"), Parameter("columns", "int32")
-    kernel = Kernel("k", "", (x, *numbers), lambda n: (1, 1, 1), 32, lambda x, rows, columns: x.fill(1), check=even)
+
+    def meaning(x: Array, rows: int, columns: int) -> None:
+        x.fill(1)
+
+    kernel = Meant("k", "", (x, *numbers), lambda n: (1, 1, 1), 32, meaning=meaning, check=even)
     device = SimDevice()
     memory, stream = device.allocate(12, "m").span(), device.stream("s")
     for _ in range(2):
@@ -392,7 +398,7 @@ def test_random_order_is_of_the_seed() -> None:
     def order(seed: int) -> list[str]:
         done, device = list[str](), SimDevice(schedule="random", seed=seed)
         for name in "abcdefgh":
-            kernel = Kernel(name, "", (), lambda n: (1, 1, 1), 32, lambda name=name: done.append(name))
+            kernel = Meant(name, "", (), lambda n: (1, 1, 1), 32, meaning=partial(done.append, name))
             device.launch(kernel, {}, device.stream(name))
         device.finish()
         return done

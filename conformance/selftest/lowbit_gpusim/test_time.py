@@ -9,7 +9,8 @@ from hypothesis import given
 from sim_programs import DRAWN, Step, complete, run, scale, steps
 
 from lowbit.errors import ArgumentError
-from lowbit_cuda.port import Kernel, Parameter, Stream
+from lowbit_cuda.port import Parameter, Stream
+from lowbit_gpusim.meanings import Meant
 from lowbit_gpusim.sim.device import SimDevice
 from lowbit_gpusim.sim.log import Record, timeline
 from lowbit_gpusim.sim.machines import LINKS, MACHINES, Link, Machine
@@ -37,11 +38,11 @@ def _nothing_with(x: object, y: object) -> None:
     """The same for two spans."""
 
 
-def kernel(name: str, access: str, flops: float = 0.0) -> Kernel:
+def kernel(name: str, access: str, flops: float = 0.0) -> Meant:
     """A kernel on ten million bytes."""
     assert access in ("read", "write", "update")
     parameter = Parameter("x", "uint8", access, lambda numbers: 10 * MEGA)  # type: ignore[arg-type]  # checked above
-    return Kernel(name, "", (parameter,), lambda n: (1, 1, 1), 32, _nothing, flops=lambda numbers: flops)
+    return Meant(name, "", (parameter,), lambda n: (1, 1, 1), 32, meaning=_nothing, flops=lambda numbers: flops)
 
 
 class Desk:

@@ -18,6 +18,7 @@ from lowbit.contract.rounding import Arithmetic, gamma
 from lowbit.model.bounds import rms_norm_bound, swiglu_bound
 from lowbit_cuda.kernels.table import MAKERS, kernel
 from lowbit_cuda.port import Kernel, Number
+from lowbit_gpusim.meanings import meaning_of
 from lowbit_gpusim.shim.launching import Launch, Options
 
 Limits = dict[str, Array]
@@ -59,7 +60,7 @@ class Case:
     def expected(self) -> dict[str, Array]:
         """What the meaning writes."""
         launch = self.launch()
-        self.kernel.meaning(**launch.arrays, **self.numbers)
+        meaning_of(self.kernel)(**launch.arrays, **self.numbers)
         return self.written(launch)
 
     def written(self, launch: Launch) -> dict[str, Array]:

@@ -13,6 +13,7 @@ from lowbit_cuda.engine.engine import Engine
 from lowbit_cuda.engine.recovery import inventories, missing
 from lowbit_cuda.engine.storage import device_bytes, stride
 from lowbit_cuda.port import ALIGNMENT, Kernel, Parameter, Span, Stream
+from lowbit_gpusim.meanings import Meant
 from lowbit_gpusim.sim.device import SimDevice
 from lowbit_gpusim.sim.machines import MACHINES, Link, Machine
 
@@ -38,7 +39,7 @@ def show(nbytes: int, seconds: float = 0.0) -> Kernel:
 
     aligned = Parameter("expert_data", "uint8", "read", extent, alignment=ALIGNMENT)
     parameters = aligned, Parameter("out", "uint8", "write", extent)
-    return Kernel("show", "none", parameters, lambda _: (1, 1, 1), 32, meaning, flops=lambda _: seconds)
+    return Meant("show", "none", parameters, lambda _: (1, 1, 1), 32, meaning=meaning, flops=lambda _: seconds)
 
 
 def slow_machine(copy_seconds: float, nbytes: int = NBYTES) -> Machine:

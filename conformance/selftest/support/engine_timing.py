@@ -12,7 +12,7 @@ from engine_rig import Rig, show, slow_machine
 
 from lowbit.moe.offload import Arrangement
 from lowbit_cuda.engine.transfers import Transfers
-from lowbit_cuda.port import Kernel
+from lowbit_gpusim.meanings import Meant
 from lowbit_gpusim.sim.device import SimDevice
 
 COPY = 1.0  # seconds of an expert's copy
@@ -24,8 +24,8 @@ class Timed(Rig):
     def __init__(self, arrangement: Arrangement, expert: float, attention: float = 0.0, **options: Any) -> None:
         device = SimDevice(slow_machine(COPY), schedule="late", on_unwritten="raise")
         super().__init__(arrangement, device=device, kernel=show(40, expert), rows=3000, **options)
-        self._attention = Kernel(
-            "attention", "none", (), lambda _: (1, 1, 1), 32, lambda: None, flops=lambda _: attention
+        self._attention = Meant(
+            "attention", "none", (), lambda _: (1, 1, 1), 32, meaning=lambda: None, flops=lambda _: attention
         )
         self.device.finish()
         self.began = self.device.now()

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from lowbit.arrays import F32, I32, Array
-from lowbit_cuda.port import DevicePort, Kernel, Memory, Numbers, Parameter, Span, Stream
+from lowbit_cuda.port import DevicePort, Memory, Numbers, Parameter, Span, Stream
+from lowbit_gpusim.meanings import Meant
 
 KERNELS = Path(__file__).parent / "contract_kernels"
 COUNT = 300
@@ -44,7 +45,7 @@ def _turn(x: I32, y: I32, n: int) -> None:
     y[:] = x[::-1]
 
 
-fill = Kernel(
+fill = Meant(
     "contract_fill",
     "contract.cuh",
     (
@@ -55,9 +56,9 @@ fill = Kernel(
     ),
     some_blocks,
     128,
-    _fill,
+    meaning=_fill,
 )
-add = Kernel(
+add = Meant(
     "contract_add",
     "contract.cuh",
     (
@@ -68,17 +69,17 @@ add = Kernel(
     ),
     some_blocks,
     128,
-    _add,
+    meaning=_add,
 )
 reaching = replace(add, parameters=tuple(replace(one, host=one.access is not None) for one in add.parameters))
 """`add`, of which both arrays may lie on the host."""
-turn = Kernel(
+turn = Meant(
     "contract_turn",
     "contract.cuh",
     (Parameter("x", "int32", "read", count), Parameter("y", "int32", "write", count), Parameter("n", "int32")),
     lambda numbers: (1, 1, 1),
     128,
-    _turn,
+    meaning=_turn,
     shared=lambda numbers: 4 * count(numbers),
 )
 

@@ -12,7 +12,8 @@ import numpy as np
 from hypothesis import settings
 
 from lowbit.arrays import F32
-from lowbit_cuda.port import Event, Kernel, Memory, Numbers, Parameter, Span, Stream
+from lowbit_cuda.port import Event, Memory, Numbers, Parameter, Span, Stream
+from lowbit_gpusim.meanings import Meant
 from lowbit_gpusim.sim.device import SimDevice
 
 FLOAT = 4
@@ -30,7 +31,7 @@ def _combine(x: F32, y: F32, n: int, by: float) -> None:
     y[:] = np.float32(by) * y + x
 
 
-combine = Kernel(
+combine = Meant(
     name="combine",
     source="",
     parameters=(
@@ -50,7 +51,7 @@ def _scale(x: F32, y: F32, n: int) -> None:
     y[:] = 2 * x
 
 
-scale = Kernel(
+scale = Meant(
     name="scale",
     source="",
     parameters=(

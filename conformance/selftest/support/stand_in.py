@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lowbit_cuda.port import Kernel, Number
+from lowbit_gpusim.meanings import meaning_of
 
 HERE = Path(__file__).parent
 LIBRARY = "libcuda.so.1"
@@ -189,7 +190,7 @@ class Control:
                 return ILLEGAL_ADDRESS
             bytes_there = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(place))
             arrays[parameter.name] = bytes_there.view(np.dtype(parameter.kind))
-        kernel.meaning(**arrays, **numbers)
+        meaning_of(kernel)(**arrays, **numbers)
         return 0
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from lowbit.arrays import Array
 from lowbit.errors import ArgumentError
 from lowbit_cuda.port import DeviceError, Kernel, Number, Parameter, Span
+from lowbit_gpusim.meanings import meaning_of
 from lowbit_gpusim.sim.clock import Engine
 from lowbit_gpusim.sim.machines import Machine
 from lowbit_gpusim.sim.memory import UNWRITTEN, view
@@ -98,7 +99,7 @@ def copy_operation(machine: Machine, target: Span, source: Span) -> Operation:
 
 def in_numpy(kernel: Kernel, arrays: Mapping[str, Array], numbers: Mapping[str, Number]) -> None:
     """Run a kernel in numpy."""
-    kernel.meaning(**arrays, **numbers)
+    meaning_of(kernel)(**arrays, **numbers)
 
 
 def launch_operation(

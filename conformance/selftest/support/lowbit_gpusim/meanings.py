@@ -1,8 +1,8 @@
-"""The computation of each kernel, in numpy.
+"""What each kernel of `lowbit_cuda.kernels` computes, in numpy.
 
-Each function here is a kernel's `meaning`: it gets flat arrays of exactly the elements that the kernel uses, and the
-numbers of the launch, and fills the arrays that are written. A simulated device runs it in place of the kernel, and
-tests compare the kernel's own C++ with it.
+The *meaning* of a kernel gets flat arrays of exactly the elements that the kernel uses, and the numbers of the launch,
+and fills the arrays that are written. A simulated device runs it in place of the kernel, and tests compare the kernel's
+own C++ with it.
 
 Sums are computed in float64 and rounded to float32 at the end, so a result is closer to the exact one than a kernel's;
 both are within the bound of the specification. As in the kernels, a token's result does not depend, in any bit, on how
@@ -12,18 +12,20 @@ Source: the chapters `lowbit.linear.linear`, `lowbit.model.block`, `lowbit.atten
 `lowbit.attention.attention`, `lowbit.quantization.bfp_storage`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
 import numpy as np
 
 from lowbit.arrays import F32, F64, U8, U32, Array
 from lowbit.quantization.bfp import bfp12, cast
 from lowbit.quantization.bfp_storage import store
+from lowbit_cuda.kernels.attention import BFP_BLOCK
 from lowbit_cuda.kernels.layouts import from_panels, up
+from lowbit_cuda.port import Kernel
 
 Words = U32
-
-BFP_BLOCK = 32
-"""Channels in a block of the BFP12 cache."""
-
 
 # **Quantised matrices.**
 
@@ -244,3 +246,30 @@ def attend_bfp12(
 def _inside(first: int, tokens: int, capacity: int) -> int:
     """The number of tokens, from position `first` on, that fit into the cache."""
     return 0 if first < 0 else max(0, min(tokens, capacity - first))
+
+
+# **From a kernel to its meaning.**
+
+Meaning = Callable[..., None]
+OF_BITS: tuple[Meaning, ...] = (gemm, expert_in, dequantize)
+OTHERS: tuple[Meaning, ...] = (
+    *(dense, rms_norm, swiglu, add, combine, gather, scatter),
+    *(rope, append, append_bfp12, attend, attend_bfp12),
+)
+MEANINGS = {each.__name__: each for each in (*OF_BITS, *OTHERS)}
+
+
+@dataclass(frozen=True, eq=False)
+class Meant(Kernel):
+    """A kernel of a test or a benchmark, with a meaning of its own."""
+
+    meaning: Meaning = field(kw_only=True)
+
+
+def meaning_of(kernel: Kernel) -> Meaning:
+    """The meaning of a kernel: its own, or that of the kernel of the table whose name it has (``gemm_b4_f16_t1``)."""
+    if isinstance(kernel, Meant):
+        return kernel.meaning
+    name = max((name for name in MEANINGS if f"{kernel.name}_".startswith(f"{name}_")), key=len)
+    meaning, choices = MEANINGS[name], kernel.name.removeprefix(f"{name}_")
+    return partial(meaning, int(choices[1])) if meaning in OF_BITS else meaning
