@@ -46,7 +46,8 @@ def in_words(words: Array, bits: int) -> Array:
     if 8 % bits == 0:
         return planes(packed, bits, 1)
     ones = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], -1, bits)
-    return (ones << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+    found: Array = (ones << np.arange(bits, dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
+    return found
 
 
 def upright(array: Array) -> Array:
