@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import UnavailableError
-from lowbit.kernels.program import Advance, Comment, Instruction, Loop, Step
+from lowbit.kernels.program import Advance, Comment, Instruction, Loop, Step, live_registers
 from lowbit.quantization.packing import BITS
 from lowbit_cppyy.cli.tune import layout_of
 from lowbit_cppyy.codegen.isa import TABLES, InstructionSet
@@ -24,6 +24,10 @@ from lowbit_cppyy.codegen.kernels import Kernel, kernel_source
 from lowbit_cppyy.layout.panels import PanelLayout
 from lowbit_cppyy.names import kernel_of
 from lowbit_cppyy.recipe import PURPOSES
+from lowbit_cppyy.stored.formats import structure_of
+from lowbit_cppyy.stored.kernel import StoredKernel
+from lowbit_cppyy.stored.linear import PANEL
+from lowbit_cppyy.stored.recipe import default_recipe as default_stored
 from lowbit_cppyy.tuning.choices import default_recipe
 from lowbit_cppyy.tuning.prediction import Prediction, predict, words_of_a_group
 
@@ -36,9 +40,13 @@ Isa = Annotated[str, typer.Option(help="Without a name: instruction set.")]
 PurposeName = Annotated[str, typer.Option("--purpose", help="Without a name: the default kernel for this purpose.")]
 ScaleType = Annotated[str, typer.Option(help="Without a name: float16 or float32.")]
 ZeroKind = Annotated[str, typer.Option(help="Without a name: minimum or zero_point.")]
+FormatName = Annotated[
+    str | None, typer.Option("--format", help="The kernel for a stored matrix of this format, such as q4_k.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")]
 
 ROWS, COLUMNS = 4096, 11008
+Printed = Kernel | StoredKernel
 
 
 @app.command()
@@ -50,11 +58,14 @@ def show(
     purpose: PurposeName = "vector",
     scales: ScaleType = "float16",
     convention: ZeroKind = "zero_point",
+    format: FormatName = None,
     whole: Annotated[bool, typer.Option("--prelude", help="Include the functions that it calls.")] = False,
     assembly: Annotated[bool, typer.Option(help="The assembly of the command c++, not of cppyy.")] = False,
 ) -> None:
     """Print a kernel's C++, by its name or by choices."""
-    kernel = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
+    kernel: Printed = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
+    if format is not None:
+        kernel = _stored(format, bits, isa, purpose)
     if assembly:
         _print(assembly_of(kernel), "gas")
     else:
@@ -70,9 +81,13 @@ def program(
     purpose: PurposeName = "vector",
     scales: ScaleType = "float16",
     convention: ZeroKind = "zero_point",
+    format: FormatName = None,
     as_json: AsJson = False,
 ) -> None:
     """Print a kernel's program in the vocabulary of `lowbit.kernels.vector`, its registers and its instructions."""
+    if format is not None:
+        _show_stored_program(_stored(format, bits, isa, purpose), as_json)
+        return
     kernel = _kernel(name, _layout(bits, group, scales, convention), isa, purpose)
     layout = _layout(kernel.recipe.bits, group, kernel.recipe.scales, kernel.recipe.convention)
     words, predicted = _counted(kernel, layout)
@@ -140,6 +155,23 @@ def _kernel(name: str | None, layout: PanelLayout, isa: str, purpose: str) -> Ke
     return Kernel(default_recipe(next(each for each in PURPOSES if each == purpose), layout, table), table)
 
 
+def _stored(format: str, bits: int, isa: str, purpose: str) -> StoredKernel:
+    """The default kernel for a stored matrix; `bits` is for formats of several widths."""
+    check_choice("--isa", isa, tuple(TABLES))
+    check_choice("--purpose", purpose, PURPOSES)
+    chosen = next(each for each in PURPOSES if each == purpose)
+    return StoredKernel(default_stored(structure_of(format, bits), TABLES[isa], chosen, PANEL), TABLES[isa])
+
+
+def _show_stored_program(kernel: StoredKernel, as_json: bool) -> None:
+    lines, live = list(program_lines(kernel.program.body)), live_registers(kernel.program)
+    if as_json:
+        print(json.dumps({"kernel": kernel.name, "program": lines, "live_registers": live}))
+        return
+    _print("\n".join(lines) + "\n", "text")
+    print(f"\n{kernel.name}: {live} values live at once; there are {kernel.table.registers} registers")
+
+
 def _counted(kernel: Kernel, layout: PanelLayout) -> tuple[dict[str, int], Prediction]:
     words = words_of_a_group(kernel.recipe, layout, kernel.program)
     return dict(words), predict(kernel.recipe, layout, kernel.table)
@@ -182,7 +214,7 @@ def _print(text: str, language: str) -> None:
         sys.stdout.write(text)
 
 
-def assembly_of(kernel: Kernel) -> str:
+def assembly_of(kernel: Printed) -> str:
     """The instructions that the system's C++ compiler makes of a kernel.
 
     Raises:

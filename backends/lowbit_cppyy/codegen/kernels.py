@@ -20,6 +20,7 @@ The size of groups is an argument of the call. Kernels differ only in what their
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from lowbit.errors import ArgumentError
 from lowbit.kernels.program import Program
@@ -77,7 +78,17 @@ class Kernel:
         return function(self.program, self.table, self.name, summary)
 
 
-def kernel_source(kernel: Kernel) -> str:
+class Printed(Protocol):
+    """A kernel with C++."""
+
+    @property
+    def table(self) -> InstructionSet: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+def kernel_source(kernel: Printed) -> str:
     """The C++ of a kernel, complete with the functions that it calls; no compiler is needed to see it.
 
     >>> from lowbit_cppyy.codegen.isa import TABLES

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from lowbit.arrays import F32, I64, Array
+from lowbit.contract.checks import check_choice
 from lowbit.tensor_formats.stored import Stored
 from lowbit_cppyy.stored.parts import Parts, Structure
 
@@ -211,14 +212,11 @@ def grouped(codes: Array, scales: Array, zeros: Array, bits: int, group_of_row: 
         order = np.argsort(group_of_row, kind="stable")
         codes, group_of_row = codes[order], group_of_row[order]
     used, lengths = np.unique(group_of_row, return_counts=True)
-    small = zeros.max(initial=0) < 256
-    structure = Structure(bits, offset="zero" if small else "number")
-    numbers = scales[used].astype(np.float32)
-    if small:
-        offsets: Array = np.ascontiguousarray(zeros[used].astype(np.uint8))
-    else:  # a zero of 256, with codes of 8 bits; a product of 11 and 9 bits is exact in float32
-        structure = replace(structure, scale="float32")
-        offsets = -numbers * zeros[used].astype(np.float32)
+    structure = Structure(bits, scale="float16" if scales.dtype == np.float16 else "float32", offset="zero")
+    numbers, offsets = scales[used].astype(np.float32), zeros[used]
+    if zeros.max(initial=0) > 255:  # with codes of 8 bits; a product of 11 bits and 9 is exact in float32
+        structure = replace(structure, scale="float32", offset="number")
+        offsets = -numbers * offsets.astype(np.float32)
     return Parts(structure, np.ascontiguousarray(codes), lengths.tolist(), numbers, offsets=offsets, order=order)
 
 
@@ -262,8 +260,23 @@ PARTS: Mapping[str, Callable[[Stored], Parts]] = MappingProxyType(
         "gptq-v1": lambda stored: gptq(stored, 1),
         "gptq-v1-wrapped": lambda stored: gptq(stored, 1, 2 ** dict(stored.options)["bits"]),
         "gptq-v2": lambda stored: gptq(stored, 0),
+        "gptq-v1-bf16": lambda stored: gptq(stored, 1),
+        "gptq-v2-bf16": lambda stored: gptq(stored, 0),
         "awq-gemm": awq_gemm,
         "awq-gemv": awq_gemv,
     }
 )
 """For each format with kernels: from a stored matrix to its parts."""
+
+
+def structure_of(name: str, bits: int) -> Structure:
+    """The structure of a format's usual matrix; `bits` is for formats of several widths.
+
+    Raises:
+        ArgumentError: a format without kernels.
+    """
+    check_choice("--format", name, tuple(PARTS))
+    if name in GGUF:
+        return GGUF[name].structure
+    width = bits if name.startswith("gptq") else 4
+    return Structure(width, scale="float32" if name.endswith("bf16") else "float16", offset="zero")
