@@ -12,7 +12,6 @@ import numpy as np
 
 from lowbit.arrays import F32, I64, Array
 from lowbit_cppyy.caching import cached_property
-from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.stored.kernel import BYTE_CENTER
 from lowbit_cppyy.stored.layout import StoredLayout
 from lowbit_cppyy.stored.parts import UNIT, Parts
@@ -30,7 +29,7 @@ class StoredActivations:
     @cached_property
     def factors(self) -> F32:
         """For each code of a unit, the power of two that its activation is multiplied by."""
-        powers = [0 if self.recipe.integer else folded(self.recipe, code) for code in range(UNIT)]
+        powers = [0 if self.recipe.integer else self.recipe.power(code) for code in range(UNIT)]
         return np.exp2(-np.array(powers, np.float32)).astype(np.float32)
 
     @property

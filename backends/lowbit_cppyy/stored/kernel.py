@@ -31,7 +31,7 @@ from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
 from lowbit_cppyy.codegen.steps import advance, prefetch, zero
-from lowbit_cppyy.codegen.unpacking import constants, folded, four_codes, unpack
+from lowbit_cppyy.codegen.unpacking import constants, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.layout import inner_rows, offset_elements, scale_elements
 from lowbit_cppyy.stored.parts import UNIT
@@ -122,7 +122,7 @@ class _Writer:
             yield Instruction(load, "table", (Address("x"),))
             yield Advance("x", HEAD)
         yield from constants(steps)
-        powers = {folded(self.recipe, code) for code in range(UNIT)} if self.signed else set()
+        powers = {self.recipe.power(code) for code in range(UNIT)} if self.signed else set()
         for power in sorted(powers | ({0} if self.structure.inner == "int8" else set())):
             yield Instruction("broadcast_float", f"c_{power}", (-BYTE_CENTER * 2.0**power,))
         if self.recipe.halved:
@@ -222,9 +222,26 @@ class _Writer:
             yield Instruction("srai", f"a_{j}", (moved, 24))
             yield Instruction("cvt_signed_float", f"l_{j}", (f"a_{j}",))
             return
+        if self.recipe.joined:
+            yield from self.byte(code, j)
+            return
         yield from unpack(self.recipe, code, self.words(j), f"a_{j}", f"b_{j}", f"l_{j}")
         if self.signed:
-            yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{folded(self.recipe, code)}"))
+            yield Instruction("add", f"l_{j}", (f"l_{j}", f"c_{self.recipe.power(code)}"))
+
+    def byte(self, code: int, j: int) -> Iterator[Step]:
+        """A code of two planes: four are joined in the bytes of a lane, and one of these is converted."""
+        if code % 4 == 0:
+            steps, _ = four_codes(self.recipe.bits, code // 4, self.words(j), f"v_{j}", f"b_{j}")
+            yield from steps
+        place, register = 8 * (code % 4), f"v_{j}"
+        power = self.recipe.power(code)
+        if place > power:
+            yield Instruction("srli", f"a_{j}", (register, place - power))
+            register = f"a_{j}"
+        if place < 24 or power:
+            yield Instruction("and", f"a_{j}", (register, mask(0xFF << power)))
+        yield Instruction("cvt_int_float", f"l_{j}", (f"a_{j}",))
 
     def looked_up(self, quarter: int, j: int, to: str) -> Iterator[Step]:
         """Four values as bytes."""

@@ -19,6 +19,8 @@ import numpy as np
 
 from lowbit.arrays import F32
 from lowbit_cppyy.codegen.isa import InstructionSet
+from lowbit_cppyy.codegen.unpacking import folded
+from lowbit_cppyy.layout.interleaving import PLANES
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored.parts import UNIT, Structure
 
@@ -59,6 +61,17 @@ class StoredRecipe:
     def unit_words(self) -> int:
         """Rows of words of a unit."""
         return self.structure.bits
+
+    @property
+    def joined(self) -> bool:
+        """Whether the planes of four codes are joined at once, and each code is then a byte."""
+        return len(PLANES[self.bits]) > 1 and self.method in ("shift", "fold")
+
+    def power(self, code: int) -> int:
+        """The power of two by which a code of a unit is too large when it is multiplied."""
+        if not self.joined:
+            return folded(self, code)
+        return 8 * (code % 4) if self.method == "fold" and code % 4 < 3 else 0
 
     @property
     def integer(self) -> bool:
@@ -119,5 +132,6 @@ def default_recipe(structure: Structure, table: InstructionSet, purpose: Purpose
     if structure.values == "table" and not integer:
         method = "table" if wide else "bytes"
     if purpose.endswith("vector"):
-        return StoredRecipe(structure, method, 1, panel // table.lanes, 2 if wide and not integer else 1, panel)
+        chains = 2 if wide and not integer and not structure.run else 1  # short runs overlap as they are
+        return StoredRecipe(structure, method, 1, panel // table.lanes, chains, panel)
     return StoredRecipe(structure, method, 4, 4 if table.registers >= 32 else 2, 1, panel)

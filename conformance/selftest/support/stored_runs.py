@@ -14,7 +14,6 @@ from lowbit.arrays import F32, Array
 from lowbit.kernels import interpreter
 from lowbit.tensor_formats.stored import FORMATS, Stored, quantize
 from lowbit_conformance.suite.format_inputs import FormatCase, drawn
-from lowbit_cppyy.codegen.unpacking import folded
 from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import StoredLayout, layout_of
@@ -70,7 +69,7 @@ def floats_of(recipe: StoredRecipe, parts: Parts, x: F32, length: int, first: in
         if recipe.centered:
             yield np.float32(-parts.center) * group_sum(own)
         for place in range(run):
-            factor = np.float32(2.0 ** -folded(recipe, place % UNIT))
+            factor = np.float32(2.0 ** -(0 if recipe.integer else recipe.power(place % UNIT)))
             yield own[place] * factor if place < len(own) else np.float32(0)
         if recipe.sums:
             yield sign * group_sum(own)
