@@ -67,6 +67,7 @@ from lowbit.operations import OPERATIONS
 from lowbit.quantization import bfp
 from lowbit.quantization.affine import QuantizedMatrix, check_matrix
 from lowbit.tensor_formats.stored import Result, Stored
+from lowbit.text import kind_of
 
 if TYPE_CHECKING:  # a model is made of chapters that declare operations, which a backend must not need to be imported
     from lowbit.backend.whole_model import DeviceDecoder, DeviceSettings
@@ -304,17 +305,19 @@ class Backend(ABC):
                 prepared form.
         """
         if not isinstance(weights, Stored):
-            raise ArgumentError("weights", f"a {type(weights).__name__}", "a Stored")
+            raise ArgumentError("weights", kind_of(weights), "a Stored")
         own = weights.parameters
-        claims = {name: self._claimed.operations.get(name) for name in STORED_PRODUCTS}
+        claims = {name: self._claimed.operations[name] for name in STORED_PRODUCTS if name in self._claimed.operations}
+        missing = {name: claim.lacks(own) for name, claim in claims.items()}
+        if all(missing.values()):
+            name = next(iter(missing), STORED_PRODUCTS[0])
+            raise NotDeclaredError(self.name, name, missing.get(name, ""))
 
         def lacks(operation: str, call: Parameters) -> str:
-            claim = claims[operation]
-            return "the operation" if claim is None else claim.lacks({**own, **call})
+            if operation not in claims:
+                raise NotDeclaredError(self.name, operation)
+            return claims[operation].lacks({**own, **call})
 
-        missing = [lacks(name, {}) for name in STORED_PRODUCTS]
-        if all(missing):
-            raise NotDeclaredError(self.name, STORED_PRODUCTS[0], missing[0])
         prepared = self._prepare_stored(weights)
         prepared._lacks = lacks
         prepared._alignment, prepared._overread = self._claimed.alignment, self._claimed.overread

@@ -8,15 +8,14 @@ again, and after a call so do the activations.
 
 from collections.abc import Callable
 
-import numpy as np
-
 from lowbit.arrays import Activations, Array
 from lowbit.backend.prepared import placed
-from lowbit.contract.checks import check_array, check_choice
+from lowbit.contract.checks import check_array, check_choice, check_dtype
 from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import RESULTS, Result, Stored
+from lowbit.text import kind_of
 
 
 class PreparedStored:
@@ -30,8 +29,9 @@ class PreparedStored:
     """
 
     _lacks: Callable[[str, Parameters], str] | None = None
-    """What of a product and its types is not declared, in words; None where all is. `Backend.prepare_stored` sets it,
-    and the alignment and the over-read that the backend declares."""
+    """What of the types of a product is not declared, in words; it raises `NotDeclaredError` for a product of which
+    nothing is. None where all is declared. `Backend.prepare_stored` sets it, and the alignment and the over-read that
+    the backend declares."""
     _alignment, _overread = 0, 0
 
     def __init__(self, backend: str, weights: Stored, nbytes: int) -> None:
@@ -52,7 +52,8 @@ class PreparedStored:
             ArgumentError: wrong dtype, shape or layout; an unknown result.
             NotDeclaredError: the backend does not declare the operation, or not for these types.
         """
-        self._check("linear.gemv", x, (self.rows,), result, 1)
+        self._check(x, (self.rows,), result)
+        self._check_declared("linear.gemv", x.dtype.name, result, 1)
         out = self._out((self.columns,), result)
         self._gemv(x, out)
         return out
@@ -71,7 +72,8 @@ class PreparedStored:
             ArgumentError: wrong dtype, shape or layout; an unknown result.
             NotDeclaredError: the backend does not declare the operation, or not for these types.
         """
-        self._check("linear.gemm", x, (None, self.rows), result, len(x))
+        self._check(x, (None, self.rows), result)
+        self._check_declared("linear.gemm", x.dtype.name, result, len(x))
         out = self._out((len(x), self.columns), result)
         self._gemm(x, out)
         return out
@@ -91,7 +93,7 @@ class PreparedStored:
             NotDeclaredError: the backend does not declare the operation, or not for these formats.
         """
         if not isinstance(x, Stored):
-            raise ArgumentError("x", f"a {type(x).__name__}", "a Stored")
+            raise ArgumentError("x", kind_of(x), "a Stored")
         if x.rows != self.rows:
             raise ArgumentError("rows of x", x.rows, f"{self.rows}, the rows of weights")
         check_choice("result", result, RESULTS)
@@ -100,14 +102,13 @@ class PreparedStored:
         self._gemm_cast(x, out)
         return out
 
-    def _check(self, operation: str, x: Array, shape: tuple[int | None, ...], result: Result, batch: int) -> None:
-        name = x.dtype.name if isinstance(x, np.ndarray) and x.dtype.name in RESULTS else RESULTS[0]
-        check_array("x", x, FLOATS[name].dtype, shape)
+    def _check(self, x: Array, shape: tuple[int | None, ...], result: Result) -> None:
+        check_dtype("x", x, RESULTS)
+        check_array("x", x, x.dtype.type, shape)
         check_choice("result", result, RESULTS)
-        self._check_declared(operation, name, result, batch)
 
     def _check_declared(self, operation: str, activations: str, result: str, batch: int) -> None:
-        """Refuse what is declared for this matrix, but not for these types or so many vectors."""
+        """Refuse what is not declared for this matrix, these types and this number of vectors."""
         key = operation, activations, result, batch
         if self._lacks is None or key in self._seen:
             return

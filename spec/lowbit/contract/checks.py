@@ -88,6 +88,15 @@ def check_array(
         raise ArgumentError(argument, "read-only", "a writeable array")
 
 
+def check_dtype(argument: str, array: object, names: Sequence[str]) -> None:
+    """Refuse anything but a numpy array with a dtype of one of these names; its shape and layout are not looked at."""
+    if not isinstance(array, np.ndarray):
+        library = type(array).__module__.partition(".")[0]
+        given = kind_of(array) if library == "builtins" else f"a {library} {type(array).__name__}"
+        raise ArgumentError(argument, given, f"a numpy array of {spoken(names)}")
+    check_choice(f"dtype of {argument}", str(array.dtype), names)
+
+
 def _is_plain(array: object, dtype: npt.DTypeLike, shape: Sequence[int | None], writeable: bool) -> bool:
     """Whether all that is asked for holds, decided quickly; where it says no, the checks one by one say what does not.
 

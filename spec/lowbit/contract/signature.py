@@ -38,11 +38,11 @@ import numpy as np
 from lowbit.contract.checks import (
     check_array,
     check_choice,
+    check_dtype,
     check_finite,
     check_integer,
     check_number,
     check_view,
-    spoken,
 )
 from lowbit.errors import ArgumentError
 from lowbit.text import kind_of
@@ -242,12 +242,8 @@ def _array_steps(argument: Argument) -> list[Step]:
         array = given[name]
         if array is None and optional:
             return
-        if several and not isinstance(array, np.ndarray):
-            library = type(array).__module__.partition(".")[0]
-            of_library = kind_of(array) if library == "builtins" else f"a {library} {type(array).__name__}"
-            raise ArgumentError(name, of_library, f"a numpy array of {spoken(names)}")
         if several:
-            check_choice(f"dtype of {name}", str(getattr(array, "dtype", None)), names)
+            check_dtype(name, array, names)
         own(name, array, array.dtype.type if several else dtypes[0], tuple([size(given, sizes) for size in wanted]))
         for place, size in named:
             if sizes.setdefault(size, array.shape[place]) != array.shape[place]:
