@@ -13,7 +13,7 @@ from lowbit_conformance.report.matrix import Cell, Line, folded, matrix
 from lowbit_conformance.report.model import FailureGroup, Report
 from lowbit_conformance.report.words import meaning, place
 from lowbit_conformance.suite.certify import folded as folded_lines
-from lowbit_conformance.suite.tally import Row
+from lowbit_conformance.suite.tally import NO_CASE, Row
 
 WIDTH = 80
 SHOWN_GROUPS = 10
@@ -152,6 +152,9 @@ def _show_verdict(report: Report, console: Console) -> None:
         f"passed {total.passed} / declared {total.declared} / specified {total.specified}{of}", highlight=False
     )
     for line in _wrapped([f"asked for: {report.selection}"] if report.selection else []):
+        console.print(Text(line), soft_wrap=True)
+    messages = dict.fromkeys(each.message for each in report.tally.verdicts if each.message.startswith(NO_CASE))
+    for line in _wrapped(messages):
         console.print(Text(line), soft_wrap=True)
     if undecided := report.tally.undecided:
         console.print(f"stopped early: {undecided} of {report.tally.collected} cases have no verdict")

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -63,6 +63,11 @@ class Case:
         """The sizes that `lowbit_conformance.suite.fitting` may change, by the names under which a backend declares
         what it handles: for each the attribute that has it. None, unless a chapter's own cases say otherwise."""
         return {}
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> Self:
+        """The same case at other sizes, by the attributes that `movable` names."""
+        changes: dict[str, Any] = dict(sizes)
+        return replace(self, **changes)
 
     @property
     def possible(self) -> bool:

@@ -9,7 +9,6 @@ from the declaration and from the test's cases, so `--case` finds a moved case a
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -60,10 +59,32 @@ def nearest(case: Case, declaration: Declaration) -> Case | None:
     choices = [near(declaration.limits[name], getattr(case, part)) for name, part in fields.items()]
     for sizes in product(*choices):
         changes: dict[str, Any] = dict(zip(fields.values(), sizes, strict=True))
-        there = replace(case, **changes)
+        there = case.with_sizes(changes)
         if prod(getattr(there, part) for part in case.movable.values()) <= MOST_NUMBERS and there.possible:
             return there
     return None
+
+
+def why_none(cases: Iterable[Case], declaration: Declaration) -> str:
+    """Why no case of an operation lies within a declaration, of which none does, in a clause of a sentence."""
+    own = [case for case in cases if case.tier in TIERS]
+    parameters = [case.parameters() for case in own]
+    for name, allowed in declaration.limits.items():
+        values = {each[name] for each in parameters if name in each}
+        if any(value in allowed for value in values) or not values:
+            continue
+        movable = [case for case in own if name in case.movable]
+        sizes = {size for case in movable for size in near(allowed, getattr(case, case.movable[name]))}
+        if sizes and min(sizes) > MOST_NUMBERS:
+            return f"{name} of {min(sizes)} or more, and a case has at most {MOST_NUMBERS} numbers"
+        return f"cases have {name} {_few(values)} and cannot have what it allows"
+    return f"each of {', '.join(declaration.limits)} is met by some case, and all of them by none"
+
+
+def _few(values: Iterable[object]) -> str:
+    """A few values, in order where they have one."""
+    shown = sorted(map(str, values), key=lambda each: (len(each), each))
+    return ", ".join(shown[:6]) + (" …" if len(shown) > 6 else "")
 
 
 @lru_cache(maxsize=4096)

@@ -30,10 +30,10 @@ from lowbit_conformance.suite.certify import LEAST_SEEDS, certify, selects
 from lowbit_conformance.suite.clauses import load_suite, module_names
 from lowbit_conformance.suite.deadlines import DEADLINE, LOADING_DEADLINE
 from lowbit_conformance.suite.explaining import Explainer, asked_of
-from lowbit_conformance.suite.fitting import moved
+from lowbit_conformance.suite.fitting import moved, why_none
 from lowbit_conformance.suite.marking import MARKS, Mark, Settings
 from lowbit_conformance.suite.model_cases import model_cases, model_matrices_of
-from lowbit_conformance.suite.tally import Outcome, Tally, Verdict, claims_of, plain
+from lowbit_conformance.suite.tally import NO_CASE, Outcome, Tally, Verdict, claims_of, plain
 
 NOT_DECLARED: Outcome = "not declared"
 DEFAULT_SEEDS = 5
@@ -117,7 +117,7 @@ class Run:
             self._load()
             self.capabilities = self.backend.capabilities()
             added = self._move_cases()
-            self.within_limits = self._operations_within_limits()
+            self.unmet = self._unmet_operations()
             if self.events and added and not self.quick:
                 self.events.send("added", ids=added)
             if self.quick:  # which certifies nothing: its few cases are among those that are declared
@@ -213,14 +213,19 @@ class Run:
             return False
         return not self.operations or case.operation in self.operations or case.clause in self.operations
 
-    def _operations_within_limits(self) -> frozenset[str]:
-        """The operations of which some case lies within the limits of their declaration."""
-        found = set[str]()
-        for case in (case for planned in self.plan.values() for case in planned.every):
-            claim = self.capabilities.operations.get(case.operation)
-            if case.operation not in found and case.tier != HABIT and not not_declared(claim, case):
-                found.add(case.operation)
-        return frozenset(found)
+    def _unmet_operations(self) -> dict[str, str]:
+        """The declared operations of which no case of this run lies within the limits, and why none does."""
+        cases: dict[str, list[Case]] = {}
+        for case in (case for planned in self.plan.values() for case in planned.every if case.tier != HABIT):
+            cases.setdefault(case.operation, []).append(case)
+        found = {}
+        for operation, claim in self.capabilities.operations.items():
+            own = cases.get(operation, [])
+            if not own:
+                found[operation] = f"{operation} with any choice of the suite's cases"
+            elif all(not_declared(claim, case) for case in own):
+                found[operation] = f"{NO_CASE} {operation}: {why_none(own, claim)}"
+        return found
 
     def _not_loaded(self, case: Case) -> bool:
         """Whether a case cannot be run because the backend could not be loaded; the case of loading says why."""
@@ -235,8 +240,8 @@ class Run:
         missing = ""
         if case.operation != LOADING:
             missing = not_declared(self.capabilities.operations.get(case.operation), case)
-            if not missing and case.tier == HABIT and case.operation not in self.within_limits:
-                missing = f"{case.operation} with any choice of the suite's cases"
+            if case.operation in self.unmet:
+                missing = self.unmet[case.operation]
         if case.variant == CONCURRENT and not self.capabilities.concurrent:
             missing = "calls from several threads"
         if missing:

@@ -134,6 +134,10 @@ class Certificate:
         return f"{self.profile}: {f'certified, {self.cases} cases' if self.certified else 'not certified'}"
 
 
+NO_CASE = "no case lies within the limits of"
+"""How the text of a case begins that is not declared, and with it all others of its operation."""
+
+
 @dataclass
 class Row:
     """One operation's line of the report: three counts that always stand together, and the error budget.

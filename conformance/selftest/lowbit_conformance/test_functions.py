@@ -159,9 +159,16 @@ def test_a_format_is_named() -> None:
 
 
 def test_limits_that_no_case_meets_are_no_mistake() -> None:
-    """More rows than a case may have: nothing is executed, and nothing is said to be wrong."""
-    found = lowbit.certify(right, "linear.gemv", quick=True, rows=Range(2**25), **Q8)
-    assert (found.verdict, found.failed) == ("nothing executed", 0)
+    """Nothing is executed, nothing is said to be wrong, and one sentence says why: more rows than a case may have, or
+    several vectors where the operation takes one."""
+    for limits, reason in (
+        ({"rows": Range(2**25)}, "rows of 33554432 or more, and a case has at most 16777216 numbers"),
+        ({"batch": 2}, "cases have batch 1 and cannot have what it allows"),
+    ):
+        found = lowbit.certify(right, "linear.gemv", quick=True, **limits, **Q8)
+        assert (found.verdict, found.failed) == ("nothing executed", 0)
+        said = {each["missing"] for each in found.report["not_declared"] if "linear.gemv" in each["missing"]}
+        assert said == {f"no case lies within the limits of linear.gemv: {reason}"}
 
 
 @pytest.mark.parametrize(

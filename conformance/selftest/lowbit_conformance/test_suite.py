@@ -11,8 +11,12 @@ import odd_backends
 import pytest
 from paths import SUPPORT
 
+from lowbit.backend import Declaration, Range
 from lowbit.operations import OPERATIONS
-from lowbit_conformance.suite.cases import MatrixCase
+from lowbit_conformance.suite.cases import Case, MatrixCase
+from lowbit_conformance.suite.clauses import load_suite
+from lowbit_conformance.suite.fitting import moved
+from lowbit_conformance.suite.marking import MARKS, Settings
 from lowbit_conformance.suite.plugin import QUICK_CASES, few
 from lowbit_cppyy import CppyyBackend
 from lowbit_numpy import NumpyBackend
@@ -138,6 +142,43 @@ def test_nothing_executed_is_no_pass() -> None:
     """A backend that declares nothing has not passed."""
     status, answer, _ = conformance(odd_backends.DeclaresNothing, "--op", "packing.pack")
     assert (status, answer["verdict"]) == (1, "nothing executed")
+
+
+def test_cases_are_moved_to_the_heads_of_a_backend() -> None:
+    """Of 40 channels, which no case has: attention and rotations in all types; a mistake is found there."""
+    asked = ["--quick", "--op", "attention.attend", "--op", "rope.rotate"]
+    status, answer, _ = conformance(odd_backends.HeadsOf40, *asked)
+    assert (status, answer["verdict"]) == (0, "passed"), answer["failures"]
+    for name in ("attention.attend", "rope.rotate"):
+        own = [each["parameters"] for each in answer["passed"] if each["id"].startswith(f"{name}/C")]
+        assert all(given["head_dim"] % 40 == 0 for given in own)
+        assert {given.get("inputs", "float32") for given in own} == {"float32", "float16", "bfloat16"}
+    _, answer, _ = conformance(odd_backends.HeadsOf40Cut, *asked)
+    wrong = {each["id"].partition("/")[0] for each in answer["failures"] if each["verdict"] == "WRONG"}
+    assert wrong == {"attention.attend", "rope.rotate"}
+
+
+@pytest.mark.parametrize(
+    "name", ["attention.attend", "attention.attend_stored", "rope.rotate", "kvcache.bfp", "kvcache.kivi"]
+)
+def test_every_clause_of_heads_has_cases_that_move(name: str) -> None:
+    """Also of the caches: every clause of an operation has cases of 40 channels then.
+
+    But for one, whose lattice is known to be exact at the suite's own sizes only.
+    """
+    claim = Declaration({"inputs": ("float32", "float16", "bfloat16"), "head_dim": Range(40)})
+    if name.startswith("kvcache"):
+        claim = Declaration({"head_dim": Range(40), "kv_heads": (6,)})
+    load_suite()
+    found: dict[str, list[Case]] = {clause: [] for clause in OPERATIONS[name].clauses if clause != STAYS}
+    for mark in MARKS:
+        if mark.clause in found:
+            found[mark.clause] += moved(mark.generator(mark.clause, Settings(range(2))), claim)
+    assert all(case.possible and not claim.lacks(case.parameters()) for own in found.values() for case in own)
+    assert all(found.values()), [clause for clause, own in found.items() if not own]
+
+
+STAYS = "attention.attend_stored/C2"
 
 
 def test_two_names_are_refused() -> None:

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear
-from lowbit.contract.rounding import Arithmetic
+from lowbit.arrays import F64, Activations
+from lowbit.attention.rope import Rotation
+from lowbit.backend import Availability, Backend, Capabilities, Declaration, PreparedLinear, Range
+from lowbit.contract.rounding import Arithmetic, any_order
 from lowbit.quantization.packing import Codes, Words
 
 
@@ -116,3 +118,44 @@ class AnswersWithAMatrix(AnswersWithAnArgument):
 
     def _packing_unpack(self, words: Words, bits: int) -> Codes:
         return words.view(np.uint8).copy().view(np.matrix)
+
+
+class HeadsOf40(Narrow):
+    """Right attention and rotations in every type, for heads of multiples of 40 channels, which no case has."""
+
+    def capabilities(self) -> Capabilities:
+        inputs = ("float32", "float16", "bfloat16")
+        declared = Declaration(
+            {"inputs": inputs, "head_dim": Range(40)},
+            Arithmetic("dequantised", "float32", any_order, intermediate="float32"),
+        )
+        return Capabilities(dict.fromkeys(("attention.attend", "rope.rotate"), declared))
+
+    def _rope_rotate(self, x: Activations, turn: Rotation) -> Activations:
+        wide = x.astype(np.float64)
+        found = wide * turn.cos[:, None] + wide[..., turn.layout.partner] * turn.sin[:, None]
+        return self._cut(found).astype(x.dtype)
+
+    def _attention_attend(
+        self, queries: Activations, keys: Activations, values: Activations, window: int | None = None
+    ) -> Activations:
+        shared = queries.shape[1] // len(keys)
+        wide = [np.repeat(part.astype(np.float64), shared, axis=0) for part in (keys, values)]
+        scores = np.einsum("thd,hsd->ths", queries.astype(np.float64), wide[0]) / np.sqrt(queries.shape[2])
+        age = (keys.shape[1] - len(queries) + np.arange(len(queries)))[:, None] - np.arange(keys.shape[1])
+        unseen = (age < 0) | (age >= (window or keys.shape[1]))
+        scores[np.broadcast_to(unseen[:, None], scores.shape)] = -np.inf
+        powers = np.exp(scores - scores.max(axis=2, keepdims=True))
+        found = np.einsum("ths,hsd->thd", powers / powers.sum(axis=2, keepdims=True), wide[1])
+        return self._cut(found).astype(queries.dtype)
+
+    def _cut(self, result: F64) -> F64:
+        return result
+
+
+class HeadsOf40Cut(HeadsOf40):
+    """The last 8 channels of a head are forgotten, as by a kernel that takes 32 at a time."""
+
+    def _cut(self, result: F64) -> F64:
+        result[..., -8:] = 0
+        return result

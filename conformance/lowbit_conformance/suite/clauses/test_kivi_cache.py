@@ -43,6 +43,15 @@ class KiviCase(Case):
         return dict(zip(("kv_heads", "head_dim", "bits", "group_size", "residual"), self.opening, strict=True))
 
     @property
+    def movable(self) -> dict[str, str]:
+        return {name: name for name in ("kv_heads", "head_dim", "group_size", "residual")}
+
+    @property
+    def possible(self) -> bool:
+        """Whether the operation opens such a cache."""
+        return not (self.head_dim % self.group_size or self.residual % self.group_size)
+
+    @property
     def opening(self) -> tuple[int, int, int, int, int]:
         """The arguments that open it."""
         return self.kv_heads, self.head_dim, self.bits, self.group_size, self.residual

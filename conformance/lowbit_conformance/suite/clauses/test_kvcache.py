@@ -52,6 +52,10 @@ class CacheCase(Case):
         return f"{self.kv_heads}x{self.head_dim}-{keys}-{values}-{self.tokens}tokens"
 
     @property
+    def movable(self) -> dict[str, str]:
+        return {name: name for name in ("kv_heads", "head_dim")}
+
+    @property
     def opening(self) -> tuple[int, int, Format, Format]:
         """The arguments that open it."""
         keys = Format(self.key_block, self.key_mantissa, self.key_exponent)

@@ -6,7 +6,7 @@ both types hold exactly and on random numbers within the bound.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,10 @@ Arguments = tuple[Any, ...]
 INPUTS: tuple[Name, ...] = ("float16", "bfloat16")
 
 
+PLACE_OF_HEAD_DIM = {"rope.rotate": 2, "attention.attend": 4}
+"""Of the operations that have heads, among the sizes of a case."""
+
+
 @dataclass(frozen=True)
 class TypedCase(Case):
     """A case whose arrays have a type of 16 bits.
@@ -52,6 +56,25 @@ class TypedCase(Case):
     @property
     def label(self) -> str:
         return "-".join(word for word in (self.inputs, self.choice, "x".join(map(str, self.sizes))) if word)
+
+    @property
+    def head_dim(self) -> int:
+        """Of attention and of rotations."""
+        return self.sizes[PLACE_OF_HEAD_DIM[self.operation]]
+
+    @property
+    def movable(self) -> Mapping[str, str]:
+        return {"head_dim": "head_dim"} if self.operation in PLACE_OF_HEAD_DIM else {}
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> "TypedCase":
+        place = PLACE_OF_HEAD_DIM[self.operation]
+        return replace(
+            self, sizes=(*self.sizes[:place], sizes.get("head_dim", self.head_dim), *self.sizes[place + 1 :])
+        )
+
+    @property
+    def possible(self) -> bool:
+        return self.operation != "rope.rotate" or self.head_dim % 2 == 0  # as channels pair
 
     def parameters(self) -> dict[str, object]:
         return dict(OPERATIONS[self.operation].parameters(*arguments_of(self)))
