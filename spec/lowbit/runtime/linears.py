@@ -1,8 +1,8 @@
 """Linear layers on a backend, and a list of the matrices that the backend cannot multiply by.
 
 A backend that does not declare 8 bits cannot multiply by an 8-bit head. If another kernel did it without a word,
-measurements of the backend would be wrong. So such a matrix is dequantised exactly and multiplied by numpy in float32,
-and `BackendLinears.float_matrices` says how many matrices that were and why.
+measurements of the backend would be wrong. So such a matrix is dequantised to float32 and multiplied by numpy, and
+`BackendLinears.float_matrices` says how many matrices that were and why.
 
 **The contract** is the caller's choice: ``float32``, by `linear.qgemv` and `linear.qgemm`, or ``integer``, by
 `linear.qgemm_bfp` of activations that are cast to Block Floating Point first (the chapter `integer` says what that
@@ -30,7 +30,11 @@ CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
 
 
 def cast_for(matrix: Stored) -> str:
-    """The format that activations are cast to before integers are multiplied: that of llama.cpp for these weights."""
+    """The format that activations are cast to before integers are multiplied: Q8_K for blocks of 256, else Q8_0.
+
+    llama.cpp casts them alike, except that it takes Q8_1 for weights with a minimum: the codes and scales of Q8_0, with
+    sums beside them.
+    """
     return "q8_k" if matrix.table.block == BLOCK else "q8_0"
 
 

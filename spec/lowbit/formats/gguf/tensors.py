@@ -18,10 +18,10 @@ end: :math:`d(q - z) = (-d)\,((c - q) - (c - z))` with :math:`c = 2^b - 1`, so c
 value is the same. Where *d* is 0 the weights are all 0, or all *m*, whatever the codes are: scale 1 and codes equal to
 the zero give the same values. Only the sign of a zero weight is lost. A negative *d* of Q4_1 cannot be reflected,
 because *m* would have to become :math:`m + c\,d`, which float16 may not hold; no known quantiser writes one, and such
-a tensor is read as float32.
+a tensor stays as it is stored.
 
-The other types that are chapters of `lowbit.tensor_formats` stay as they are stored. All further ones that the ``gguf``
-package dequantises, those of floats among them, come as float32.
+The other types that are chapters of `lowbit.tensor_formats` stay as they are stored, too. All further ones that the
+``gguf`` package dequantises, those of floats among them, come as float32.
 
 Source: the block structures of the ggml project, as the ``gguf`` package decodes them; errata Q1 for the conventions.
 """
