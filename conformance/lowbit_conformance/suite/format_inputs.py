@@ -142,8 +142,8 @@ def stored_from(
 
 
 def wide_scales(table: Format) -> list[Field]:
-    """The fields of scales whose type holds numbers beyond float16."""
-    rows = [row for row in table.fields if row.role == "scale" and row.dtype in FLOATS]
+    """The fields of scales, and of minima, whose type holds numbers beyond float16."""
+    rows = [row for row in table.fields if row.role in ("scale", "zero") and row.dtype in FLOATS]
     return [row for row in rows if FLOATS[row.dtype].largest > FLOATS["float16"].largest]
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from lowbit.arrays import F32, Array
 from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS, Name, rounded
 from lowbit.tensor_formats.table import Encode
 
 Ties = Literal["away", "even"]
@@ -61,10 +62,19 @@ def half(numbers: F32) -> Array:
     Raises:
         ArgumentError: a number is too large.
     """
-    with np.errstate(over="ignore"):
-        found = numbers.astype(np.float16)
-    if not np.isfinite(found).all():
-        raise ArgumentError("x", f"a scale or minimum of {np.abs(numbers).max():.6g}", "at most 65504, that of float16")
+    return kept_in("float16", numbers)
+
+
+def kept_in(name: Name, numbers: F32) -> Array:
+    """Numbers rounded once to the type in which a format keeps them.
+
+    Raises:
+        ArgumentError: a number is too large, or none.
+    """
+    found = rounded(numbers.astype(np.float64), name)
+    if not np.isfinite(found.astype(np.float64)).all():
+        given = f"a scale or minimum of {np.abs(numbers).max():.6g}"
+        raise ArgumentError("x", given, f"at most {FLOATS[name].largest:.6g}, that of {name}")
     return found
 
 

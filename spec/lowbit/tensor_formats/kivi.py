@@ -20,21 +20,23 @@ Words are int32, the first code in the lowest bits. The last group and the last 
 kept in full precision until a group of them is complete; they are no part of this format, but of the cache in the
 chapter `lowbit.attention.kivi_cache`.
 
-**A cast** of float16 numbers rounds each of KIVI's steps to float16. A cast of float32 numbers computes in float32, and
-rounds the scale and the minimum to float16 at the end. Both are right, and a call keeps to one. A group of one number
+Scales and minima have the type of the model, float16 or, in formats that end in ``-bf16``, bfloat16.
+
+**A cast** of numbers of that type rounds each of KIVI's steps to it. A cast of float32 numbers computes in float32, and
+rounds the scale and the minimum at the end. Both are right, and a call keeps to one. A group of one number
 throughout has the scale 0, by which KIVI divides; its codes are 0 here.
 
 Source: KIVI (arXiv 2402.02750) §3.2 and its ``new_pack.py`` (``triton_quantize_and_pack_along_last_dim``).
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F64, Array
+from lowbit.arrays import F32, F64, Array
+from lowbit.numbers.floats import Name, rounded
 from lowbit.tensor_formats.bits import exact, join, stream
-from lowbit.tensor_formats.casts import half
+from lowbit.tensor_formats.casts import kept_in
 from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 
 
@@ -57,54 +59,78 @@ def _values(tensors: Tensors, at: Sizes) -> Terms:
 # **Casts.** Lines are channels for keys and tokens for values; a short last group repeats its last number.
 
 
-def _cast(dtype: type[np.floating[Any]], lines: F64, size: int, bits: int) -> dict[str, Array]:
-    """The fields of lines of numbers, all steps in one type."""
+def _cast(type: Name, steps: Name, lines: F64, size: int, bits: int) -> dict[str, Array]:
+    """The fields of lines of numbers, every step rounded to `steps`, scales and minima stored in `type`."""
+
+    def step(numbers: F32) -> F32:
+        kept: F32 = rounded(exact(numbers), steps).astype(np.float32)
+        return kept
+
     count, missing = lines.shape[1], -lines.shape[1] % size
     with np.errstate(over="ignore", invalid="ignore"):
-        x = np.pad(lines.astype(np.float32).astype(dtype), ((0, 0), (0, missing)), "edge").reshape(len(lines), -1, size)
-        least = x.min(axis=-1, keepdims=True)
-        scale = (x.max(axis=-1, keepdims=True) - least) / dtype(2**bits - 1)
-        kept = half(scale[..., 0])  # refuses what float16 cannot hold, before anything is divided by it
-        quotients = np.where(scale == 0, dtype(0), (x - least) / np.where(scale == 0, dtype(1), scale))
+        x = np.pad(step(lines.astype(np.float32)), ((0, 0), (0, missing)), "edge").reshape(len(lines), -1, size)
+        least: F32 = x.min(axis=-1, keepdims=True)
+        scale = step(step(x.max(axis=-1, keepdims=True) - least) / np.float32(2**bits - 1))
+        kept = kept_in(type, scale[..., 0])  # refuses what the type cannot hold, before anything is divided by it
+        divisor: F32 = np.where(scale == 0, np.float32(1), scale)
+        quotients = np.where(scale == 0, np.float32(0), step(step(x - least) / divisor))
     codes = np.rint(quotients.clip(0, 2**bits - 1)).astype(np.uint32).reshape(len(lines), -1)[:, :count]
     filled = np.pad(codes, ((0, 0), (0, -count % (32 // bits))))
-    return {"codes": join(filled, bits, np.int32), "scale": kept, "minimum": half(least[..., 0])}
+    return {"codes": join(filled, bits, np.int32), "scale": kept, "minimum": kept_in(type, least[..., 0])}
 
 
-def _encode_keys(dtype: type[np.floating[Any]], numbers: F64, at: Sizes) -> dict[str, Array]:
-    return _cast(dtype, numbers, at["tokens"], at["bits"])
+def _encode_keys(type: Name, steps: Name, numbers: F64, at: Sizes) -> dict[str, Array]:
+    return _cast(type, steps, numbers, at["tokens"], at["bits"])
 
 
-def _encode_values(dtype: type[np.floating[Any]], numbers: F64, at: Sizes) -> dict[str, Array]:
-    return _cast(dtype, numbers.T, at["group_size"], at["bits"])
+def _encode_values(type: Name, steps: Name, numbers: F64, at: Sizes) -> dict[str, Array]:
+    return _cast(type, steps, numbers.T, at["group_size"], at["bits"])
 
 
-STEPS: dict[str, type[np.floating[Any]]] = {"in float32": np.float32, "in float16": np.float16}
+def choices_of(type: Name) -> dict[str, Name]:
+    """The types in which a cast to scales of a type may compute, by the names of the choices."""
+    return {"in float32": "float32", f"in {type}": type}
+
+
 SOURCE = "KIVI, arXiv 2402.02750, and its new_pack.py"
-KIVI_KEYS = Format(
-    name="kivi-keys",
-    title="KIVI's keys, by channel",
-    fields=(
-        Field("codes", "int32", ("K", "N*bits//32"), "codes", "the tokens of a channel, from the lowest bits up"),
-        Field("scale", "float16", ("K", "N//tokens"), "scale", "one for each channel and group of tokens"),
-        Field("minimum", "float16", ("K", "N//tokens"), "zero", "the least number of the group"),
-    ),
-    decode=_keys,
-    encode={name: partial(_encode_keys, dtype) for name, dtype in STEPS.items()},
-    options={"bits": (2, 4), "tokens": None},
-    source=SOURCE,
-    traps=("Keys are grouped along tokens, values along channels.",),
-)
-KIVI_VALUES = Format(
-    name="kivi-values",
-    title="KIVI's values, by token",
-    fields=(
-        Field("codes", "int32", ("N", "K*bits//32"), "codes", "the channels of a token, from the lowest bits up"),
-        Field("scale", "float16", ("N", "G"), "scale", "one for each token and group of channels"),
-        Field("minimum", "float16", ("N", "G"), "zero", "the least number of the group"),
-    ),
-    decode=_values,
-    encode={name: partial(_encode_values, dtype) for name, dtype in STEPS.items()},
-    options={"bits": (2, 4), "group_size": None},
-    source=SOURCE,
-)
+SUFFIX: dict[Name, str] = {"float16": "", "bfloat16": "-bf16"}
+"""Of the names of formats, by the type of scales and minima."""
+
+
+def keys_of(type: Name) -> Format:
+    """The format of keys."""
+    return Format(
+        name=f"kivi-keys{SUFFIX[type]}",
+        title="KIVI's keys, by channel" + (f", {type} scales" if SUFFIX[type] else ""),
+        fields=(
+            Field("codes", "int32", ("K", "N*bits//32"), "codes", "the tokens of a channel, from the lowest bits up"),
+            Field("scale", type, ("K", "N//tokens"), "scale", "one for each channel and group of tokens"),
+            Field("minimum", type, ("K", "N//tokens"), "zero", "the least number of the group"),
+        ),
+        decode=_keys,
+        encode={name: partial(_encode_keys, type, steps) for name, steps in choices_of(type).items()},
+        options={"bits": (2, 4), "tokens": None},
+        source=SOURCE,
+        traps=("Keys are grouped along tokens, values along channels.",),
+    )
+
+
+def values_of(type: Name) -> Format:
+    """The format of values."""
+    return Format(
+        name=f"kivi-values{SUFFIX[type]}",
+        title="KIVI's values, by token" + (f", {type} scales" if SUFFIX[type] else ""),
+        fields=(
+            Field("codes", "int32", ("N", "K*bits//32"), "codes", "the channels of a token, from the lowest bits up"),
+            Field("scale", type, ("N", "G"), "scale", "one for each token and group of channels"),
+            Field("minimum", type, ("N", "G"), "zero", "the least number of the group"),
+        ),
+        decode=_values,
+        encode={name: partial(_encode_values, type, steps) for name, steps in choices_of(type).items()},
+        options={"bits": (2, 4), "group_size": None},
+        source=SOURCE,
+    )
+
+
+KIVI_KEYS, KIVI_VALUES = keys_of("float16"), values_of("float16")
+KIVI_KEYS_BF16, KIVI_VALUES_BF16 = keys_of("bfloat16"), values_of("bfloat16")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lowbit.arrays import F16, F32, F64
-from lowbit.tensor_formats.kivi import STEPS
+from lowbit.tensor_formats.kivi import choices_of
 from lowbit.tensor_formats.stored import quantized
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
@@ -102,7 +102,7 @@ class Right:
     """What a cache of one case holds after each step, by every choice that has explained its answers so far."""
 
     def __init__(self, case: KiviCase) -> None:
-        self.case, self.choices = case, list(STEPS)
+        self.case, self.choices = case, list(choices_of("float16"))
         self._given: list[Tokens] = []
 
     def assert_holds(self, step: Tokens, answer: tuple[F32, F32]) -> None:

@@ -34,6 +34,7 @@ CACHES = (
     ("q8_0", "q4_0"),
     ("q4_0", "q4_0"),
     ("kivi-keys", "kivi-values"),
+    ("kivi-keys-bf16", "kivi-values-bf16"),
 )
 """The formats of keys and values that servers use together."""
 

@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -134,25 +135,34 @@ def test_nvfp4_of_two_owners() -> None:
             assert np.array_equal(packed, codes[::2].view(np.uint8) | codes[1::2].view(np.uint8) << 4)
 
 
-@pytest.mark.parametrize(("bits", "dtype"), list(product((2, 4), (np.float32, np.float16))))
-def test_kivi_groups_keys_by_channel_and_values_by_token(bits: int, dtype: type) -> None:
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        (np.float32, np.float16),
+        (np.float16, np.float16),
+        (np.float32, ml_dtypes.bfloat16),
+        (ml_dtypes.bfloat16, ml_dtypes.bfloat16),
+    ],
+)
+def test_kivi_groups_keys_by_channel_and_values_by_token(bits: int, dtype: Any, kept: Any) -> None:
     """37 tokens of 40 channels in groups of 16: the last groups and the last words are short."""
     x = np.random.default_rng(5).normal(size=(37, 40)).astype(np.float32)
     x[16:32, 3] = 0.5
-    steps = "in float32" if dtype is np.float32 else "in float16"
+    suffix = "" if kept is np.float16 else "-bf16"
     for name, option, lines in (("kivi-keys", "tokens", x.T), ("kivi-values", "group_size", x)):
-        found = quantized(x, name, (("bits", bits), (option, 16)), steps)
+        found = quantized(x, name + suffix, (("bits", bits), (option, 16)), f"in {np.dtype(dtype)}")
         fields, values = found.by_name, found.values if name == "kivi-keys" else found.values.T
         for (line, row), group in product(enumerate(lines), range(3)):
             part = row[16 * group : 16 * group + 16].astype(dtype)
             scale, least = (part.max() - part.min()) / dtype(2**bits - 1), part.min()
-            assert fields["scale"][line, group] == np.float16(scale)
-            assert fields["minimum"][line, group] == np.float16(least)
+            assert fields["scale"][line, group] == kept(scale)
+            assert fields["minimum"][line, group] == kept(least)
             for i, number in enumerate(part):
                 place, code = 16 * group + i, even((number - least) / scale) if scale else 0
                 word = int(fields["codes"][line, place * bits // 32])
                 assert word >> (place * bits % 32) & (2**bits - 1) == code
-                assert values[line, place] == float(np.float16(scale)) * code + float(np.float16(least))
+                assert values[line, place] == float(kept(scale)) * code + float(kept(least))
 
 
 def test_dense_formats_are_what_ml_dtypes_writes() -> None:
