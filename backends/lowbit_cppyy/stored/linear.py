@@ -12,6 +12,7 @@ from lowbit.arrays import F32, U8, Activations, Array
 from lowbit.backend import Declaration
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.rounding import Arithmetic
+from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
@@ -25,7 +26,9 @@ from lowbit_cppyy.stored.parts import Parts
 from lowbit_cppyy.stored.recipe import default_recipe
 
 PANEL = 64
-TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "float16": 1, "bfloat16": 2})
+TYPES: Mapping[np.dtype[Any], int] = MappingProxyType(
+    {FLOATS[name].dtype: number for number, name in enumerate(("float32", "float16", "bfloat16"))}
+)
 """Of activations and results, as ``cpp/stored.h`` numbers them."""
 
 
@@ -113,12 +116,12 @@ class CppyyStored(PreparedStored):
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         codes, scales, each = bytes_of(x)
         route = self._route("integer vector" if x.columns == 1 else "integer rows")  # sums are the same in both
-        arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype.name], x.columns
+        arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype], x.columns
         if status := self._multiply_bytes(self._matrix.handle, route, *arguments):
             raise_failure(status)
 
     def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
-        arguments = as_bytes(x), TYPES[x.dtype.name], as_bytes(out), TYPES[out.dtype.name], count
+        arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], count
         status = self._multiply(self._matrix.handle, self._route(purpose), *arguments)
         if status == TINY:
             status = self._multiply(self._matrix.handle, self._route(purpose, exact=True), *arguments)

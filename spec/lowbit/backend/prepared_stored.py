@@ -6,7 +6,11 @@ been checked, and write every element of `out`. After `prepare_stored` the array
 again, and after a call so do the activations.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 
 from lowbit.arrays import Activations, Array
 from lowbit.backend.prepared import placed
@@ -16,6 +20,9 @@ from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import RESULTS, Result, Stored
 from lowbit.text import kind_of
+
+NAMES: Mapping[np.dtype[Any], Result] = MappingProxyType({FLOATS[name].dtype: name for name in RESULTS})
+"""The types of activations by their dtypes; numpy takes microseconds to name a dtype."""
 
 
 class PreparedStored:
@@ -52,8 +59,8 @@ class PreparedStored:
             ArgumentError: wrong dtype, shape or layout; an unknown result.
             NotDeclaredError: the backend does not declare the operation, or not for these types.
         """
-        self._check(x, (self.rows,), result)
-        self._check_declared("linear.gemv", x.dtype.name, result, 1)
+        name = self._checked(x, (self.rows,), result)
+        self._check_declared("linear.gemv", name, result, 1)
         out = self._out((self.columns,), result)
         self._gemv(x, out)
         return out
@@ -72,8 +79,8 @@ class PreparedStored:
             ArgumentError: wrong dtype, shape or layout; an unknown result.
             NotDeclaredError: the backend does not declare the operation, or not for these types.
         """
-        self._check(x, (None, self.rows), result)
-        self._check_declared("linear.gemm", x.dtype.name, result, len(x))
+        name = self._checked(x, (None, self.rows), result)
+        self._check_declared("linear.gemm", name, result, len(x))
         out = self._out((len(x), self.columns), result)
         self._gemm(x, out)
         return out
@@ -102,10 +109,14 @@ class PreparedStored:
         self._gemm_cast(x, out)
         return out
 
-    def _check(self, x: Array, shape: tuple[int | None, ...], result: Result) -> None:
-        check_dtype("x", x, RESULTS)
+    def _checked(self, x: Array, shape: tuple[int | None, ...], result: Result) -> Result:
+        """The type of the activations, which are checked."""
+        name = NAMES.get(x.dtype) if isinstance(x, np.ndarray) else None
+        if name is None:
+            check_dtype("x", x, RESULTS)
         check_array("x", x, x.dtype.type, shape)
         check_choice("result", result, RESULTS)
+        return name or RESULTS[0]
 
     def _check_declared(self, operation: str, activations: str, result: str, batch: int) -> None:
         """Refuse what is not declared for this matrix, these types and this number of vectors."""

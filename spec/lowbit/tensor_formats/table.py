@@ -213,12 +213,12 @@ class Format:
     sums: Callable[[Tensors], F64] | None = None
     complete: Callable[[Tensors, Sizes], dict[str, Array]] | None = None
 
-    @property
+    @cached_property
     def record(self) -> np.dtype[np.void]:
         """The record of one block, as a packed structured dtype."""
         return np.dtype([(each.name, each.numpy_dtype, each.shape) for each in self.fields])
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[Field, ...]:
         """The fields of the whole matrix: for a block format one, of bytes."""
         if self.block is None:

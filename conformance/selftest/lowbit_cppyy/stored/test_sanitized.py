@@ -11,6 +11,7 @@ from kernel_runs import HERE
 from stored_runs import CASES, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
+from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import RESULTS, Result, Stored
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -80,7 +81,7 @@ def made(case: str, turn: int, table: InstructionSet) -> Made:
     name, cast = case.split()[0], case.endswith("cast")
     weights, (purpose, count) = some_stored(name, ROWS, COLUMNS), PURPOSES[turn % 2]
     chosen: Purpose = ("integer vector", "integer rows")[turn % 2] if cast else purpose
-    x = some_cast(count, ROWS) if cast else some_activations(count, ROWS, tuple(TYPES)[turn % 3])
+    x = some_cast(count, ROWS) if cast else some_activations(count, ROWS, RESULTS[turn % 3])
     recipe = default_recipe(PARTS[name](weights).structure, table, chosen, PANEL)
     return weights, chosen, x, StoredKernel(recipe, table)
 
@@ -100,12 +101,12 @@ def written(number: int, given: Made, short: int = 0) -> bytes:
     parts = PARTS[weights.format](weights)
     layout = layout_of(parts, PANEL)
     stream = StoredActivations(kernel.recipe, layout, parts)
-    words, out_type, x_type, each = layout.apply(parts), TYPES[result_of(x)], 0, 0
+    words, out_type, x_type, each = layout.apply(parts), TYPES[FLOATS[result_of(x)].dtype], 0, 0
     scales: Array = np.zeros(0, np.float32)
     if isinstance(x, Stored):
         rows, (values, scales, each) = x.columns, bytes_of(x)
     else:
-        rows, values, x_type = len(x), x, TYPES[x.dtype.name]
+        rows, values, x_type = len(x), x, TYPES[x.dtype]
     size = rows * weights.columns * (4 if out_type == 0 else 2)
     head = np.array([number, rows, x_type, size, out_type, each, len(layout.firsts) - 1], np.int64)
     firsts = np.array(layout.firsts, np.int64)
