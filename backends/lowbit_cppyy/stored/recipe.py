@@ -85,8 +85,11 @@ class StoredRecipe:
 
     @property
     def halved(self) -> bool:
-        """Whether a table of halves is used as one of integers, so that scales are halved."""
-        return self.structure.values == "table" and self.method != "table" and self.structure.scale == "exponent"
+        """Whether a table of halves is used as one of integers, so that scales are halved.
+
+        Tables of integers have float16 scales; one of halves has exponents, or float32 where one of them is the least.
+        """
+        return self.structure.values == "table" and self.method != "table" and self.structure.scale != "float16"
 
     @property
     def centered(self) -> bool:

@@ -15,6 +15,7 @@ from lowbit.errors import NotDeclaredError
 from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.stored import Result, Stored, quantize, stored
 from lowbit_cppyy import CppyyBackend
+from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
@@ -49,6 +50,19 @@ def test_compiled_kernels_are_their_programs(case: str) -> None:
             given = product(backend.prepare_stored(weights), x)
         ordered = x if parts.order is None or isinstance(x, Stored) else x[:, parts.order]
         assert_same_bits(given, interpreted(kernel, parts, rows_of(ordered), table.fused)[:count])
+
+
+@pytest.mark.parametrize("table", HERE, ids=lambda table: table.name)
+def test_halves_of_a_table_survive_the_least_exponent(table: InstructionSet) -> None:
+    """MXFP4 with one scale of 2^-127, whose scales become float32: its 0.5 and 1.5 are numbers of the table still."""
+    blocks = some_stored("gguf-mxfp4").tensors[0].reshape(77, -1, 17).copy()
+    blocks[..., 0], blocks[3, 1, 0] = 127, 0  # scales of 1, and one that leaves nothing in a sum of the others
+    weights = Stored("gguf-mxfp4", 256, 77, (blocks.reshape(77, -1),))
+    x = np.where(np.arange(256) % 3, 127, -127).astype(np.float32)[np.newaxis]
+    with CppyyBackend(isa=table.name, threads=1) as backend:
+        prepared = backend.prepare_stored(weights)
+        for given in (x, quantize(x, "q8_0")):
+            np.testing.assert_array_equal(product(prepared, given), (x @ weights.values).astype(np.float32))
 
 
 def product(prepared: PreparedStored, x: Array | Stored) -> Array:
