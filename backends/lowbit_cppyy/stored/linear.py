@@ -54,16 +54,18 @@ def cast_roundings(rows: int, run: int) -> int:
 CAST_FORMATS = ("q8_0", "q8_1", "q8_k", "int8-token", "int8-token-f16", "int8-token-bf16")
 """Formats of activations: signed bytes, with scales of whole units."""
 
-FLOATS = Arithmetic("factored", "float32", roundings)
-BYTES = Arithmetic("factored", "float32", cast_roundings)
+OF_FLOATS = Arithmetic("factored", "float32", roundings)
+OF_BYTES = Arithmetic("factored", "float32", cast_roundings)
 
 DECLARED: Mapping[str, Declaration] = MappingProxyType(
     {
         **dict.fromkeys(
             ("linear.gemv", "linear.gemm"),
-            Declaration({"format": tuple(PARTS), "activations": RESULTS, "result": RESULTS}, FLOATS),
+            Declaration({"format": tuple(PARTS), "activations": RESULTS, "result": RESULTS}, OF_FLOATS),
         ),
-        "linear.gemm_cast": Declaration({"format": tuple(GGUF), "activations": CAST_FORMATS, "result": RESULTS}, BYTES),
+        "linear.gemm_cast": Declaration(
+            {"format": tuple(GGUF), "activations": CAST_FORMATS, "result": RESULTS}, OF_BYTES
+        ),
     }
 )
 
