@@ -5,7 +5,7 @@ from typing import ClassVar, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F16, F32, F64
+from lowbit.arrays import BF16, F16, F32, F64
 from lowbit.attention.ksort import Order
 from lowbit.attention.rope import Layout, Rotation
 from lowbit.backend import Declaration
@@ -45,8 +45,10 @@ class CacheOperations:
     def _kvcache_bfp(self, kv_heads: int, head_dim: int, key_format: Format, value_format: Format) -> "Cache":
         return Cache(self, kv_heads, head_dim, key_format, value_format)
 
-    def _kvcache_kivi(self, kv_heads: int, head_dim: int, bits: int, group_size: int, residual: int) -> "KiviCache":
-        return KiviCache(kv_heads, bits, group_size, residual)
+    def _kvcache_kivi(
+        self, kv_heads: int, head_dim: int, bits: int, group_size: int, residual: int, dtype: str = "float16"
+    ) -> "KiviCache":
+        return KiviCache(kv_heads, bits, group_size, residual, dtype)
 
     def _bfp_cast(self, x: F32, format: Format) -> Blocks:
         """All blocks at once. Rows are padded with zeros to whole blocks; the maximum of a block stays."""
@@ -187,13 +189,14 @@ PARTS = (("keys", "tokens"), ("values", "group_size"))
 class KiviCache:
     """Keys and values of one layer, tokens × channels, in float32; the newest of each are not rounded yet."""
 
-    def __init__(self, kv_heads: int, bits: int, group_size: int, residual: int) -> None:
+    def __init__(self, kv_heads: int, bits: int, group_size: int, residual: int, dtype: str) -> None:
         self._heads, self._residual = kv_heads, residual
-        self._formats = [(f"kivi-{part}", {"bits": bits, size: group_size}) for part, size in PARTS]
+        suffix = "-bf16" if dtype == "bfloat16" else ""
+        self._formats = [(f"kivi-{part}{suffix}", {"bits": bits, size: group_size}) for part, size in PARTS]
         self._tokens: list[F32 | None] = [None, None]
         self._rounded = [0, 0]
 
-    def step(self, *tokens: F16) -> tuple[F32, ...]:
+    def step(self, *tokens: F16 | BF16) -> tuple[F32, ...]:
         """Add T tokens, and round those that are no longer among the newest."""
         for kind, given in enumerate(tokens):
             own, new = self._tokens[kind], given.reshape(len(given), -1).astype(np.float32)

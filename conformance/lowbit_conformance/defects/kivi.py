@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F16, F32
-from lowbit.attention.kivi_cache import KiviCache
+from lowbit.arrays import F32
+from lowbit.attention.kivi_cache import KiviCache, Tokens
+from lowbit.tensor_formats.kivi import SUFFIX
 from lowbit.tensor_formats.stored import Stored, quantized
 from lowbit_conformance.defects.defect import of
 
@@ -13,7 +14,7 @@ from lowbit_conformance.defects.defect import of
 class Sliding(KiviCache):
     """The newest R keys are kept, as the newest values are, and older groups are stored."""
 
-    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         whole, self.residual = self.residual, 10**9
         super().step(keys, values)
         self.residual = whole
@@ -27,7 +28,7 @@ class Sliding(KiviCache):
 class Together(KiviCache):
     """Values are stored R at a time, when keys are."""
 
-    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         whole, self.residual = self.residual, 10**9
         super().step(keys, values)
         self.residual = whole
@@ -39,7 +40,7 @@ class Together(KiviCache):
 class NoneKept(KiviCache):
     """All tokens of a step are stored at once."""
 
-    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         super().step(keys, values)
         for kept in (self.keys, self.values):
             kept.store(len(kept.newest))
@@ -49,7 +50,7 @@ class NoneKept(KiviCache):
 class PromptStored(NoneKept):
     """A prompt, the first step of several tokens, is stored whole."""
 
-    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         if len(keys) > 1 and not len(self.keys.stored) + len(self.keys.newest):
             return super().step(keys, values)
         return KiviCache.step(self, keys, values)
@@ -66,17 +67,21 @@ class ByToken(KiviCache):
 class OneScale(KiviCache):
     """A channel of keys has one scale for all its groups, which follows the range of all that is stored."""
 
-    def __init__(self, kv_heads: int, head_dim: int, bits: Any, group_size: int, residual: int) -> None:
-        super().__init__(kv_heads, head_dim, bits, group_size, residual)
-        self._bits, self._all = bits, np.zeros((0, kv_heads * head_dim), np.float16)
+    def __init__(self, *opening: Any) -> None:
+        super().__init__(*opening)
+        self._bits, self._all = int(opening[2]), self.keys.newest
         self.keys._store = self._gathered
 
-    def _gathered(self, part: F16) -> Stored:
+    @property
+    def _format(self) -> str:
+        return f"kivi-keys{SUFFIX[self.dtype]}"
+
+    def _gathered(self, part: Tokens) -> Stored:
         self._all = np.concatenate([self._all, part])
-        found = quantized(self._all, "kivi-keys", (("bits", int(self._bits)), ("tokens", len(self._all))))
+        found = quantized(self._all, self._format, (("bits", self._bits), ("tokens", len(self._all))))
         old = len(self.keys.stored)
         self.keys.stored = found.values.T[:old].astype(np.float32)
-        return quantized(part, "kivi-keys", (("bits", int(self._bits)), ("tokens", len(part))))
+        return quantized(part, self._format, (("bits", self._bits), ("tokens", len(part))))
 
 
 class NotReset(KiviCache):
@@ -95,8 +100,16 @@ class NotReset(KiviCache):
 class NewestInBfloat(KiviCache):
     """The newest tokens lose the last three bits of their 16."""
 
-    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
-        return super().step(*((part.view(np.uint16) & np.uint16(0xFFF8)).view(np.float16) for part in (keys, values)))
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
+        return super().step(*((part.view(np.uint16) & np.uint16(0xFFF8)).view(part.dtype) for part in (keys, values)))
+
+
+class NewestInHalf(KiviCache):
+    """Tokens go through float16, which ends at 65504."""
+
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
+        most = np.float32(65504)
+        return super().step(*(part.astype(np.float32).clip(-most, most).astype(part.dtype) for part in (keys, values)))
 
 
 DEFECTS = (
@@ -108,4 +121,5 @@ DEFECTS = (
     of("kvcache.kivi", "kivi-one-scale", "A channel of keys has one scale for all its groups.", "C2 C3", OneScale),
     of("kvcache.kivi", "kivi-not-reset", "A new cache begins with the newest tokens of the last.", "C5", NotReset),
     of("kvcache.kivi", "kivi-newest-cut", "The newest tokens lose bits.", "C1", NewestInBfloat),
+    of("kvcache.kivi", "kivi-tokens-in-half", "Tokens end where float16 does.", "C1 C2", NewestInHalf),
 )

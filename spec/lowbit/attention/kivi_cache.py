@@ -17,7 +17,8 @@ that come one by one.
 **What a step reads.** KIVI's code multiplies the queries of a step by the new tokens before it stores any. A step here
 answers with what the cache holds *after* it, which is what the next step reads.
 
-**Numbers.** A stored number is :math:`s\,q + m` with float16 :math:`s`, :math:`m` and a code :math:`q` of at most 4
+**Numbers.** Tokens are float16 or bfloat16, as the model computes. A stored number is :math:`s\,q + m` with
+:math:`s` and :math:`m` of that type and a code :math:`q` of at most 4
 bits. The product is exact in float32, so the sum is rounded once, and its bits are the same for every kernel.
 
 Source: KIVI (arXiv 2402.02750) §3.3, algorithm 1; its ``models/llama_kivi.py``.
@@ -28,17 +29,19 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from lowbit.arrays import F16, F32
+from lowbit.arrays import BF16, F16, F32
 from lowbit.attention.attention import MOST_CHANNELS, check_heads
 from lowbit.contract.checks import check_array, check_finite
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import CHOICE, In, checked
 from lowbit.errors import ArgumentError
+from lowbit.numbers.floats import FLOATS
+from lowbit.tensor_formats.kivi import SUFFIX
 from lowbit.tensor_formats.stored import Stored, quantized
 
+Tokens = F16 | BF16
 Bits = Literal[2, 4]
-MOST = 32752.0
-"""Of a number's magnitude, half of the largest of float16: the range of a group must fit float16."""
+Dtype = Literal["float16", "bfloat16"]
 
 
 class Kept:
@@ -46,14 +49,15 @@ class Kept:
 
     Attributes:
         stored: float32, tokens × channels.
-        newest: float16, tokens × channels.
+        newest: float16 or bfloat16, tokens × channels.
     """
 
-    def __init__(self, channels: int, store: Callable[[F16], Stored]) -> None:
-        self.stored, self.newest = np.zeros((0, channels), np.float32), np.zeros((0, channels), np.float16)
+    def __init__(self, channels: int, dtype: Dtype, store: Callable[[Tokens], Stored]) -> None:
+        self.stored = np.zeros((0, channels), np.float32)
+        self.newest: Tokens = np.zeros((0, channels), FLOATS[dtype].dtype)
         self._store = store
 
-    def add(self, tokens: F16) -> None:
+    def add(self, tokens: Tokens) -> None:
         """Put tokens after the ones that are there."""
         self.newest = np.concatenate([self.newest, tokens])
 
@@ -73,14 +77,22 @@ class KiviCache:
     """Keys and values of one layer; `choice` is that of the casts of `lowbit.tensor_formats.kivi`."""
 
     def __init__(
-        self, kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, choice: str | None = None
+        self,
+        kv_heads: int,
+        head_dim: int,
+        bits: Bits,
+        group_size: int,
+        residual: int,
+        dtype: Dtype = "float16",
+        choice: str | None = None,
     ) -> None:
-        self.kv_heads, self.head_dim, self.residual = kv_heads, head_dim, residual
+        self.kv_heads, self.head_dim, self.residual, self.dtype = kv_heads, head_dim, residual, dtype
+        channels, suffix = kv_heads * head_dim, SUFFIX[dtype]
         keys, values = (("bits", int(bits)), ("tokens", group_size)), (("bits", int(bits)), ("group_size", group_size))
-        self.keys = Kept(kv_heads * head_dim, lambda part: quantized(part, "kivi-keys", keys, choice))
-        self.values = Kept(kv_heads * head_dim, lambda part: quantized(part, "kivi-values", values, choice))
+        self.keys = Kept(channels, dtype, lambda part: quantized(part, f"kivi-keys{suffix}", keys, choice))
+        self.values = Kept(channels, dtype, lambda part: quantized(part, f"kivi-values{suffix}", values, choice))
 
-    def step(self, keys: F16, values: F16) -> tuple[F32, F32]:
+    def step(self, keys: Tokens, values: Tokens) -> tuple[F32, F32]:
         """Add T tokens, and answer with the keys and the values of all tokens so far.
 
         A key that is alone in its group is kept; the second completes the group, whose scale is a third of its range:
@@ -92,8 +104,8 @@ class KiviCache:
         (array([0.25, 3.25], dtype=float32), 2, 0)
 
         Args:
-            keys: float16, T × G × d_h, of magnitude 32752 at most.
-            values: float16, T × G × d_h, likewise.
+            keys: of the type of the cache, T × G × d_h, of at most half the magnitude of its largest number.
+            values: T × G × d_h, likewise.
 
         Returns:
             float32, G × S × d_h, twice.
@@ -101,7 +113,7 @@ class KiviCache:
         Raises:
             ArgumentError: another dtype, shape or layout, or a larger number; nothing has changed then.
         """
-        check_tokens(keys, values, self.kv_heads, self.head_dim)
+        check_tokens(keys, values, self.kv_heads, self.head_dim, self.dtype)
         for kept, tokens in ((self.keys, keys), (self.values, values)):
             kept.add(tokens.reshape(len(tokens), -1))
         gathered = len(self.keys.newest)
@@ -113,7 +125,9 @@ class KiviCache:
 Count = Annotated[int, In(1, MOST_CHANNELS), CHOICE]
 
 
-def _check_cache(kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int) -> None:
+def _check_cache(
+    kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, dtype: Dtype = "float16"
+) -> None:
     check_heads(kv_heads, head_dim)
     if head_dim % group_size:
         raise ArgumentError("group_size", group_size, f"a divisor of head_dim, {head_dim}")
@@ -122,7 +136,9 @@ def _check_cache(kv_heads: int, head_dim: int, bits: Bits, group_size: int, resi
 
 
 @checked(also=_check_cache)
-def cache(kv_heads: Count, head_dim: Count, bits: Bits, group_size: Count, residual: Count) -> KiviCache:
+def cache(
+    kv_heads: Count, head_dim: Count, bits: Bits, group_size: Count, residual: Count, dtype: Dtype = "float16"
+) -> KiviCache:
     """An empty cache of one layer, whose `step` takes tokens.
 
     Args:
@@ -131,38 +147,45 @@ def cache(kv_heads: Count, head_dim: Count, bits: Bits, group_size: Count, resid
         bits: of a code: 2 or 4.
         group_size: the tokens of a group of keys, and the channels of a group of values; divides head_dim.
         residual: R, a multiple of `group_size`.
+        dtype: of the tokens, and of the scales and minima of those that are stored.
 
     Raises:
-        ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, other bits,
-            groups that do not divide heads, a residual length that is not a multiple of the group size.
+        ArgumentError: an argument below 1, more channels than `lowbit.attention.attention.MOST_CHANNELS`, other bits or
+            types, groups that do not divide heads, a residual length that is not a multiple of the group size.
 
     Source: KIVI §3.3.
     """
-    return KiviCache(kv_heads, head_dim, bits, group_size, residual)
+    return KiviCache(kv_heads, head_dim, bits, group_size, residual, dtype)
 
 
 # **Steps** have a check of their own.
 
 
-def check_tokens(keys: F16, values: F16, kv_heads: int, head_dim: int) -> None:
+def check_tokens(keys: Tokens, values: Tokens, kv_heads: int, head_dim: int, dtype: Dtype) -> None:
     """The check of a step: as many values as keys, and no number whose group might have too large a range."""
-    check_array("keys", keys, np.float16, (None, kv_heads, head_dim))
-    check_array("values", values, np.float16, keys.shape)
+    kind = FLOATS[dtype]
+    check_array("keys", keys, kind.dtype.type, (None, kv_heads, head_dim))
+    check_array("values", values, kind.dtype.type, keys.shape)
     for name, tokens in (("keys", keys), ("values", values)):
         check_finite(name, tokens)
-        if np.abs(tokens).max() > MOST:
-            raise ArgumentError(name, f"as large as {np.abs(tokens).max()}", f"at most {MOST:g} in magnitude")
+        largest = np.abs(tokens.astype(np.float32)).max()
+        if largest > kind.largest / 2:
+            raise ArgumentError(name, f"as large as {largest}", f"at most {kind.largest / 2:g} in magnitude")
 
 
-def check_steps(kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int) -> Callable[[F16, F16], None]:
+def check_steps(
+    kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, dtype: Dtype = "float16"
+) -> Callable[[Tokens, Tokens], None]:
     """The check of the steps of one cache, which remembers nothing."""
-    return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim)
+    return lambda keys, values: check_tokens(keys, values, kv_heads, head_dim, dtype)
 
 
-def cache_parameters(kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int) -> Parameters:
+def cache_parameters(
+    kv_heads: int, head_dim: int, bits: Bits, group_size: int, residual: int, dtype: Dtype = "float16"
+) -> Parameters:
     """The choices that a cache makes."""
     sizes = {"kv_heads": kv_heads, "head_dim": head_dim}
-    return {**sizes, "bits": bits, "group_size": group_size, "residual": residual}
+    return {**sizes, "bits": bits, "group_size": group_size, "residual": residual, "dtype": dtype}
 
 
 # **What a backend promises.**
@@ -179,7 +202,8 @@ operation(
         "C1": "Each step answers with the keys and the values of all S tokens since the cache was opened, float32, "
         "G × S × d_h. The newest S mod R keys and the newest R values are the numbers that were given.",
         "C2": "All other keys and values are those of `formats.dequantize` of `formats.quantize` of their groups, in "
-        "kivi-keys and kivi-values, by one of its choices, the same in every step; later tokens do not change them.",
+        "kivi-keys and kivi-values of the type of the tokens, by one of its choices, the same in every step; later "
+        "tokens do not change them.",
         "C3": "Tokens that come in one step and tokens that come one by one have equal bits.",
         "C4": "A step that is refused changes nothing.",
         "C5": "Caches that are open at once do not disturb each other, and a new one is empty.",

@@ -86,7 +86,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
     "hqq.dequantize": _REAL_ZEROS,
     "hqq.qgemv": _REAL_ZEROS,
     "kvcache.bfp": ("kv_heads", "head_dim", *_CACHE),
-    "kvcache.kivi": ("kv_heads", "head_dim", "bits", "group_size", "residual"),
+    "kvcache.kivi": ("kv_heads", "head_dim", "bits", "group_size", "residual", "dtype"),
     "blocking.apply": ("order",),
     "blocking.invert": ("order",),
     "offload.trace": _SLOTS,

@@ -11,8 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F16, F32, F64
-from lowbit.tensor_formats.kivi import choices_of
+from lowbit.arrays import F32, F64
+from lowbit.attention.kivi_cache import Dtype
+from lowbit.attention.kivi_cache import Tokens as Part
+from lowbit.backend.declarations import LIMITS
+from lowbit.numbers.floats import rounded
+from lowbit.tensor_formats.kivi import SUFFIX, choices_of
 from lowbit.tensor_formats.stored import quantized
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.cases import Case
@@ -20,7 +24,7 @@ from lowbit_conformance.suite.clauses.test_kvcache import NAMES, lengths, taken
 from lowbit_conformance.suite.compare import assert_array, assert_exact, refuses
 from lowbit_conformance.suite.marking import Settings, checks
 
-Tokens = tuple[F16, F16]  # keys and values, T × G × d_h each
+Tokens = tuple[Part, Part]  # keys and values, T × G × d_h each
 
 
 @dataclass(frozen=True)
@@ -33,14 +37,16 @@ class KiviCase(Case):
     group_size: int
     residual: int
     tokens: int
+    dtype: Dtype = "float16"
 
     @property
     def label(self) -> str:
         sizes = f"{self.kv_heads}x{self.head_dim}-b{self.bits}-g{self.group_size}-r{self.residual}"
-        return f"{sizes}-{self.tokens}tokens"
+        kind = "" if self.dtype == "float16" else f"-{self.dtype}"
+        return f"{sizes}-{self.tokens}tokens{kind}"
 
     def parameters(self) -> dict[str, object]:
-        return dict(zip(("kv_heads", "head_dim", "bits", "group_size", "residual"), self.opening, strict=True))
+        return {name: getattr(self, name) for name in LIMITS["kvcache.kivi"]}
 
     @property
     def movable(self) -> dict[str, str]:
@@ -52,9 +58,10 @@ class KiviCase(Case):
         return not (self.head_dim % self.group_size or self.residual % self.group_size)
 
     @property
-    def opening(self) -> tuple[int, int, int, int, int]:
-        """The arguments that open it."""
-        return self.kv_heads, self.head_dim, self.bits, self.group_size, self.residual
+    def opening(self) -> tuple[Any, ...]:
+        """The arguments that open it; the type is named where it is not the one that is meant without."""
+        sizes = self.kv_heads, self.head_dim, self.bits, self.group_size, self.residual
+        return sizes if self.dtype == "float16" else (*sizes, self.dtype)
 
 
 SHAPES = (
@@ -77,18 +84,22 @@ def caches(*rounds: float) -> Callable[[str, Settings], Iterator[KiviCase]]:
         for seed in settings.seeds:
             shape = SHAPES[seed % len(SHAPES)]
             yield KiviCase(clause, "random", "drawn", *shape, 1 + 37 * seed % (3 * shape[-1]), seed=seed)
+        for shape in SHAPES[:3]:
+            yield KiviCase(clause, "random", "", *shape, max(1, round(rounds[-1] * shape[-1])), "bfloat16")
 
     return generator
 
 
 def drawn(case: KiviCase, rng: np.random.Generator, tokens: int | None = None) -> Tokens:
-    """Keys with some large channels, values of very different magnitude, and groups of one number throughout."""
+    """Keys with some large channels, values of very different magnitude, and groups of one number throughout; in
+    bfloat16 all of them beyond float16."""
     shape = (tokens or case.tokens, case.kv_heads, case.head_dim)
     keys = rng.normal(size=shape) * np.exp2(rng.integers(-3, 6, shape[1:]))
     values = rng.normal(size=shape) * np.exp2(rng.integers(-6, 6, (shape[0], 1, 1)))
     keys[:, 0, :1] = 0.3
     values[rng.random(shape[0]) < 0.1] = -1.7
-    return keys.astype(np.float16), values.astype(np.float16)
+    scale = 1.0 if case.dtype == "float16" else 2.0**24
+    return rounded(scale * keys, case.dtype), rounded(scale * values, case.dtype)
 
 
 def parts(tokens: Tokens, plan: Sequence[int]) -> Iterator[Tokens]:
@@ -102,7 +113,7 @@ class Right:
     """What a cache of one case holds after each step, by every choice that has explained its answers so far."""
 
     def __init__(self, case: KiviCase) -> None:
-        self.case, self.choices = case, list(choices_of("float16"))
+        self.case, self.choices = case, list(choices_of(case.dtype))
         self._given: list[Tokens] = []
 
     def assert_holds(self, step: Tokens, answer: tuple[F32, F32]) -> None:
@@ -127,12 +138,13 @@ class Right:
                 assert_exact(f"the stored {name}", stored, expected[self.choices[0]][kind])
             self.choices = fitting
 
-    def _stored(self, kind: int, tokens: F16, choice: str) -> F32:
+    def _stored(self, kind: int, tokens: Part, choice: str) -> F32:
         """float32, G × tokens × d_h: whole groups through their format."""
         case = self.case
         if not len(tokens):
             return np.zeros((case.kv_heads, 0, case.head_dim), np.float32)
-        format, option = (("kivi-keys", "tokens"), ("kivi-values", "group_size"))[kind]
+        name, option = (("kivi-keys", "tokens"), ("kivi-values", "group_size"))[kind]
+        format = name + SUFFIX[case.dtype]
         options = (("bits", case.bits), (option, case.group_size))
         numbers: F64 = quantized(tokens.reshape(len(tokens), -1), format, options, choice).values.T
         heads = numbers.astype(np.float32).reshape(len(tokens), case.kv_heads, -1)
@@ -153,7 +165,7 @@ def test_whole_groups_are_stored(backend: Remote, case: KiviCase) -> None:
     """Steps of any length: what is stored is the format's, and keeps its bits whatever comes later."""
     rng, right = case.generator(), Right(case)
     steps = list(parts(drawn(case, rng), lengths(case.tokens, rng)))
-    large = np.full((case.residual, case.kv_heads, case.head_dim), 30000, np.float16)
+    large = rounded(np.full((case.residual, case.kv_heads, case.head_dim), 30000.0), case.dtype)
     with closing(backend.open("kvcache.kivi", *case.opening)) as session:
         for step in (*steps, (large, -large)):
             right.assert_holds(step, taken(session, step))

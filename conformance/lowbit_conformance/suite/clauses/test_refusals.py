@@ -44,7 +44,7 @@ def test_wrong_arguments_are_refused(backend: Remote, case: HabitCase) -> None:
             positional, named = wrong
             with refuses():
                 if OPERATIONS[case.operation].stateful:
-                    backend.open(case.operation, *positional)
+                    backend.open(case.operation, *positional, *named.values())  # a session takes no names
                 else:
                     backend.run(case.operation, *positional, **named)
             return
