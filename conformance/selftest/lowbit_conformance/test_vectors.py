@@ -127,7 +127,7 @@ def test_stored_matrices_have_vectors_in_all_types(operation: str, monkeypatch: 
     right = [vector for vector in document["vectors"] if "must-refuse" not in vector["flags"]]
     found = {types_in(vector) for vector in right}
     if operation == "linear.gemm_cast":  # which is small enough in some types of each of the activations
-        assert {each[:2] for each in tried} == {each[:2] for each in found}
+        assert {each[:2] for each in tried} == {each[:2] for each in found if each[1] != "edge"}
     else:
         assert found >= tried
     assert len({vector["id"] for vector in document["vectors"]}) == len(document["vectors"])
