@@ -334,7 +334,10 @@ def test_an_argument_that_cannot_be_read_is_named(documents: dict[str, dict[str,
             "type of codes is 'data.Resource'; allowed: a dataclass",
         ),
         ({"type": "bfp.Format", "fields": {"block": 0, "mantissa": 4, "exponent": 8}}, "codes: block is 0; allowed"),
-        ({"type": "bfp.Format", "fields": {"block": 2**64, "mantissa": 4, "exponent": 8}}, "codes.block is a larger"),
+        (
+            {"type": "bfp.Format", "fields": {"block": 2**64, "mantissa": 4, "exponent": 8}},
+            "codes.block is an integer of 65 bits",
+        ),
         ({"list\n": []}, r"codes is an object with 'list\n'; allowed: one of the forms"),
         (as_json(np.zeros((2**14 + 8, 1), np.uint8)), "arguments is arrays of 16392 bytes; allowed: at most 16384"),
     ]
