@@ -51,7 +51,7 @@ nox.options.error_on_missing_interpreters = False  # of `pythons`; the other ses
 HERE = Path(__file__).parent
 PROJECT = nox.project.load_toml("pyproject.toml")
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance"]
+SHIPPED = ["spec/lowbit", "backends", "conformance/lowbit_conformance", "conformance/lowbit_bench"]
 SOURCES = ["spec", "backends", "conformance", "conformance/selftest/support"]
 PEERS = {
     "ONNX Runtime": ("onnx", "onnxruntime"),

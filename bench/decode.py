@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from intervals import interval
 from limits import MemoryReader
 from machine import described, description
 from quiet import settle
@@ -32,6 +31,7 @@ from quiet import settle
 from lowbit.formats import fetch as data
 from lowbit.runtime import Contract, Options, StoredModel, load, open_model
 from lowbit.system.storage import write_whole
+from lowbit_bench.intervals import interval
 from lowbit_cppyy.backend import CppyyBackend
 
 HERE = Path(__file__).parent

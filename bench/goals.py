@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from contests import HEADLINE, LARGE
-from intervals import interval, ratios
+
+from lowbit_bench.intervals import interval, ratios
 
 Row = dict[str, Any]
 Problem = dict[str, Any]

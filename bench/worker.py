@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from accuracy import class_of, error
 from contests import BURST, Contest, between
-from intervals import interval, ratios
 from limits import MemoryReader
 from measure import Rounds, measure
 from peers.base import AbsentError, Contestant, Plan, Weights
@@ -26,6 +25,7 @@ from peers.registry import Entry
 from quiet import Watch
 
 from lowbit.arrays import F32
+from lowbit_bench.intervals import interval, ratios
 
 Say = Callable[..., None]
 SLOW = 0.5  # seconds; thirty pairs of what is slower would take as long as everything else

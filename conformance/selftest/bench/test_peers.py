@@ -11,7 +11,6 @@ import accuracy
 import contests
 import decode_report
 import goals
-import intervals
 import jsonschema
 import matplotlib.pyplot as plt
 import measure
@@ -21,14 +20,16 @@ import pytest
 import worker
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from paths import ROOT
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 from peers.registry import NUMPY, Entry
 from rich.console import Console
 
 from lowbit.arrays import F32
 from lowbit.quantization import affine
+from lowbit_bench import intervals
 
-SCHEMAS = Path(intervals.__file__).parent / "schema"
+SCHEMAS = ROOT / "bench/schema"
 
 
 # Statistics.

@@ -12,11 +12,20 @@ from paths import ROOT, SUPPORT
 from lowbit.profiles import PROFILES
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("docs/*.rst")]
-WRITTEN = ("spec", "backends", "conformance/lowbit_conformance", "bench", "docs/_ext", "docs/figures")
+WRITTEN = (
+    "spec",
+    "backends",
+    "conformance/lowbit_conformance",
+    "conformance/lowbit_bench",
+    "bench",
+    "docs/_ext",
+    "docs/figures",
+)
 SOURCES = [path for folder in (*WRITTEN, SUPPORT / "lowbit_gpusim") for path in (ROOT / folder).rglob("*.py")]
 PARENTS = {
     "lowbit": ROOT / "spec",
     "lowbit_conformance": ROOT / "conformance",
+    "lowbit_bench": ROOT / "conformance",
     "lowbit_docs": ROOT / "docs/_ext",
     "lowbit_gpusim": SUPPORT,
 }

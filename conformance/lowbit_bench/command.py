@@ -1,0 +1,229 @@
+"""``lowbit bench``: time backends side by side, each with the verdict of the suite on the same build.
+
+Exit status: 0 something was measured, 1 nothing was, 2 a wrong argument.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from lowbit.backend.registry import names as installed
+from lowbit.contract.checks import check_choice, check_integer
+from lowbit.errors import ArgumentError, LowbitError
+from lowbit.system.interpreters import python_command, python_environment
+from lowbit.system.interrupts import deferred
+from lowbit_bench import report
+from lowbit_bench.inputs import OPERATIONS, OWN, PRESETS, Problem, options_of, problem, shape_of
+from lowbit_bench.targets import Target
+from lowbit_conformance.cli.conformance import run
+from lowbit_conformance.cli.functions import function_target
+from lowbit_conformance.report.gather import machine
+
+ROTATION = 2**29
+THREADS = ("LOWBIT_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+VERDICTS = ("quick", "full", "none")
+NOT_TIMED = ("reference",)
+"""Not taken by default: the specification is not made to be fast."""
+
+
+def bench(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Names that `lowbit backends` lists, or module:Class; by default all that can run here."),
+    ] = None,
+    library: Annotated[list[str] | None, typer.Option(help="A library that implements lowbit.h; repeatable.")] = None,
+    command: Annotated[list[str] | None, typer.Option(help="A program that answers line by line; repeatable.")] = None,
+    function: Annotated[
+        list[str] | None, typer.Option(help="A plain function module:function of the --op; repeatable.")
+    ] = None,
+    op: Annotated[str, typer.Option(help="The operation: a product with a matrix.")] = "linear.qgemv",
+    format: Annotated[str, typer.Option(help="The format of a stored matrix, such as q4_k or gptq-v2.")] = "",
+    activations: Annotated[str, typer.Option(help="Their type, or of linear.gemm_cast their format.")] = "",
+    result: Annotated[str, typer.Option(help="The type of the result; by default that of activations.")] = "",
+    option: Annotated[list[str] | None, typer.Option(help="Of the matrix, such as bits=4 or group_size=64.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="K x N of a matrix, such as 4096x11008; repeatable.")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"Instead of shapes: {', '.join(PRESETS)}.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Rows of activations; repeatable.")] = None,
+    threads: Annotated[int | None, typer.Option(help="By default as many as this process may use.")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds in which nothing else runs.")] = 20,
+    verdict: Annotated[str, typer.Option(help="How the suite is asked: quick, full or none.")] = "quick",
+    out: Annotated[Path | None, typer.Option(help="A folder for bench.json, bench.png and bench.html.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
+) -> None:
+    """Time backends side by side, with the speed of memory and the verdict of the suite."""
+    check_choice("--op", op, OPERATIONS)
+    check_choice("--verdict", verdict, VERDICTS)
+    check_integer("--rounds", rounds, 1, 10_000)
+    count = len(os.sched_getaffinity(0)) if threads is None else threads
+    check_integer("--threads", count, 1, 1024)
+    activations, result = defaults(op, activations, result)
+    problems = list(problems_of(op, format, activations, result, option or [], shape or [], preset, batch or [1]))
+    types = {"format": format or None, "activations": activations, "result": result}
+    functions = [function_target(each, op, types, [], "numpy", "cpu") for each in function or []]
+    targets = [Target("backend", name, name) for name in names or []]
+    targets += [Target("library", os.path.abspath(each), Path(each).name) for each in library or []]
+    targets += [Target("command", each, each) for each in command or []]
+    targets += [
+        Target("function", judged[1], each) for each, (_, judged) in zip(function or [], functions, strict=True)
+    ]
+    targets = targets or [Target("backend", name, name) for name in installed() if name not in NOT_TIMED]
+    answer = compared(targets, problems, count, rounds)
+    answer["verdicts"] = {} if verdict == "none" else dict(verdicts(answer, targets, op, quick=verdict == "quick"))
+    with deferred():  # an interrupt leaves each file whole or not written
+        written = list(report.write(answer, out)) if out is not None else []
+    if as_json:
+        print(json.dumps(answer))
+    else:
+        report.show(answer, Console())
+        for path in written:
+            Console().print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if answer["problems"] else 1)
+
+
+def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
+    """The types that are meant where none are given."""
+    if op == "linear.gemm_cast":
+        return activations or "q8_0", result or "float32"
+    return activations or "float32", result or activations or "float32"
+
+
+def problems_of(
+    op: str,
+    format: str,
+    activations: str,
+    result: str,
+    options: Sequence[str],
+    shapes: Sequence[str],
+    preset: str | None,
+    batches: Sequence[int],
+) -> Iterator[Problem]:
+    """Every shape with every batch.
+
+    Raises:
+        ArgumentError: one of them is wrong.
+    """
+    if preset is not None:
+        check_choice("--preset", preset, tuple(PRESETS))
+        if shapes:
+            raise ArgumentError("--preset", preset, "leaving it out, since --shape is given")
+    chosen = PRESETS[preset] if preset is not None else [shape_of(each) for each in shapes] or PRESETS["llama-7b"][1:2]
+    if op not in OWN and not format:
+        raise ArgumentError("--format", "not given", f"the format of the matrix, since --op is {op}")
+    for each in chosen:
+        for batch in batches:
+            check_integer("--batch", batch, 1, 65536)
+            yield problem(op, each, batch, format, activations, result, options_of(options))
+
+
+# **The process that measures.**
+
+
+@dataclass
+class Heard:
+    """What the process has said so far."""
+
+    problems: list[dict[str, Any]] = field(default_factory=list)
+    absent: list[dict[str, str]] = field(default_factory=list)
+    running: str = ""
+
+
+def compared(targets: Sequence[Target], problems: Sequence[Problem], threads: int, rounds: int) -> dict[str, Any]:
+    """The measurement; a backend that ends its process is left out of what follows."""
+    heard, left, started = Heard(), list(targets), datetime.now(UTC)
+    while left and len(heard.problems) < len(problems):
+        before, rest = len(heard.problems), problems[len(heard.problems) :]
+        heard.running = ""
+        status = measured(left, rest, threads, rounds, heard)
+        if status == 0:
+            break
+        reason = f"it ended the process: {signal_of(status)}"
+        if not heard.running:
+            raise LowbitError(f"the process that measures ended: {signal_of(status)}")
+        heard.absent.append({"name": heard.running, "problem": "", "reason": reason})
+        left = [each for each in left if each.shown != heard.running]
+        assert left or len(heard.problems) >= before
+    return {
+        "machine": asdict(machine()),
+        "started": started.isoformat(timespec="seconds"),
+        "threads": threads,
+        "rounds": rounds,
+        "problems": heard.problems,
+        "absent": heard.absent,
+    }
+
+
+def signal_of(status: int) -> str:
+    return signal.Signals(-status).name if status < 0 else f"status {status}"
+
+
+def measured(targets: Sequence[Target], problems: Sequence[Problem], threads: int, rounds: int, heard: Heard) -> int:
+    """Run the process once; its status."""
+    given: dict[str, Any] = {"threads": threads, "rounds": rounds, "rotation": ROTATION}
+    given |= {"targets": [asdict(each) for each in targets], "problems": [asdict(each) for each in problems]}
+    environment = python_environment() | dict.fromkeys(THREADS, str(threads))
+    terminal = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn())
+    with (
+        subprocess.Popen(
+            python_command("-m", "lowbit_bench.worker"),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+        Progress(*columns, console=terminal, transient=True, disable=not terminal.is_interactive) as progress,
+    ):
+        assert process.stdin is not None and process.stdout is not None
+        task = progress.add_task("preparing", total=rounds)
+        try:
+            json.dump(given, process.stdin)
+            process.stdin.close()
+            for line in process.stdout:
+                event = json.loads(line)
+                take(event, heard)
+                if event["event"] == "round":
+                    progress.update(task, completed=event["done"])
+                elif event["event"] == "entering":
+                    progress.update(task, description=event["name"][:40])
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode
+
+
+def take(event: Mapping[str, Any], heard: Heard) -> None:
+    """Note a line of the process."""
+    rest = {name: value for name, value in event.items() if name != "event"}
+    if event["event"] == "entering":
+        heard.running = rest["name"]
+    elif event["event"] == "absent":
+        heard.absent.append(rest)
+    elif event["event"] == "problem":
+        heard.problems.append(rest)
+
+
+# **The verdicts.**
+
+
+def verdicts(
+    answer: Mapping[str, Any], targets: Sequence[Target], op: str, *, quick: bool
+) -> Iterator[tuple[str, str]]:
+    """For each backend that was measured, what the suite says of it at the operation, and the id of the report."""
+    timed = {row["backend"] for each in answer["problems"] for row in each["rows"]}
+    settings = {"seeds": 1, "first_seed": 0, "ops": [op], "profiles": [], "case": None, "model": None, "quick": quick}
+    for target in targets:
+        if target.shown in timed:
+            named = (target.name,) if target.kind == "backend" else (f"--{target.kind}", target.name)
+            shown = ("--function", target.shown) if target.kind == "function" else named
+            found = run(shown, settings, None, judged=named)
+            yield target.shown, f"{found.tally.verdict}{' (quick)' if quick else ''} {found.id[:8]}"

@@ -1,0 +1,211 @@
+"""What is measured: an operation, its formats and types, and the shapes of its matrices.
+
+The bits of a matrix do not matter for speed, but that numbers are usual ones does: subnormal numbers are slow on some
+processors. So matrices are drawn as the conformance suite draws them, and activations are normal numbers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.backend import Backend
+from lowbit.contract.checks import check_choice, spoken
+from lowbit.errors import ArgumentError
+from lowbit.linear.integer import ACTIVATIONS
+from lowbit.numbers.floats import FLOATS
+from lowbit.quantization import bfp
+from lowbit.quantization.affine import quantize
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
+from lowbit.tensor_formats.stored import quantize as cast
+from lowbit_conformance.suite.format_inputs import FormatCase, activation_options, drawn
+
+Shape = tuple[int, int]
+
+PRESETS: Mapping[str, tuple[Shape, ...]] = MappingProxyType(
+    {
+        "smollm2-135m": ((576, 576), (576, 192), (576, 1536), (1536, 576)),
+        "qwen2.5-0.5b": ((896, 896), (896, 128), (896, 4864), (4864, 896)),
+        "llama-7b": ((4096, 4096), (4096, 11008), (11008, 4096)),
+        "sweep": ((512, 512), (1024, 1024), (2048, 2048), (4096, 4096), (8192, 8192)),
+    }
+)
+"""K × N, y = x W: the linear layers of models, and squares."""
+
+OWN = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
+STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
+OPERATIONS = (*OWN, *STORED)
+USUAL = MappingProxyType({"bits": 4, "group_size": 128, "blocksize": 64, "block_size": 32, "scale_group": 64})
+"""Options of formats that are not given."""
+TILE = 512
+"""Columns that are drawn; wider matrices repeat them, which no kernel notices."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product.
+
+    Attributes:
+        operation: one of `OPERATIONS`.
+        rows: K.
+        columns: N.
+        batch: T, rows of activations.
+        format: of the stored matrix; empty for the specification's own.
+        options: of the format, or ``bits`` and ``group_size`` of the specification's own.
+        activations: their type, or the format in which they are stored.
+        result: its type.
+    """
+
+    operation: str
+    rows: int
+    columns: int
+    batch: int
+    format: str
+    options: tuple[tuple[str, int], ...]
+    activations: str
+    result: str
+
+    @property
+    def id(self) -> str:
+        """The heading under which backends are compared."""
+        options = "".join(f" {name}={value}" for name, value in self.options)
+        what = f" {self.format}" if self.format else ""
+        return f"{self.operation}{what}{options} {self.activations} {self.rows}x{self.columns} batch {self.batch}"
+
+
+def problem(
+    operation: str, shape: Shape, batch: int, format: str, activations: str, result: str, given: Mapping[str, int]
+) -> Problem:
+    """A problem from what the command line says.
+
+    Raises:
+        ArgumentError: another operation; a format that is missing, unknown or not wanted; a type or an option that it
+            does not have; sizes that the format cannot have.
+    """
+    check_choice("--op", operation, OPERATIONS)
+    if operation in ("linear.qgemv", "linear.gemv") and batch != 1:
+        raise ArgumentError("--batch", batch, f"1, since {operation} multiplies one vector")
+    rows, columns = shape
+    if operation in OWN:
+        if format:
+            raise ArgumentError("--format", format, f"leaving it out, since {operation} has the specification's own")
+        options = tuple((name, given.get(name, USUAL[name])) for name in ("bits", "group_size"))
+        return Problem(operation, rows, columns, batch, "", options, activations or "float32", "float32")
+    check_choice("--format", format, tuple(FORMATS))
+    table = FORMATS[format]
+    options = tuple((name, given.get(name, USUAL.get(name, 1))) for name in table.options)
+    table.sizes(rows, columns, dict(options))
+    if operation == "linear.gemm_cast":
+        check_choice("--activations", activations, [name for name, each in FORMATS.items() if each.encode])
+    else:
+        check_choice("--activations", activations, RESULTS)
+    check_choice("--result", result, RESULTS)
+    return Problem(operation, rows, columns, batch, format, options, activations, result)
+
+
+# **Making the inputs.**
+
+
+def weights_of(problem: Problem) -> Any:
+    """The matrix: a `QuantizedMatrix` or a `Stored`."""
+    options = dict(problem.options)
+    if not problem.format:
+        rng = np.random.default_rng(problem.rows)
+        weights = rng.normal(size=(problem.rows, min(problem.columns, TILE))).astype(np.float32)
+        group_size = min(options["group_size"], problem.rows)
+        return quantize(wide(weights, problem.columns), bits=options["bits"], group_size=group_size)
+    case = FormatCase("linear.gemm/C2", "random", "", problem.format, problem.rows, problem.columns)
+    table = FORMATS[problem.format]
+    if table.block is None:
+        return drawn(_with(case, problem), powers=False)
+    narrow = drawn(_with(case, problem, min(problem.columns, TILE)), powers=False)
+    tensors = tuple(wide(each.T, problem.columns).T for each in narrow.tensors)
+    return Stored(problem.format, problem.rows, problem.columns, tuple(map(np.ascontiguousarray, tensors)))
+
+
+def _with(case: FormatCase, problem: Problem, columns: int = 0) -> FormatCase:
+    return FormatCase(
+        case.clause, case.tier, "", problem.format, problem.rows, columns or problem.columns, options=problem.options
+    )
+
+
+def wide(array: Array, columns: int) -> Array:
+    """Columns repeated until there are so many."""
+    return np.ascontiguousarray(np.tile(array, -(-columns // array.shape[1]))[:, :columns])
+
+
+def activations_of(problem: Problem) -> Any:
+    """The activations: an array, blocks, or a `Stored`."""
+    x = np.random.default_rng(problem.rows).normal(size=(problem.batch, problem.rows)).astype(np.float32)
+    if problem.operation == "linear.qgemm_bfp":
+        return bfp.cast(x, ACTIVATIONS)
+    if problem.operation == "linear.gemm_cast":
+        return cast(x, problem.activations, activation_options(problem.activations))
+    typed = x.astype(FLOATS["float32" if problem.operation in OWN else _type(problem)].dtype)
+    return typed[0] if problem.operation.endswith("gemv") else typed
+
+
+def _type(problem: Problem) -> Any:
+    return next(each for each in RESULTS if each == problem.activations)
+
+
+Call = Callable[[], Any]
+
+
+def prepared(backend: Backend, problem: Problem, weights: Any) -> tuple[Any, int]:
+    """The matrix in the backend's own form, and the bytes of it that a call reads.
+
+    A backend of stored matrices that has no prepared form is called with the matrix itself.
+
+    Raises:
+        LowbitError: the backend does not declare the problem, or cannot prepare the matrix.
+    """
+    if not problem.format:
+        own = backend.prepare(weights)
+        return own, own.nbytes
+    if type(backend)._prepare_stored is not Backend._prepare_stored:
+        stored = backend.prepare_stored(weights)
+        return stored, stored.nbytes
+    return weights, weights.nbytes
+
+
+def call_of(backend: Backend, problem: Problem, weights: Any, x: Any) -> Call:
+    """The product as a call without arguments."""
+    method = problem.operation.partition(".")[2]
+    if not problem.format:
+        multiply = getattr(weights, method)
+        return lambda: multiply(x)
+    if isinstance(weights, Stored):
+        return lambda: backend.run(problem.operation, x, weights, problem.result)
+    multiply = getattr(weights, method)
+    return lambda: multiply(x, problem.result)
+
+
+def options_of(texts: Sequence[str]) -> dict[str, int]:
+    """Options ``NAME=NUMBER`` of a format.
+
+    Raises:
+        ArgumentError: another form.
+    """
+    found = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if not value.isdigit():
+            raise ArgumentError("--option", repr(text), "NAME=NUMBER, such as group_size=64")
+        found[name] = int(value)
+    return found
+
+
+def shape_of(text: str) -> Shape:
+    """``KxN``.
+
+    Raises:
+        ArgumentError: another form.
+    """
+    rows, _, columns = text.partition("x")
+    if not (rows.isdigit() and columns.isdigit() and int(rows) and int(columns)):
+        raise ArgumentError("--shape", repr(text), f"KxN, such as 4096x11008, or a --preset: {spoken(list(PRESETS))}")
+    return int(rows), int(columns)

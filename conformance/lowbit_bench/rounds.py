@@ -1,0 +1,116 @@
+"""The measurement: contestants in turns, round after round, each beside a reading of as many bytes.
+
+In a turn the reader reads as many bytes as the contestant is about to move, then the contestant runs on a copy of its
+matrix that no cache holds. So every time has a reading beside it, a moment earlier on the same machine. The order
+changes from round to round. A round is *busy* where other processes had more than a twentieth of the machine's time, as
+far as the system says; rounds go on until enough were free, or twice as many were made, and then all count.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lowbit_bench.reading import Reader
+
+STAT = Path("/proc/stat")
+BUSY = 0.05
+"""Of the machine's time: more of it in other hands, and a round is busy."""
+SLACK = 0.02
+"""Seconds: two ticks of the machine's clock."""
+
+
+@dataclass
+class Contestant:
+    """One backend at one problem.
+
+    Attributes:
+        name: what tables call it.
+        calls: the product on each copy of the matrix.
+        nbytes: bytes of the matrix that a call reads.
+        runs, reads: seconds of each round.
+    """
+
+    name: str
+    calls: Sequence[Callable[[], object]]
+    nbytes: int
+    runs: list[float] = field(default_factory=list)
+    reads: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Seconds on the clocks of the machine and of this process."""
+
+    wall: float
+    machine: float
+    process: float
+
+
+def moment() -> Moment | None:
+    """Now; None where the system has no such clock."""
+    try:
+        fields = list(map(int, STAT.read_text().split()[1:9]))
+    except (OSError, ValueError):
+        return None
+    user, nice, system, _, _, irq, soft, stolen = fields
+    busy = (user + nice + system + irq + soft + stolen) / os.sysconf("SC_CLK_TCK")
+    return Moment(time.perf_counter(), busy, time.process_time())
+
+
+def others_share(before: Moment | None, after: Moment | None, processors: int) -> float:
+    """The share of the machine's time that others had; 0 where nobody knows.
+
+    >>> round(others_share(Moment(0, 0, 0), Moment(1, 1.52, 1), 2), 3)
+    0.25
+    """
+    if before is None or after is None:
+        return 0.0
+    taken = (after.machine - before.machine) - (after.process - before.process)
+    return max(taken - SLACK, 0.0) / (processors * (after.wall - before.wall))
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    reader: Reader,
+    rounds: int,
+    entering: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> list[bool]:
+    """Fill in the times of all contestants; for each round whether it was free.
+
+    Args:
+        contestants: who takes part.
+        reader: the speed of memory.
+        rounds: how many free ones are wanted.
+        entering: called with the name of who runs next, so that who ends the process is known.
+        progress: called with the free rounds that were made and those wanted.
+    """
+    free, order = list[bool](), np.random.default_rng(rounds)
+    processors = os.cpu_count() or 1
+    while sum(free) < rounds and len(free) < 2 * rounds:
+        before = moment()
+        for each in order.permutation(len(contestants)):
+            one = contestants[each]
+            entering(one.name)
+            one.reads.append(reader.seconds(one.nbytes))
+            call = one.calls[len(one.runs) % len(one.calls)]
+            started = time.perf_counter()
+            call()
+            one.runs.append(time.perf_counter() - started)
+        free.append(others_share(before, moment(), processors) <= BUSY)
+        progress(sum(free), rounds)
+    return free
+
+
+def kept(free: Sequence[bool], rounds: int) -> list[int]:
+    """The rounds that count: the free ones if there are enough, or else all.
+
+    >>> kept([True, False, True], 2), kept([True, False, False], 2)
+    ([0, 2], [0, 1, 2])
+    """
+    found = [number for number, was in enumerate(free) if was]
+    return found if len(found) >= rounds else list(range(len(free)))
