@@ -115,7 +115,7 @@ def problems_of(
     if preset is not None:
         check_choice("--preset", preset, tuple(PRESETS))
         if shapes:
-            raise ArgumentError("--preset", preset, "leaving it out, since --shape is given")
+            raise ArgumentError("--preset", repr(preset), "leaving it out, since --shape is given")
     chosen = PRESETS[preset] if preset is not None else [shape_of(each) for each in shapes] or PRESETS["llama-7b"][1:2]
     if op not in OWN and not format:
         raise ArgumentError("--format", "not given", f"the format of the matrix, since --op is {op}")

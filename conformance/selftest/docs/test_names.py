@@ -12,15 +12,8 @@ from paths import ROOT, SUPPORT
 from lowbit.profiles import PROFILES
 
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *ROOT.glob("docs/*.rst")]
-WRITTEN = (
-    "spec",
-    "backends",
-    "conformance/lowbit_conformance",
-    "conformance/lowbit_bench",
-    "bench",
-    "docs/_ext",
-    "docs/figures",
-)
+SUITE = ("conformance/lowbit_conformance", "conformance/lowbit_bench")
+WRITTEN = ("spec", "backends", *SUITE, "bench", "docs/_ext", "docs/figures")
 SOURCES = [path for folder in (*WRITTEN, SUPPORT / "lowbit_gpusim") for path in (ROOT / folder).rglob("*.py")]
 PARENTS = {
     "lowbit": ROOT / "spec",

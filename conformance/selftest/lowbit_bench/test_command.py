@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paths import SUPPORT
 
+from lowbit.quantization.bfp import Blocks
+from lowbit.tensor_formats.stored import Stored
 from lowbit_bench.inputs import PRESETS, activations_of, problem, weights_of
 from lowbit_bench.intervals import interval
 from lowbit_bench.reading import Reader
@@ -50,12 +53,12 @@ def test_backends_are_timed_side_by_side(tmp_path: Path) -> None:
 def test_a_stored_format_and_a_function_are_timed_with_their_verdicts() -> None:
     """The suite is asked for the same operation of each; a wrong function is timed, and the row says that it failed."""
     given = ("--op", "linear.gemv", "--format", "q8_0", "--shape", "64x32", "--rounds", "2", "--threads", "1")
-    told = answer("numpy", "--function", "timed:gemv", "--function", "timed:wrong", *given)
+    told = answer("numpy", "--function", "timed_functions:gemv", "--function", "timed_functions:wrong", *given)
     rows = {row["backend"] for each in told["problems"] for row in each["rows"]}
-    assert rows == {"numpy", "timed:gemv", "timed:wrong"}
+    assert rows == {"numpy", "timed_functions:gemv", "timed_functions:wrong"}
     assert told["verdicts"]["numpy"].startswith("passed (quick)")
-    assert told["verdicts"]["timed:gemv"].startswith("passed (quick)")
-    assert told["verdicts"]["timed:wrong"].startswith("failed (quick)")
+    assert told["verdicts"]["timed_functions:gemv"].startswith("passed (quick)")
+    assert told["verdicts"]["timed_functions:wrong"].startswith("failed (quick)")
 
 
 def test_who_ends_the_process_is_named_and_left_out() -> None:
@@ -109,8 +112,11 @@ def test_inputs_are_of_the_sizes_that_were_asked_for(operation: str, format: str
     made = problem(operation, (256, 608), batch, format, activations, "float32", {})
     weights, x = weights_of(made), activations_of(made)
     assert (weights.rows, weights.columns) == (256, 608)
-    shape = {"linear.qgemm_bfp": lambda: x.mantissas.shape, "linear.gemm_cast": lambda: (x.columns, x.rows)}
-    assert shape.get(operation, lambda: x.shape)() == ((256,) if operation.endswith("gemv") else (3, 256))
+    if isinstance(x, Stored):
+        shape: tuple[int, ...] = (x.columns, x.rows)
+    else:
+        shape = (x.mantissas if isinstance(x, Blocks) else x).shape
+    assert shape == ((256,) if operation.endswith("gemv") else (3, 256))
 
 
 def test_presets_are_shapes_of_models() -> None:
@@ -121,7 +127,7 @@ def test_presets_are_shapes_of_models() -> None:
 def test_every_round_gives_each_a_turn_beside_a_reading() -> None:
     """As many times as readings, on copies in turn."""
     called: list[int] = []
-    ones = [Contestant(str(n), [lambda n=n, c=c: called.append(10 * n + c) for c in (0, 1)], 64) for n in (1, 2)]
+    ones = [Contestant(str(n), [partial(called.append, 10 * n + copy) for copy in (0, 1)], 64) for n in (1, 2)]
     reader, entered = Reader(1, 2**20), list[str]()
     free = measure(ones, reader, 3, entered.append, lambda done, total: None)
     reader.close()
