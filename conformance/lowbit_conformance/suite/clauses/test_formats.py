@@ -19,7 +19,7 @@ from lowbit.linear.stored import multiplied
 from lowbit.linear.stored_bounds import of_sums, stored_bound
 from lowbit.numbers.floats import FLOATS, rounded
 from lowbit.profiles import PROFILES, Profile
-from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored, quantize
 from lowbit.tensor_formats.table import Format
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.suite.bounded import Record, arithmetic, limit_of
@@ -275,11 +275,14 @@ def share_of(given: object, exact: F64, bound: Bound, case: FormatCase) -> float
 
 
 def unit_vectors(clause: str, settings: Settings) -> Iterator[FormatCase]:
-    """One small matrix of each format, multiplied by as many unit vectors as it has rows."""
+    """One small matrix of each format, multiplied by as many unit vectors as it has rows, in each type and width."""
     for table in FORMATS.values():
-        options = options_of(table, 0)
-        rows, columns = fitted(table, table.block or 64, 16, options)
-        yield FormatCase(clause, "exhaustive", "unit", table.name, rows, columns, rows, options=options)
+        for bits in table.options.get("bits") or (0,):
+            first = dict(options_of(table, 0))
+            options = tuple((first | ({"bits": bits} if bits else {})).items())
+            rows, columns = fitted(table, table.block or 64, 16, options)
+            for own in RESULTS:
+                yield FormatCase(clause, "exhaustive", "unit", table.name, rows, columns, rows, own, own, options)
 
 
 @checks("linear.gemm/C2", unit_vectors)
@@ -358,6 +361,8 @@ def assert_non_finite(backend: Remote, case: FormatCase) -> None:
 
 CAST = ("q8_0", "q8_1", "q8_k", "int8-token", "fp8-channel")
 """The formats of activations; each is tried with every format of weights that it can meet."""
+CASTS = [each for each in PROFILES.values() if "linear.gemm_cast/C1" in each.clauses and "format" in each.parameters]
+"""Profiles of one format of weights and one of activations."""
 
 
 def cast_products(clause: str, settings: Settings) -> Iterator[FormatCase]:
@@ -405,13 +410,36 @@ def test_cast_products_on_the_lattice(backend: Remote, case: FormatCase) -> None
 @checks("linear.gemm_cast/C2", cast_products)
 def test_cast_products_within_the_bound(backend: Remote, case: FormatCase, record_property: Record) -> None:
     """Random blocks of activations and weights stay within the bound derived from the declared arithmetic."""
-    weights, x = drawn(case, powers=False), cast_of(case, powers=False)
+    assert_cast_bounded(backend, case, record_property, cast_of(case, powers=False))
+
+
+def assert_cast_bounded(backend: Remote, case: FormatCase, record_property: Record, x: Stored) -> None:
+    __tracebackhide__ = True
+    weights = drawn(case, powers=False)
     given = backend.run(case.operation, x, weights, case.result)
     exact = multiplied(x.values.T, weights)
     bound = limit_of(
         lambda: stored_bound(x.values.T, weights, case.result, arithmetic(backend, case), exact, of_sums(x, weights))
     )
     record_property("share", share_of(given, exact, bound, case))
+
+
+def unit_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
+    """One small matrix of each format, and unit vectors with a scale for each and with scales of blocks."""
+    ships = {each.parameters["format"]: each.parameters["activations"] for each in CASTS}
+    for table in FORMATS.values():
+        options = options_of(table, 0)
+        of_blocks = ships.get((table.name,), ("q8_k" if table.block == FORMATS["q8_k"].block else "q8_0",))
+        for name in ("int8-token", *of_blocks):
+            rows, columns = fitted(table, max(table.block or 64, FORMATS[name].block or 1), 16, options)
+            yield FormatCase(clause, "exhaustive", "unit", table.name, rows, columns, rows, name, options=options)
+
+
+@checks("linear.gemm_cast/C2", unit_casts)
+def test_a_cast_unit_vector_gives_a_row(backend: Remote, case: FormatCase, record_property: Record) -> None:
+    """The identity as X, cast to codes and scales, gives the matrix itself but for the rounding of the cast."""
+    x = quantize(np.eye(case.rows, dtype=np.float32), case.activations, activation_options(case.activations))
+    assert_cast_bounded(backend, case, record_property, x)
 
 
 def few_casts(clause: str, settings: Settings) -> Iterator[FormatCase]:
