@@ -8,7 +8,8 @@ is right. If no defect explains the results, `lowbit_conformance.defects.descrip
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -36,7 +37,9 @@ from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
 from lowbit_conformance.defects.stage_table import of_stages
 from lowbit_conformance.defects.stored_family import of_matrices, of_scales
+from lowbit_conformance.defects.stored_solved import of_solved
 from lowbit_conformance.defects.stored_tables import of_codes_read
+from lowbit_conformance.defects.unwritten import of_unwritten
 
 DECLARED = Arithmetic("direct", "float32", any_order)
 INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
@@ -49,8 +52,11 @@ CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what 
 CLOSE_IN_HALF = 1 / 32  # the same of results in float16, which lie in that type whatever is wrong with them
 MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hundreds of changes are tried
 MOST_READ = 1 << 18  # the same of a stored matrix, of which few changes are tried
-LARGER = 2.0**-18  # of a result
+LARGER = 2.0**-16  # of a result
+UNITS: Mapping[str | None, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 UNDERFLOW = 2.0**-140
+ROUNDING = 1e-3  # of the distance from what is right: further away on the lattice others are tried, too
+MUCH = 0.25  # of that distance: so much nearer must be what is tried then
 NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
 
 
@@ -113,9 +119,33 @@ class Seen:
         parts = [part for value in (self.given, self.right) for _, part in leaves(value)]
         return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and floating(part))
 
+    @property
+    def unit(self) -> float:
+        """Of a result that a defect gives: how much further the sums of another order may lie, once rounded."""
+        return UNITS.get(narrow_type(self.operation, getattr(self.call, "given", None)), LARGER)
+
     def explained(self, defect: Defect) -> bool:
         """Whether the defect gives this wrong result."""
-        return _distance(self.given, self.outcome(defect), self.right, self.limits) is not None
+        return _gives(self.outcome(defect), self.given, self.right, self.limits, self.unit)
+
+    @cached_property
+    def on_the_lattice(self) -> bool:
+        """Whether what is right needs no rounding: then a defect gives what came back to the bit, or nearly."""
+        if not (isinstance(self.exact, np.ndarray) and isinstance(self.call.given, np.ndarray)):
+            return False
+        name = self.call.given.dtype.name
+        return name in RESULTS and bool((rounded(self.exact.astype(np.float64), name) == self.exact).all())
+
+    def away(self, defect: Defect) -> float:
+        """How far the result lies from what the defect gives, in parts of how far it lies from what is right.
+
+        0 where rounding may explain it.
+        """
+        wrong = self.outcome(defect) if self.on_the_lattice else None
+        if not isinstance(wrong, np.ndarray) or _identical(self.given, wrong):
+            return 0.0
+        own, other = _squares(self.given, wrong.astype(np.float32), self.right)
+        return float(np.sqrt(own / other)) if other > 0 else 0.0
 
     def outcome(self, defect: Defect) -> Any:
         """What the defect gives, rounded to the type of what came back where that is a narrow one."""
@@ -131,7 +161,7 @@ class Seen:
         if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
             return _identical(wrong, self.given)
         if self.wrong:
-            return _distance(self.given, wrong, self.right, self.limits) is not None
+            return _gives(wrong, self.given, self.right, self.limits, self.unit)
         return nearly(wrong, self.right, self.limits)
 
 
@@ -159,13 +189,14 @@ def common_defects(
     """The defects that give every one of the wrong results; none if there are too many to mean one.
 
     Those that leave right what the backend had right go before others. The others count only where enough results say
-    the same: a mistake may be made in some cases only, but few results resemble those of many mistakes. Where the bank
-    has no name, `families` and then `places` may have one; of their many members only those count that spoil nothing
-    that was right.
+    the same: few results resemble those of many mistakes. Where the bank has no name, `families` and then `places` may
+    have one; of their many members only those count that spoil nothing that was right. A defect that comes near the
+    results, but not to the bit where it should, is one as long as no other comes much nearer. Last, wrong results may
+    have a place in common, or the part that was read wrong is solved for.
     """
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
-    found = {defect.name: defect for defect in fitting}
+    found, away = _nearest(fitting, failures)
     least = min((each.size for each in failures), default=0)
     families: tuple[tuple[Callable[[str], tuple[Defect, ...]], float], ...] = (
         (relatives, np.inf),
@@ -176,16 +207,27 @@ def common_defects(
         (places.of_arguments, MOST_SEARCHED),
     )
     for family, largest in families:
-        late = family is not relatives and (found or least > largest)
-        if 0 < len(found) <= most or late:
-            break
-        others = {defect.name: defect for defect in _fitting(_explaining(family(operation), failures), passes)}
-        found = others or found
+        if least > largest or (found and away < ROUNDING and (family is not relatives or len(found) <= most)):
+            continue
+        others, further = _nearest(_fitting(_explaining(family(operation), failures), passes), failures)
+        if others and (away < ROUNDING or further <= away * MUCH):
+            found, away = others, further
     if not found and (narrow := _computed_in(failures, passes)):
         return (narrow,)
+    if not found:
+        bad = [*failures, *(each for each in passes if each.wrong)]
+        last = chain(of_unwritten(bad, operation), of_solved(bad, operation) if least <= MOST_READ else ())
+        return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
     if len(found) > most and len(failures) >= LEAST_SPOILT:  # they cannot be told apart: one mistake by several names
         return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
+
+
+def _nearest(defects: list[Defect], failures: list[Seen]) -> tuple[dict[str, Defect], float]:
+    """Those that come nearest to the results, by name, and how far from them they are where that is furthest."""
+    away = [max(each.away(one) for each in failures) for one in defects]
+    least = min(away, default=np.inf)
+    return {one.name: one for one, far in zip(defects, away, strict=True) if far <= least + ROUNDING}, least
 
 
 def _computed_in(failures: list[Seen], passes: list[Seen]) -> Defect | None:
@@ -311,34 +353,32 @@ def floating(array: Array) -> bool:
     return array.dtype.kind == "f" or array.dtype.name in RESULTS
 
 
-def _distance(given: Any, wrong: Any, right: Any, limits: Array | None) -> float | None:
-    """0 for equal bits, else how much of the tolerance is used; None if the defect does not explain what was given."""
+def _gives(wrong: Any, given: Any, right: Any, limits: Array | None, unit: float) -> bool:
+    """Whether a defect's result explains what was given: the bits are equal, or as near as rounding allows."""
     if wrong is None or _identical(wrong, right):
-        return None
+        return False
     if _identical(given, wrong):
-        return 0.0
+        return True
     if limits is None or not isinstance(wrong, np.ndarray) or wrong.shape != right.shape:
-        return None
+        return False
     # The terms of a wrong sum may be larger than those of the right one, or stand elsewhere.
-    widest = np.full(right.shape, limits.max(initial=0.0) + UNDERFLOW) + LARGER * np.abs(
-        np.nan_to_num(wrong, posinf=0.0, neginf=0.0)
-    )
-    if not _close(given, wrong, widest, SLACK) or not _nearer(given, wrong, right):
-        return None
-    with np.errstate(all="ignore"):
-        share = np.abs(given.astype(np.float64) - wrong) / (limits + np.finfo(np.float32).tiny)
-    return float(np.nanmax(share, initial=0.0)) + 1e-9
+    widest = limits.max(initial=0.0) + UNDERFLOW + unit / SLACK * np.abs(np.nan_to_num(wrong, posinf=0.0, neginf=0.0))
+    return _close(given, wrong, widest, SLACK) and _nearer(given, wrong, right)
 
 
 def _nearer(given: Array, wrong: Array, right: Array) -> bool:
     """Whether what was given lies much nearer to what the defect gives than to what is right."""
+    own, other = _squares(given, wrong.astype(np.float32), right)
+    return bool((np.isfinite(given) != np.isfinite(right)).any()) or own * NEARER**2 < other
+
+
+def _squares(given: Array, wrong: Array, right: Array) -> tuple[float, float]:
+    """The squares of the distances of what was given from what a defect gives, and from what is right."""
     with np.errstate(all="ignore"):
-        wide, near = given.astype(np.float64), wrong.astype(np.float32)
-        own, other = np.abs(wide - near), np.abs(wide - right)
-    unlike = np.isfinite(wide) != np.isfinite(right)
-    both = np.isfinite(own) & np.isfinite(other)
-    far = float(np.square(other[both]).sum())
-    return bool(unlike.any()) or float(np.square(own[both]).sum()) * NEARER**2 < far
+        wide = given.astype(np.float64)
+        own, other = np.abs(wide - wrong), np.abs(wide - right)
+        both = np.isfinite(own) & np.isfinite(other)
+        return float(np.square(own[both]).sum()), float(np.square(other[both]).sum())
 
 
 def _identical(given: Any, other: Any) -> bool:

@@ -178,6 +178,20 @@ def _summed(axis: int, total: bool) -> Change:
     return change
 
 
+def _summed_in_runs(axis: int, width: int) -> Change:
+    """The sum of a number and of all at its place in the runs before."""
+
+    def change(array: Array) -> Array:
+        if array.ndim <= axis or array.dtype.kind not in "iuf" or array.shape[axis] % width:
+            return array
+        runs = np.moveaxis(array, axis, 0)
+        with np.errstate(all="ignore"):
+            sums = np.cumsum(runs.reshape(-1, width, *runs.shape[1:]), axis=0).reshape(runs.shape)
+        return np.ascontiguousarray(np.moveaxis(sums, 0, axis)).astype(array.dtype)
+
+    return change
+
+
 def _reread(first: int, second: int) -> Change:
     """Written with two axes exchanged, and read in the shape that is right."""
 
@@ -206,6 +220,9 @@ def _shaped() -> Iterator[tuple[str, str, Change]]:
     for axis in AXES:
         end = f"along axis {axis}"
         yield f"added-up-along-axis-{axis}", f"is added to all that come before, {end}.", _summed(axis, total=False)
+        for width in WIDTHS:
+            cause = f"is added to those that come before at the same place of {width}, {end}"
+            yield f"added-up-in-runs-of-{width}-along-axis-{axis}", cause + ".", _summed_in_runs(axis, width)
         yield f"total-along-axis-{axis}", f"is taken as the sum of all, {end}.", _summed(axis, total=True)
         for by, words in ((1, "later"), (-1, "earlier")):
             cause = f"is taken one place {words}, with 0 where none comes, {end}."

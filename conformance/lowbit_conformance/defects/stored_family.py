@@ -17,24 +17,17 @@ from lowbit.tensor_formats.table import Field, Format, Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored import PRODUCTS, dequantized
+from lowbit_conformance.defects.stored_addresses import read_at, ways, written
 from lowbit_conformance.defects.stored_fields import of_field, of_fields
 from lowbit_conformance.defects.stored_parts import INSIDE, of_parts, parts_of
-from lowbit_conformance.defects.stored_rows import of_rows, row_of_group
+from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
+from lowbit_conformance.defects.stored_sums import like, numbers_of, of_sums
 
 Numbers = Callable[[Stored], Terms]
 MEETS = {"all": ".", "codes": ", where it meets codes.", "zeros": ", where it meets zeros or minima."}
 MOST_FORMATS = 2
 """Of failures, whose fields are looked at one by one."""
-
-
-def numbers_of(x: Any) -> F64:
-    """float64, T × K."""
-    return np.asarray(x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64))
-
-
-def like(x: Any, total: F64) -> Array:
-    return total[0] if not isinstance(x, Stored) and x.ndim == 1 else total
 
 
 def multiplied(terms_of: Numbers, x: Any, weights: Stored, result: Any = "float32") -> Array:
@@ -43,76 +36,29 @@ def multiplied(terms_of: Numbers, x: Any, weights: Stored, result: Any = "float3
         return like(x, numbers_of(x) @ terms_of(weights).values)
 
 
-def of_stride(stride: str, x: Array, weights: Stored, result: Any = "float32") -> Array:
-    """The product where the vectors of x are taken to lie another number of elements apart.
+def at_address(row: str, column: str, shift: int, x: Array, weights: Stored, result: Any = "float32") -> Array:
+    """The product where x is read at other addresses.
 
     Raises:
         ValueError: x is one vector.
     """
-    if x.ndim == 1:
-        raise ValueError("x is one vector")
-    between = {"N": weights.columns, "K + 1": weights.rows + 1, "K - 1": weights.rows - 1, "K / 2": weights.rows // 2}
-    places = np.arange(len(x))[:, np.newaxis] * between[stride] + np.arange(weights.rows)
     with np.errstate(all="ignore"):
-        return np.asarray(x.reshape(-1)[places % x.size].astype(np.float64) @ weights.values)
+        read = read_at(row, column, shift, x, weights.rows, weights.columns)
+        return np.asarray(read.astype(np.float64) @ weights.values)
 
 
-def turned(x: Array, weights: Stored, result: Any = "float32") -> Array:
-    """The product where x is read as its transpose."""
+def misread(own: str, other: str, x: Array, weights: Stored, result: Any = "float32") -> Array:
+    """The product where the bytes of 16-bit activations are read as another type.
+
+    Raises:
+        ValueError: they are of no such type.
+    """
+    narrow = x.astype(FLOATS[own].dtype)
+    if (narrow.astype(np.float64) != x).any():
+        raise ValueError(f"x is not in {own}")
     with np.errstate(all="ignore"):
-        return np.asarray(x.reshape(x.shape[::-1]).T.astype(np.float64) @ weights.values)
-
-
-def zeros_alone(of_rows: bool, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where zeros are added without x, once for each group or once for each row."""
-    terms = weights.terms
-    offsets = np.broadcast_to(terms.offsets, terms.products.shape)
-    kept = offsets if of_rows else offsets[row_of_group(weights)]
-    with np.errstate(all="ignore"):
-        return like(x, numbers_of(x) @ terms.products + kept.sum(axis=0))
-
-
-def of_vector(part: str, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product where vector t meets the scale (or zero) of column t."""
-    parts, numbers = parts_of(weights), numbers_of(x)
-    columns = np.arange(len(numbers)) % weights.columns
-    scale = np.broadcast_to(parts.scale, parts.units.shape)
-    offsets = np.broadcast_to(parts.offsets, parts.units.shape)
-    with np.errstate(all="ignore"):
-        rows = [
-            row @ (parts.units * (scale[:, [n]] if part == "scale" else scale))
-            + row @ (offsets[:, [n]] if part == "zero" else offsets)
-            for row, n in zip(numbers, columns, strict=True)
-        ]
-    return like(x, np.stack([np.broadcast_to(each, weights.columns) for each in rows]))
-
-
-def narrow_sums(kind: Any, run: int, x: Any, weights: Stored, result: Any = "float32") -> Array:
-    """The product with sums that are rounded to a narrow type after every term, in the order of the rows."""
-    numbers, values = numbers_of(x).astype(np.float32), weights.values.astype(np.float32)
-    total = np.zeros((len(numbers), values.shape[1]), np.float32)
-    with np.errstate(all="ignore"):
-        for row in range(0, len(values), run):
-            term = numbers[:, row : row + run].astype(np.float64) @ values[row : row + run].astype(np.float64)
-            total = (total + term.astype(np.float32)).astype(kind).astype(np.float32)
-    return like(x, total.astype(np.float64))
-
-
-SUMS: tuple[tuple[str, str, Callable[..., Array]], ...] = (
-    ("stored-zero-without-x", "Zeros are added once for each group, without x.", partial(zeros_alone, False)),
-    ("stored-zero-without-x", "Zeros are added once for each row, without x.", partial(zeros_alone, True)),
-    ("stored-scale-of-the-vector", "Vector t meets the scale of column t.", partial(of_vector, "scale")),
-    ("stored-zero-of-the-vector", "Vector t meets the zero of column t.", partial(of_vector, "zero")),
-    *(
-        (
-            f"sums-in-{kind.name}",
-            f"Sums are rounded to {kind.name} after every {f'{run} rows' if run > 1 else 'row'}.",
-            partial(narrow_sums, kind, run),
-        )
-        for kind in (FLOATS["float16"].dtype, FLOATS["bfloat16"].dtype)
-        for run in (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    ),
-)
+        read = narrow.view(FLOATS[other].dtype).astype(np.float64)
+        return like(x, np.atleast_2d(read) @ weights.values)
 
 
 def with_activations(which: str, terms_of: Numbers, x: Stored, weights: Stored, result: Any = "float32") -> F64:
@@ -232,20 +178,22 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
         arithmetical(name, cause, "", {operation: partial(function, change)}) for name, cause, change in _kinds(formats)
     ]
     if operation != "formats.dequantize":
-        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in SUMS]
+        found += [arithmetical(name, cause, "", {operation: wrong}) for name, cause, wrong in of_sums()]
     if not of_x:
-        for stride in ("N", "K + 1", "K - 1", "K / 2") if operation == "linear.gemm" else ():
-            cause = f"The vectors of x are taken to lie {stride} elements apart."
-            found.append(arithmetical("x-of-another-stride", cause, "", {operation: partial(of_stride, stride)}))
-        if operation == "linear.gemm":
-            found.append(arithmetical("x-transposed", "x is read as its transpose.", "", {operation: turned}))
+        for own, other in (("float16", "bfloat16"), ("bfloat16", "float16")):
+            read = partial(misread, own, other)
+            found.append(arithmetical(f"x-read-as-{other}", f"x is read as {other}.", "", {operation: read}))
+        for row, column, shift in ways() if operation == "linear.gemm" else ():
+            cause = f"Element (i, j) of x, which has I x J, is read at {written(row, column, shift)}."
+            moved = partial(at_address, row, column, shift)
+            found.append(arithmetical("x-of-another-stride", cause, "", {operation: moved}))
         return tuple(found)
     for name, cause, change in _kinds(of_x):
         slug, said = (
             f"x-{name.removeprefix('stored-')}",
             f"Of x: {cause[0].lower()}{cause[1:]}".replace("columns", "vectors"),
         )
-        for which, end in MEETS.items() if not name.endswith("-in-part") else (("all", "."),):
+        for which, end in MEETS.items() if not name.endswith(("-in-part", "-stride")) else (("all", "."),):
             words = said.removesuffix(".") + end
             found.append(arithmetical(slug, words, "", {operation: partial(with_activations, which, change)}))
     for format in of_x:

@@ -15,6 +15,7 @@ from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit.tensor_formats.table import Field, Terms
 from lowbit_conformance.defects.places import NUMBERS, ORDERS
+from lowbit_conformance.defects.stored_addresses import of_addresses
 from lowbit_conformance.defects.stored_codes import joined, split
 from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned, with_fields
 from lowbit_conformance.defects.stored_packed import of_packed
@@ -127,32 +128,6 @@ def bits_apart(stride: int, row: Field, array: Array, weights: Stored) -> Array:
     shifts = (np.arange(width // bits) * stride).astype(np.uint64)
     read = np.where(shifts < width, wide[..., np.newaxis] >> np.minimum(shifts, np.uint64(63)), np.uint64(0))
     return joined(read & np.uint64(2**bits - 1), array, bits)
-
-
-def of_stride(stride: Callable[[int, int], int], array: Array) -> Array:
-    """A matrix whose rows are taken to lie another number of elements apart; past its end, its beginning.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if array.ndim != 2:
-        raise ValueError("no matrix")
-    rows, columns = array.shape
-    places = np.arange(rows)[:, np.newaxis] * stride(rows, columns) + np.arange(columns)
-    return np.asarray(array.reshape(-1)[places % array.size])
-
-
-STRIDES: dict[str, Callable[[int, int], int]] = {
-    "half of its row": lambda rows, columns: columns // 2,
-    "a quarter of its row": lambda rows, columns: columns // 4,
-    "an eighth of its row": lambda rows, columns: columns // 8,
-    "two of its rows": lambda rows, columns: columns * 2,
-    "eight of its rows": lambda rows, columns: columns * 8,
-    "its row and one": lambda rows, columns: columns + 1,
-    "its row less one": lambda rows, columns: columns - 1,
-    "its column": lambda rows, columns: rows,
-    "one": lambda rows, columns: 1,
-}
 
 
 def other_half(array: Array) -> Array:
@@ -306,8 +281,6 @@ def of_field(row: Field, block: bool) -> Iterator[tuple[str, str, Callable[[Fiel
             yield f"{name}-along-{along.split()[0]}", f"{words}, along the {along}", alone(taken)
     if not block and len(row.shape) == 2:
         yield "transposed", "as its transpose", turned
-        for said, stride in STRIDES.items():
-            yield "of-another-stride", f"as if {said} lay between its rows", alone(partial(of_stride, stride))
     if row.role == "index":
         yield "sorted", "in the order of the rows", alone(np.sort)
         yield "of-equal-groups", "as the row divided by the group size", equal_groups
@@ -377,7 +350,7 @@ def record_reordered(order: tuple[int, ...], weights: Stored) -> Terms:
 
 
 def records_wider(by: int, weights: Stored) -> Terms:
-    """Blocks taken to be some bytes longer or shorter; past the end of a row, its beginning.
+    """Blocks taken to be some bytes longer or shorter, in all rows; past the end, the beginning.
 
     Raises:
         ValueError: the format has no blocks.
@@ -386,8 +359,9 @@ def records_wider(by: int, weights: Stored) -> Terms:
     if table.block is None:
         raise ValueError("there are no blocks")
     size, blocks = table.record.itemsize, at.K // table.block
-    places = np.arange(blocks)[:, np.newaxis] * (size + by) + np.arange(size)
-    read = weights.tensors[0][:, places.reshape(-1) % (blocks * size)]
+    octets = weights.tensors[0].reshape(-1)
+    places = np.arange(at.N * blocks)[:, np.newaxis] * (size + by) + np.arange(size)
+    read = octets[places % octets.size].reshape(at.N, blocks * size)
     fields = table.fields_of({table.tensors[0].name: np.ascontiguousarray(read)})
     with np.errstate(all="ignore"):
         return table.decode(fields, at).across(at)
@@ -424,4 +398,4 @@ def of_fields(format: str) -> tuple[tuple[str, str, Numbers], ...]:
         for name, words, change in of_field(row, table.block is not None):
             slug = f"stored-{row.role}-{name}"
             found.append((slug, f"The field {row.name} is taken {words}.", partial(with_field, row.name, change)))
-    return tuple(found)
+    return (*found, *of_addresses(format))

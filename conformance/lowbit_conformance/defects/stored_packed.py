@@ -68,6 +68,18 @@ def same_of_packed(number: int, part: int, array: Array) -> Array:
     return found
 
 
+def one_of_packed(part: int, array: Array) -> Array:
+    """Twelve bytes of scales and minima of 6 bits: one kind stands for both.
+
+    Raises:
+        ValueError: there are no twelve bytes.
+    """
+    if array.dtype != np.uint8 or array.shape[-1] != 12:
+        raise ValueError("there are no twelve bytes")
+    own, late = array[..., 4 * part : 4 * part + 4], array[..., 8:] >> 4 * part & 15
+    return np.concatenate([own, own, late | late << 4], axis=-1)
+
+
 EARLY = (
     *("without their low 2 bits", "shifted by 2 bits", "of 4 bits"),
     *("of the high half", "shifted by 1 bit", "of 5 bits"),
@@ -80,6 +92,7 @@ def of_packed() -> Iterator[tuple[str, str, Callable[[Array], Array]]]:
         for way in PACKED:
             yield "packed-otherwise", f"with its last four {said} {way}", partial(late_of_packed, way, what)
     for part, said in enumerate(("scales", "minima")):
+        yield "packed-otherwise", f"with {said} for both scales and minima", partial(one_of_packed, part)
         for constant in (0, 1):
             yield "packed-constant", f"with {constant} for all {said}", partial(same_of_packed, constant, part)
         for way in EARLY:

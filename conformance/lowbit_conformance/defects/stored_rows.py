@@ -57,6 +57,11 @@ def of_size(where: Where, size: int, weights: Stored) -> Terms:
     return of_rows_like(where, of_group[wrong], weights)
 
 
+def of_near_size(where: Where, by: int, weights: Stored) -> Terms:
+    """Groups of some rows more or fewer."""
+    return of_size(where, max(1, run_of(weights) + by), weights)
+
+
 def of_interleaved(where: Where, weights: Stored) -> Terms:
     """Row k takes what belongs to group k mod G."""
     of_group = row_of_group(weights)
@@ -147,6 +152,9 @@ def of_groups() -> Named:
             if "codes" not in what:
                 cause = f"Row k takes what belongs to group k mod G: the {said}."
                 yield f"stored-{what}-interleaved", cause, partial(of_interleaved, where)
+            for by in (1, -1) if "codes" not in what else ():
+                cause = f"Groups are taken to be a row {'longer' if by > 0 else 'shorter'}: the {said}."
+                yield f"stored-{what}-of-groups-of-another-size", cause, partial(of_near_size, where, by)
             for size in SIZES if "codes" not in what else ():
                 cause = f"Groups are taken to have {size} rows: the {said}."
                 yield f"stored-{what}-of-groups-of-{size}", cause, partial(of_size, where, size)
@@ -236,6 +244,11 @@ def codes_of_tiles(size: int, weights: Stored) -> Terms:
     return of_rows_like(in_codes, np.arange(weights.rows) % size, weights)
 
 
+def x_of_tiles(size: int, weights: Stored) -> Terms:
+    """Each tile of rows meets x of the first."""
+    return met(np.arange(weights.rows) % size, weights)
+
+
 def half_gathered(order: Order, odd: bool, run: int, weights: Stored) -> Terms:
     """Within each run of rows, only the odd or only the even ones meet x of other places."""
     return gathered(lambda at, n: np.where(at % 2 == odd, order(at, n) % n, at), run, weights)
@@ -308,6 +321,7 @@ def of_x() -> Named:
     for size in SIZES:
         cause = f"Each tile of {size} rows has the codes of the first."
         yield "stored-codes-of-the-first-tile", cause, partial(codes_of_tiles, size)
+        yield "x-of-the-first-tile", f"Each tile of {size} rows meets x of the first.", partial(x_of_tiles, size)
 
 
 # **Rows of each run that are not summed.**

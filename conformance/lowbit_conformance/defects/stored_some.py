@@ -23,6 +23,7 @@ from lowbit_conformance.defects.stored_parts import (
     in_codes,
     in_difference,
     in_integers,
+    in_scale_of_codes,
 )
 
 
@@ -74,6 +75,10 @@ def scaled(factor: float, array: F64, parts: Parts) -> F64:
     return factor * array
 
 
+def plain(array: F64, parts: Parts) -> F64:
+    return np.ones_like(array)
+
+
 def doubled(weights: Stored) -> Terms:
     return Terms(2 * weights.values)
 
@@ -92,6 +97,7 @@ def cores() -> Named:
     for factor, said in ((16.0, "16 times as large: they are not shifted down"), (1 / 16, "a 16th: shifted twice")):
         change = partial(changed, in_codes, partial(scaled, factor))
         yield "stored-codes-not-shifted", f"Codes are {said}.", change
+    yield "stored-scale-forgotten", "The scale is not applied.", partial(changed, in_scale_of_codes, plain)
     yield "stored-numbers-doubled", "Numbers are twice as large.", doubled
     yield "stored-numbers-negated", "Numbers have the other sign.", negated
     yield "stored-numbers-left-out", "Numbers are left out.", none

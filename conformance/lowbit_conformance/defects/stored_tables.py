@@ -14,8 +14,9 @@ from lowbit.tensor_formats.stored import Stored
 from lowbit.tensor_formats.table import Terms
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.stored import PRODUCTS
-from lowbit_conformance.defects.stored_family import multiplied, numbers_of
+from lowbit_conformance.defects.stored_family import multiplied
 from lowbit_conformance.defects.stored_parts import Parts, parts_of
+from lowbit_conformance.defects.stored_sums import numbers_of
 
 MOST_CODES = 256
 ENOUGH = 8
@@ -94,7 +95,7 @@ def of_codes_read(failures: list[Any], operation: str) -> tuple[Defect, ...]:
     left: list[F64] = []
     right: list[Array] = []
     for failure, parts in sorted(zip(failures, views, strict=True), key=lambda each: int(each[1].units.size)):
-        if sum(map(len, left)) >= ENOUGH * len(values):
+        if left and np.sum([np.count_nonzero(each, axis=0) for each in left], axis=0).min() >= ENOUGH:
             break
         owed = equations(numbers_of(failure.arguments[0]), parts, values)
         sizes = np.abs(owed).sum(axis=1) + np.finfo(float).tiny

@@ -1,0 +1,110 @@
+"""Mistakes in addresses: element (i, j) of an array of J columns lies at ``i J + j``, and is read from elsewhere.
+
+The address is a step for each row and one for each column. A wrong one takes another size for a step, or another index,
+which comes to the same: a step of 0 for one index and the sum of both for the other. So every array of a format has
+these mistakes, whatever it holds.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product as pairs
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.tensor_formats.stored import FORMATS, Stored
+from lowbit.tensor_formats.table import Terms
+
+Numbers = Callable[[Stored], Terms]
+Size = Callable[[int, int, int, int], int]
+"""Of the rows and columns of the array, and of K and N."""
+
+STEPS: dict[str, Size] = {
+    "0": lambda i, j, k, n: 0,
+    "1": lambda i, j, k, n: 1,
+    "2": lambda i, j, k, n: 2,
+    "J": lambda i, j, k, n: j,
+    "J + 1": lambda i, j, k, n: j + 1,
+    "J - 1": lambda i, j, k, n: j - 1,
+    "2 J": lambda i, j, k, n: 2 * j,
+    "4 J": lambda i, j, k, n: 4 * j,
+    "8 J": lambda i, j, k, n: 8 * j,
+    "J / 2": lambda i, j, k, n: j // 2,
+    "J / 4": lambda i, j, k, n: j // 4,
+    "J / 8": lambda i, j, k, n: j // 8,
+    "I": lambda i, j, k, n: i,
+    "K": lambda i, j, k, n: k,
+    "N": lambda i, j, k, n: n,
+    "K / 8": lambda i, j, k, n: k // 8,
+    "N / 8": lambda i, j, k, n: n // 8,
+}
+OF_ROWS = tuple(STEPS)
+OF_COLUMNS = ("1", "0", "2", "I", "J", "J + 1", "K", "N")
+SHIFTS = (1, -1)
+
+
+def read_at(row: str, column: str, shift: int, array: Array, k: int, n: int) -> Array:
+    """The array with its rows and columns read at other addresses; past the end, from the beginning.
+
+    Raises:
+        ValueError: it has no rows and columns.
+    """
+    if array.ndim < 2:
+        raise ValueError("no matrix")
+    i, j = array.shape[:2]
+    at = np.arange(i)[:, np.newaxis] * STEPS[row](i, j, k, n) + np.arange(j) * STEPS[column](i, j, k, n) + shift
+    return np.asarray(array.reshape(i * j, *array.shape[2:])[at % (i * j)])
+
+
+def with_array(name: str, row: str, column: str, shift: int, weights: Stored) -> Terms:
+    """The numbers with one field read at other addresses; with all of a block where no field is named.
+
+    Raises:
+        ValueError: the format has no such field.
+    """
+    table, at = weights.table, weights.sizes
+    fields = table.fields_of(weights.by_name)
+    if name and name not in fields:
+        raise ValueError(f"no {name}")
+    for each in [name] if name else list(fields):
+        fields[each] = read_at(row, column, shift, np.ascontiguousarray(fields[each]), weights.rows, weights.columns)
+    with np.errstate(all="ignore"):
+        found = table.decode(fields, at)
+    return found if table.block is None else found.across(at)
+
+
+def ways() -> Iterator[tuple[str, str, int]]:
+    """Steps and shifts, none of which is right; those with one right step go first."""
+    steps = [pair for pair in pairs(OF_ROWS, OF_COLUMNS) if pair != ("J", "1")]
+    for row, column in sorted(steps, key=lambda pair: (pair[0] != "J") + (pair[1] != "1")):
+        yield row, column, 0
+    for shift in SHIFTS:
+        yield "J", "1", shift
+
+
+def written(row: str, column: str, shift: int) -> str:
+    """The address.
+
+    >>> written("J / 2", "1", 0), written("0", "J + 1", 0), written("J", "1", -1)
+    ('(J / 2) i + j', '(J + 1) j', 'J i + j - 1')
+    """
+
+    def times(step: str, index: str) -> list[str]:
+        return (
+            [] if step == "0" else [index if step == "1" else f"({step}) {index}" if " " in step else f"{step} {index}"]
+        )
+
+    total = " + ".join(times(row, "i") + times(column, "j")) or "0"
+    return total + (f" {'+' if shift > 0 else '-'} {abs(shift)}" if shift else "")
+
+
+def of_addresses(format: str) -> Iterator[tuple[str, str, Numbers]]:
+    table = FORMATS[format]
+    names = [(row.name, f"the field {row.name}", row.role) for row in table.fields]
+    whole = [("", "the array of blocks", "blocks")] if table.block is not None and len(names) > 1 else []
+    for name, said, role in (*whole, *names):
+        if table.block is None and len(next(row.shape for row in table.fields if row.name == name)) != 2:
+            continue
+        for row, column, shift in ways():
+            cause = f"Element (i, j) of {said}, which has I x J, is read at {written(row, column, shift)}."
+            yield f"stored-{role}-of-another-stride", cause, partial(with_array, name, row, column, shift)
