@@ -24,6 +24,8 @@ ONCE_HELD_OUT = [
         ("second", "late scales read as bytes"),
         ("third", "scales of the first row of blocks"),
         ("fourth", "sum of x to the end"),
+        ("fifth", "one added to the shift and not to the zero"),
+        ("sixth", "words as 16 bits"),
     )
 ]
 SAMPLE = (*MISTAKES[::9], *ONCE_HELD_OUT)

@@ -250,6 +250,17 @@ def test_few_results_are_not_named_by_what_spoils_others() -> None:
     assert not explained("linear.qgemv", [((X, FIRST), short), ((X, SECOND), right)], right=1)
 
 
+def test_what_was_not_computed_is_named_by_its_place() -> None:
+    """The last element of each result holds any number, which no defect gives."""
+    calls = []
+    for number, matrix in enumerate((FIRST, SECOND, FIRST)):
+        x = X + np.float32(number)
+        given = qgemv(x, matrix).astype(np.float32)
+        given[-1] = 17.25 + number
+        calls.append(((x, matrix), given))
+    assert explained("linear.qgemv", calls) == ("result-last-not-written-along-axis-0",)
+
+
 def test_zeros_are_not_those_of_a_call_before() -> None:
     """A result of zeros may come from anywhere, whatever a call before gave."""
     explainer, nothing = Explainer(), np.zeros(16, np.float32)

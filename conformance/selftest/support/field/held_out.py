@@ -204,7 +204,14 @@ SECOND: tuple[Mistake, ...] = (
         "- dmin * minima",
         "x-scale-taken-as-1",
     ),
-    cpp("q4_k_q8_k", "codes of x of the first run", "q[32 * j + i]", "q[i]", "x-codes-modulo-32-along-places"),
+    cpp(
+        "q4_k_q8_k",
+        "codes of x of the first run",
+        "q[32 * j + i]",
+        "q[i]",
+        "x-codes-modulo-32-along-places",
+        "x-codes-modulo-32-in-runs",
+    ),
     numpy(
         "q4_k_q8_k",
         "scale of x missing",
@@ -217,6 +224,7 @@ SECOND: tuple[Mistake, ...] = (
         "exponents signed",
         "scale.view(torch.uint8).to(torch.int32) - 127",
         "scale.view(torch.int8).to(torch.int32)",
+        "stored-scale-exponents-read-otherwise",
     ),
     torch(
         "mxfp4",
@@ -228,7 +236,7 @@ SECOND: tuple[Mistake, ...] = (
     rust(
         "mxfp4", "subnormal element halved", "[0.0, 0.5, 1.0", "[0.0, 0.25, 1.0", "stored-codes-read-as-other-numbers"
     ),
-    rust("mxfp4", "scale with the byte 0 as 0", "2f32.powi(-127) }", "0.0 }"),
+    rust("mxfp4", "scale with the byte 0 as 0", "2f32.powi(-127) }", "0.0 }", "stored-least-power-of-two-as-zero"),
     cpp(
         "mxfp4",
         "x not stepped by two",
@@ -262,6 +270,7 @@ SECOND: tuple[Mistake, ...] = (
         "blocks interleaved",
         "weight_scale_inv.repeat_interleave(128, 0)[:n]",
         "weight_scale_inv.repeat(128, 1)[:n]",
+        "stored-scale-other-numbers",
     ),
     cpp(
         "fp8_block",
@@ -301,7 +310,14 @@ SECOND: tuple[Mistake, ...] = (
     more(
         "q4_0", "halves exchanged", "np.concatenate([low, high]", "np.concatenate([high, low]", "stored-nibbles-swapped"
     ),
-    numba("q4_0_q8_0", "first half of x twice", "q[t, b, i + 16]", "q[t, b, i]", "x-codes-modulo-16-along-places"),
+    numba(
+        "q4_0_q8_0",
+        "first half of x twice",
+        "q[t, b, i + 16]",
+        "q[t, b, i]",
+        "x-codes-modulo-16-along-places",
+        "x-modulo-16-in-runs",
+    ),
     rust("q4_0_q8_0", "scale of weights missing", "sum += d_x * d * dot", "sum += d_x * dot", "stored-scale-forgotten"),
     rust(
         "q4_0_q8_0",

@@ -9,6 +9,7 @@ FOURTH: tuple[Mistake, ...] = (
         "one added before the mask",
         "(qzeros[:, :, None] >> shifts) & 15).reshape(-1, columns) + 1",
         "(qzeros[:, :, None] >> shifts) & 15 + 1).reshape(-1, columns)",
+        "stored-zero-other-numbers",
     ),
     cpp(
         "gptq",
@@ -102,7 +103,13 @@ FOURTH: tuple[Mistake, ...] = (
         "stored-scale-one-later-along-columns",
         "stored-scale-and-zero-one-later-along-columns",
     ),
-    rust("mxfp4", "sum of a block begins with the sum so far", "let mut part = 0f32;", "let mut part = sum;"),
+    rust(
+        "mxfp4",
+        "sum of a block begins with the sum so far",
+        "let mut part = 0f32;",
+        "let mut part = sum;",
+        "stored-sum-not-reset",
+    ),
     cpp("mxfp4", "one sign missing in the table", "-0.5f, -1", "0.5f, -1", "stored-codes-read-as-other-numbers"),
     numpy(
         "mxfp4",
@@ -153,7 +160,13 @@ FOURTH: tuple[Mistake, ...] = (
         "low * p[18 + e]",
         "x-half-a-run-away-for-the-first-half",
     ),
-    more("q6_k", "high half for the second plane", "(ql[..., 32:] & 15)", "(ql[..., 32:] >> 4)"),
+    more(
+        "q6_k",
+        "high half for the second plane",
+        "(ql[..., 32:] & 15)",
+        "(ql[..., 32:] >> 4)",
+        "stored-codes-other-numbers",
+    ),
     more("q6_k", "d at the start of the block", "records[..., 208:]", "records[..., :2]"),
     more(
         "q6_k_q8_k",

@@ -42,8 +42,20 @@ THIRD: tuple[Mistake, ...] = (
     more(
         "gptq_v2", "zeros without act-order", "zeros[g_idx]", "zeros[np.sort(g_idx)]", "stored-zero-without-the-index"
     ),
-    more("gptq_v2", "codes three bits apart", "np.arange(0, 32, 4, dtype", "np.arange(0, 24, 3, dtype"),
-    numpy("gptq_factored", "mean of x instead of its sum", ".sum(axis=-1, keepdims", ".mean(axis=-1, keepdims"),
+    more(
+        "gptq_v2",
+        "codes three bits apart",
+        "np.arange(0, 32, 4, dtype",
+        "np.arange(0, 24, 3, dtype",
+        "stored-codes-and-zeros-bits-apart",
+    ),
+    numpy(
+        "gptq_factored",
+        "mean of x instead of its sum",
+        ".sum(axis=-1, keepdims",
+        ".mean(axis=-1, keepdims",
+        "stored-zero-times-the-mean",
+    ),
     numpy(
         "awq",
         "scales in the order of nibbles too",
@@ -148,6 +160,7 @@ THIRD: tuple[Mistake, ...] = (
         "from_bits((scales[b] as u32) << 23)",
         "from_bits((scales[b / 2] as u32) << 23)",
         "stored-scale-divided-by-2-along-groups",
+        "stored-scale-other-numbers",
     ),
     rust(
         "mxfp4",

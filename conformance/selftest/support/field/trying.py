@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from field.held_out import MORE_KERNELS, SECOND
+from field.held_out_fifth import FIFTH
 from field.held_out_last import FOURTH
 from field.held_out_later import THIRD
+from field.held_out_sixth import SIXTH
 from field.judging import Judgement, judge
 from field.mistakes import HELD_OUT, KERNELS, MISTAKES, Mistake
 from lowbit.backend.function import Claim, Library
@@ -31,7 +33,10 @@ COMPILERS = {
 MODULES = {"kernels.cpp": "cpp_kernels", "kernels.rs": "rust_kernels"}
 LIBRARIES: dict[str, Library] = {"torch_kernels.py": "torch", "triton_kernels.py": "torch"}
 
-LISTS = {"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH}
+LISTS = {
+    **{"mistakes": MISTAKES, "first": HELD_OUT, "second": SECOND, "third": THIRD, "fourth": FOURTH},
+    **{"fifth": FIFTH, "sixth": SIXTH},
+}
 """All lists by name; all but the first were held out."""
 
 
