@@ -11,7 +11,7 @@ a scale belongs to a block of columns, a matrix needs several blocks across for 
 
 .. math:: f + c < E_V, \qquad p + c + n < E_A, \qquad p + f + c + n < \min(E_A, E_R)
 
-for weights in V (or in the accumulator, where no weight is formed), the accumulator A and the result R. And something
+for weights in V (float32 where no weight is formed, as scales are), the accumulator A and the result R. And something
 is left to be seen if :math:`f + c \ge e_V` and :math:`p + f + c \ge e_R`. The largest and the least *f* follow, with
 the least and the largest activations of their type; activations then bring products as near to 1 as they can.
 """
@@ -203,7 +203,7 @@ def factors(case: FormatCase, of: FormatCase, x: Reach, declared: Arithmetic) ->
     """
     c, n = magnitude(with_factor(of, None, 0)), ceil(log2(case.rows))
     total, result = reach(declared.accumulator), reach(case.result)
-    kept = total if declared.weights == "exact" else reach(declared.weights)
+    kept = reach("float32" if declared.weights == "exact" else declared.weights)
     scale = reach_of(of)
     most = min(x.largest, total.largest - 1 - c - n)
     low = max(kept.least - c, result.least - most - c, scale.least)
