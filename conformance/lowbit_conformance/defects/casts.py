@@ -180,7 +180,8 @@ def of_mantissa(blocks: F64, largest: float) -> Array:
 def in_e4m3(factor: float, shared: bool, x: F32, format: str, options: Options = ()) -> Stored:
     """A cast to FP8 whose scale is larger by a factor, or the largest of all tokens; casts to others are right."""
     right = quantized(x, format, options)
-    if "weight_scale" not in right.by_name or right.by_name["weight"].dtype.name != "float8_e4m3fn":
+    weight = right.by_name.get("weight")
+    if "weight_scale" not in right.by_name or weight is None or weight.dtype.name != "float8_e4m3fn":
         return right
     scales = right.by_name["weight_scale"] * np.float32(factor)
     scales = np.full_like(scales, scales.max()) if shared else scales
