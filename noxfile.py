@@ -134,7 +134,7 @@ def conformance(session: nox.Session) -> None:
         run_outside(session, "lowbit", "conformance", options.backend, *rest)
     else:
         install(session, extras=["cppyy", "conformance"], groups=["tests"])
-        session.run("pytest", "--numprocesses=auto", "-m", "whole", *WHOLE, *rest)
+        session.run("pytest", "--numprocesses=auto", "--dist=worksteal", "-m", "whole", *WHOLE, *rest)
 
 
 @nox.session
