@@ -135,10 +135,10 @@ def test_certify_refuses(given: dict[str, Any], message: str) -> None:
     assert str(refusal.value) == message
 
 
-def test_certify_takes_a_path_of_a_model(tmp_path: Path) -> None:
-    """As a Path too; here of a file that does not exist."""
-    with pytest.raises(LowbitError, match=r"absent\.gguf"):
-        lowbit.certify("numpy", "packing.pack", quick=True, model=tmp_path / "absent.gguf")
+def test_certify_takes_a_path_of_a_model() -> None:
+    """As a Path too; here of a file that does not exist. A long path would be shown in part."""
+    with pytest.raises(LowbitError, match=r"model is 'absent\.gguf'"):
+        lowbit.certify("numpy", "packing.pack", quick=True, model=Path("absent.gguf"))
 
 
 @pytest.mark.parametrize(("offers", "reason"), [(0, "no installed package offers"), (2, "several packages offer it")])
