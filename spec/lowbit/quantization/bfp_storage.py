@@ -167,37 +167,24 @@ def load(stored: StoredBlocks) -> Blocks:
     return Blocks(mantissas, exponents, stored.format)
 
 
-# **The stream**, one mantissa after another, each for all rows at once, as in the chapter `packing`. A mantissa of up
-# to 25 bits touches at most five bytes.
+# **The stream**, one mantissa after another as in the chapter `packing`: bit j of mantissa i is bit i·bits + j.
 
 
 def pack_signed(mantissas: Mantissas, bits: int) -> U8:
     """Signed integers, R × n, as the bytes of one stream a row: uint8, R × ⌈n·bits/8⌉."""
     rows, columns = mantissas.shape
-    stream = np.zeros((rows, row_bytes(columns, bits)), np.uint8)
-    codes = mantissas.astype(np.int64) & (2**bits - 1)  # two's complement in `bits` bits
-    for i in range(columns):
-        byte, shift = divmod(i * bits, 8)
-        rest = codes[:, i] << shift
-        while rest.any():
-            stream[:, byte] |= (rest & 0xFF).astype(np.uint8)
-            rest >>= 8
-            byte += 1
-    return stream
+    each = mantissas[:, :, None].astype(np.int64) >> np.arange(bits) & 1  # two's complement in `bits` bits
+    stream = each.astype(np.uint8).reshape(rows, columns * bits)
+    return np.packbits(stream, axis=1, bitorder="little")
 
 
 def unpack_signed(stream: U8, columns: int, format: Format) -> Mantissas:
     """The inverse of `pack_signed`: signed integers of the format's dtype, R × n."""
     bits = format.mantissa
-    mantissas = np.empty((len(stream), columns), format.dtype)
-    for i in range(columns):
-        byte, shift = divmod(i * bits, 8)
-        code = np.zeros(len(stream), np.int64)
-        for place in range(-(-(shift + bits) // 8)):
-            code |= stream[:, byte + place].astype(np.int64) << (8 * place)
-        code = (code >> shift) & (2**bits - 1)
-        mantissas[:, i] = np.where(code >= 2 ** (bits - 1), code - 2**bits, code)  # the sign bit stands for −2^(p−1)
-    return mantissas
+    each = np.unpackbits(stream, axis=1, count=columns * bits, bitorder="little")
+    weights = 2 ** np.arange(bits)
+    weights[-1] *= -1  # the sign bit stands for −2^(p−1)
+    return (each.reshape(len(stream), columns, bits) @ weights).astype(format.dtype)
 
 
 # **MXINT8.** Where the two coincide, one is the other with its exponents read differently.
