@@ -64,9 +64,12 @@ WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these te
     for name in (
         "lowbit_conformance/test_suite",
         "lowbit_conformance/test_special",
+        "lowbit_conformance/test_field",
         "lowbit_conformance/defects/test_bank",
+        "lowbit_conformance/defects/test_diagnosis",
         "lowbit_conformance/isolation/test_sealing",
         "lowbit/formats/gguf/test_reader",
+        "lowbit/formats/test_mutated_files",
     )
 ]
 WITH_KILLS = {"PYTHONPATH": str(HERE / "conformance/selftest/support")}  # of programs that import `kills`

@@ -18,13 +18,13 @@ from lowbit_conformance.suite.marking import Settings
 from lowbit_conformance.vectors import checking, files
 from lowbit_conformance.vectors.record import marks_of, vectors_of
 
-CASES = 3
+CASES = 1
 """Of each test of the suite, from the first on."""
 MOST_CHARACTERS = 10_000
 
 
 def corpus() -> dict[str, list[Tree]]:
-    """Some small vectors of every operation: its first cases of every test of the suite, or its smallest vector."""
+    """Some small vectors of every operation: the first cases of every test of the suite, or its smallest vector."""
     found: dict[str, list[Tree]] = {operation: [] for operation in sorted(OPERATIONS)}
     for operation in found:
         large: list[Tree] = []

@@ -48,7 +48,7 @@ def test_mutations_are_read_or_refused(target: str, count: int, ends: set[str]) 
 
 def test_an_absurd_size_takes_no_memory() -> None:
     """A vector of some kilobytes whose one size is up to 2^40 is answered or refused within a small address space."""
-    found = fuzzed("sizes", seed=1, count=200, space=1 << 30)
+    found = fuzzed("sizes", seed=1, count=400, space=1 << 30)
     assert not found["faults"]
     assert {"agree", "disagree"} <= set(found["ends"])
     assert found["grown"] < 64 * MIB

@@ -13,6 +13,7 @@ from hosting import hosted
 from mistaken import MISTAKES, judged, verdict
 from mistakes_products import Mistake
 from paths import SUPPORT
+from sampling import thinned
 
 from lowbit.attention.attention import attend_to
 from lowbit.attention.rope import half_split, rotate_heads, rotation
@@ -30,6 +31,7 @@ from lowbit_conformance.isolation.verdicts import BrokenPromiseError
 from lowbit_conformance.suite.explaining import Asked, Explainer, asked_of
 
 SAMPLE = MISTAKES[::16]
+PARTS = 3
 LEAST_RIGHT, MOST_WRONG = 0.8, 0.02
 
 RNG = np.random.default_rng(5)
@@ -53,9 +55,10 @@ def test_the_list_is_long_and_its_names_exist() -> None:
     assert not unknown, unknown
 
 
-def test_mistakes_are_named_rightly() -> None:
+@pytest.mark.parametrize("part", thinned(range(PARTS), PARTS))
+def test_mistakes_are_named_rightly(part: int) -> None:
     """Of every sixteenth mistake: all are found, enough are named rightly, and none is given a wrong name."""
-    said = [verdict(mistake, judged(mistake)) for mistake in SAMPLE]
+    said = [verdict(mistake, judged(mistake)) for mistake in SAMPLE[part::PARTS]]
     assert "survived" not in said
     assert said.count("right") >= LEAST_RIGHT * len(said), said
     assert said.count("wrong") <= MOST_WRONG * len(said), said

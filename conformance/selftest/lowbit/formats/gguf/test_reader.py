@@ -206,7 +206,7 @@ DAMAGE: dict[str, Callable[[int], int]] = {
 }
 
 
-@pytest.mark.parametrize("damage", thinned(DAMAGE, 4))
+@pytest.mark.parametrize("damage", thinned(DAMAGE, len(DAMAGE)))
 def test_every_byte_of_the_header_damaged(damage: str, small_header: bytes, tmp_path: Path) -> None:
     """Whatever one byte of the header becomes, the file loads and speaks, or is refused by a LowbitError."""
     path = tmp_path / "damaged.gguf"
