@@ -69,7 +69,7 @@ def test_the_backend_says_why_it_cannot_run() -> None:
     assert backend.availability() == availability()
     if not backend.availability().usable:
         assert backend.availability().reason and backend.availability().remedy
-        found = json.loads(CliRunner().invoke(app, ["backends", "--json"]).stdout)["cuda"]
+        found = json.loads(CliRunner().invoke(app, ["backends", "cuda", "--json"]).stdout)["cuda"]
         assert found == {"usable": False, "reason": availability().reason, "remedy": availability().remedy}
 
 

@@ -125,7 +125,7 @@ def test_python_m_keeps_what_the_user_has_named(planted: Planted, tmp_path: Path
     for flags in ([], ["-P"]):
         for place in (str(own), "."):
             environment = os.environ | {"PYTHONPATH": place}
-            command = [sys.executable, *flags, "-m", "lowbit", "backends", "--json"]
+            command = [sys.executable, *flags, "-m", "lowbit", "backends", "mine", "--json"]
             said = subprocess.check_output(command, cwd=own, env=environment, text=True)
             assert '"mine": {"usable": true' in said
 

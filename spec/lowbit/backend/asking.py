@@ -19,7 +19,7 @@ from typing import Any
 
 from lowbit.backend.base import Backend
 from lowbit.backend.registry import find
-from lowbit.errors import UnavailableError, words_of
+from lowbit.errors import ArgumentError, UnavailableError, words_of
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.threads import usable_processors
 
@@ -39,7 +39,7 @@ def ask(names: list[str]) -> Iterator[tuple[str, Description, str]]:
     operation. As many backends are asked at once as there are processors.
 
     Args:
-        names: of installed backends.
+        names: of installed backends, or ``module:Class``.
     """
     together = usable_processors()
     for start in range(0, len(names), together):
@@ -207,6 +207,8 @@ def describe(name: str) -> Description:
         return _asked(find(name))
     except UnavailableError as error:
         return {"usable": False, "reason": error.reason, "remedy": error.remedy}
+    except ArgumentError as error:
+        return {"usable": False, "reason": str(error), "remedy": "correct the name"}
     except BaseException as error:  # an interrupt too: this process has no terminal that could send one
         return {"usable": False, "reason": f"it fails with {words_of(error)}", "remedy": REMEDY}
 

@@ -33,6 +33,15 @@ def names() -> list[str]:
     return sorted({entry.name for entry in entries(ENTRY_POINTS) if not DIRECT.fullmatch(entry.name)})
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no installed package offers and that is not of the form ``module:Class``."""
+    if not isinstance(name, str):
+        raise ArgumentError("backend", repr(name), "a name")
+    if not DIRECT.fullmatch(name) and name not in names():
+        nearest = _nearest(name, names())
+        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
+
+
 def find(name: str) -> Backend:
     """The backend of this name, whether or not it can run here.
 
@@ -42,16 +51,12 @@ def find(name: str) -> Backend:
         ArgumentError: no installed package offers it, or there is no such module or class.
         UnavailableError: its package cannot be imported.
     """
-    if not isinstance(name, str):
-        raise ArgumentError("backend", repr(name), "a name")
+    check_name(name)
     found = [entry for entry in entries(ENTRY_POINTS) if entry.name == name]
     if DIRECT.fullmatch(name):
         found = [EntryPoint(name, name, ENTRY_POINTS)]
         _find_in_current_folder(name.partition(":")[0].partition(".")[0])
         _check_exists(found[0])
-    if not found:
-        nearest = _nearest(name, names())
-        raise ArgumentError("backend", repr(name), f"{spoken(names())}, or module:Class{nearest}")
     if len(found) > 1:
         reason = f"several packages offer it: {', '.join(entry.value for entry in found)}"
         raise UnavailableError(f"backend {name}", reason, "uninstall all of them but one")

@@ -17,11 +17,18 @@ from lowbit.text import cleaned, one_line
 
 
 def backends(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="Only these backends, with the limits of their operations."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """List the installed backends: what each declares, or why it cannot run here."""
+    asked = list(dict.fromkeys(names)) if names else registry.names()
+    for name in asked:
+        registry.check_name(name)
     found = {}
-    for name, description, printed in ask(registry.names()):
+    for name, description, printed in ask(asked):
         found[name] = description
         if printed:  # standard output holds the answer
             print(cleaned(printed.rstrip("\n"), MOST_SAID), file=sys.stderr)
@@ -31,21 +38,44 @@ def backends(
     table = Table("backend", "usable", "declares")
     for name, description in found.items():
         if description["usable"]:
-            lines = [one_line(f"{op}: {said(limits)}") for op, limits in description["operations"].items()]
-            table.add_row(escape(one_line(name)), "[green]yes[/]", escape("\n".join(lines)))
+            lines = details(description["operations"]) if names else [summary(description["operations"])]
+            table.add_row(escape(one_line(name)), "[green]yes[/]", escape("\n".join(map(one_line, lines))))
         else:
             why = one_line(f"{description['reason']}; {description['remedy']}")
             table.add_row(escape(one_line(name)), "[red]no[/]", escape(why))
     Console().print(table)
 
 
+def summary(operations: dict[str, dict[str, Any]]) -> str:
+    """How many operations are declared, and how many of them with limits.
+
+    >>> summary({"packing.pack": {}, "packing.unpack": {"bits": [4]}})
+    '2 operations, 1 of them with limits'
+    """
+    limited = sum(map(bool, operations.values()))
+    number = f"{len(operations)} operation{'s' * (len(operations) != 1)}"
+    return f"{number}, {limited} of them with limits" if limited else number
+
+
+def details(operations: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for all operations that have the same limits; those without limits come first.
+
+    >>> details({"packing.pack": {}, "packing.unpack": {"bits": [4]}})
+    ['packing.pack: no limits', 'packing.unpack: bits 4']
+    """
+    alike: dict[str, list[str]] = {"no limits": []}
+    for name, limits in operations.items():
+        alike.setdefault(said(limits) or "no limits", []).append(name)
+    return [f"{', '.join(names)}: {limits}" for limits, names in alike.items() if names]
+
+
 def said(limits: dict[str, Any]) -> str:
     """The limits of one operation in words.
 
-    >>> said({"bits": [2, 4]}), said({})
-    ('bits 2 or 4', 'all of it')
+    >>> said({"bits": [2, 4]})
+    'bits 2 or 4'
     >>> said({"columns": {"multiple": 8, "least": 1, "most": None}})
     'columns multiples of 8 from 1'
     """
     words = {name: str(Range(**each)) if isinstance(each, dict) else spoken(each) for name, each in limits.items()}
-    return "; ".join(f"{name} {each}" for name, each in words.items()) or "all of it"
+    return "; ".join(f"{name} {each}" for name, each in words.items())

@@ -363,8 +363,7 @@ def test_a_current_folder_that_is_gone(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.strip()) == (status, f"{said}change to another one" if said else "")
 
 
-ODD_NAMES = ["", " ", "[red]x[/]", "--json", "-x", "a/b", "\u202eback", "\x9b31m", "\x00", "x" * 5000, "ünï"]
-ODD_NAMES += ["a:b", "__main__"]
+ODD_NAMES = ["", "[red]x[/]", "--json", "\u202eback", "\x9b31m", "\x00", "x" * 5000, "a:b", "__main__"]
 
 
 def test_names_of_entries_that_are_odd(lowbit: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from lowbit.backend import Availability
 from lowbit.backend.asking import describe
 from lowbit.cli import app, progress
 from lowbit.cli import backends as command
+from lowbit.errors import ArgumentError
 from lowbit_numpy import NumpyBackend
 
 LOWBIT = [sys.executable, "-m", "lowbit"]
@@ -42,7 +43,21 @@ def test_backends_says_what_each_declares(monkeypatch: pytest.MonkeyPatch) -> No
     answer = json.loads(CliRunner().invoke(app, ["backends", "--json"]).stdout)
     assert answer["numpy"] == {"usable": False, "reason": "no beads", "remedy": "buy an abacus"}
     assert answer["reference"]["operations"]["packing.pack"] == {}
-    assert "no beads; buy an abacus" in CliRunner().invoke(app, ["backends"]).stdout
+    shown = CliRunner().invoke(app, ["backends"]).stdout
+    assert "no beads; buy an abacus" in shown
+    limited = sum(map(bool, answer["reference"]["operations"].values()))
+    assert f"{len(answer['reference']['operations'])} operations, {limited} of them with limits" in shown
+
+
+def test_backends_that_are_named_are_shown_with_their_limits() -> None:
+    """Each once, in the given order and no other; a name that nobody offers is refused before any is asked."""
+    answer = CliRunner().invoke(app, ["backends", "reference", "numpy", "reference", "--json"]).stdout
+    assert list(json.loads(answer)) == ["reference", "numpy"]
+    shown = CliRunner().invoke(app, ["backends", "numpy", "absent:Backend"], env={"COLUMNS": "2000"}).stdout
+    assert "packing.unpack" in shown and "blocking.apply, blocking.invert: order column_panels or z_curve" in shown
+    assert "there is no module 'absent' in this folder or on Python's path" in shown
+    refused = CliRunner().invoke(app, ["backends", "numpy", "abacus"])
+    assert isinstance(refused.exception, ArgumentError) and "backend is 'abacus'" in str(refused.exception)
 
 
 @pytest.mark.parametrize(
