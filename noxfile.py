@@ -41,6 +41,7 @@ import nox
 sys.path.append(str(Path(__file__).parent / "spec"))  # nox's own environment does not hold lowbit
 from lowbit.errors import UnavailableError
 from lowbit.system.storage import code_folder, kept_code
+from lowbit.system.threads import usable_processors
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "virtualenv"
@@ -64,6 +65,7 @@ WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these te
     for name in (
         "lowbit_conformance/test_suite",
         "lowbit_conformance/test_special",
+        "lowbit_conformance/test_tutorial",
         "lowbit_conformance/test_field",
         "lowbit_conformance/defects/test_bank",
         "lowbit_conformance/defects/test_diagnosis",
@@ -95,7 +97,7 @@ def tests(session: nox.Session) -> None:
     install(session, extras=["cppyy", "conformance", "cuda"], groups=["tests", "docs"])
     session.run(
         "pytest",
-        "--numprocesses=auto",
+        f"--numprocesses={usable_processors() + 1}",  # tests of deadlines and interrupts wait
         "--dist=worksteal",
         "conformance/selftest",
         "--pyargs",
@@ -136,7 +138,7 @@ def conformance(session: nox.Session) -> None:
         install(session, extras=["cppyy", "conformance"])
         run_outside(session, "lowbit", "conformance", options.backend, *rest)
     else:
-        install(session, extras=["cppyy", "conformance"], groups=["tests"])
+        install(session, extras=["cppyy", "conformance"], groups=["tests", "docs"])
         session.run("pytest", "--numprocesses=auto", "--dist=worksteal", "-m", "whole", *WHOLE, *rest)
 
 

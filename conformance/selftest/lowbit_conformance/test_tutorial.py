@@ -134,6 +134,7 @@ def change(file: Path, text: str) -> None:
     file.write_text(before.replace(old, new))
 
 
+@pytest.mark.whole
 def test_the_tutorial_works(tmp_path: Path) -> None:
     """From an empty folder to a certified backend, block by block."""
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "TMPDIR") if name in os.environ}

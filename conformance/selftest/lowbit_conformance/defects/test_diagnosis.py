@@ -65,7 +65,7 @@ def test_mistakes_are_named_rightly(part: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["one-element:linear.qgemv", "lanes-unpacked:linear.qgemv", "a-lot-of-noise:linear.qgemv"]
+    "name", thinned(["one-element:linear.qgemv", "lanes-unpacked:linear.qgemv", "a-lot-of-noise:linear.qgemv"], 3)
 )
 def test_what_has_no_name_is_described(name: str) -> None:
     """A mistake that the bank does not have is given no name."""
