@@ -30,7 +30,7 @@ class Contest:
     """One meeting: contestants with the same weights at one shape, for some batches.
 
     Attributes:
-        family: ``4 bits``, ``other widths``, or ``groups of N bits``.
+        family: ``4 bits``, ``other widths``, ``groups of N bits``, or ``stored KIND`` with a type of ggml.
     """
 
     rows: int
@@ -63,6 +63,8 @@ class Contest:
             return [*registry.ours_of(4, brief), *registry.PEERS]
         if self.family == "other widths":
             return [*(entry for bits in (2, 3, 8) for entry in registry.ours_of(bits, brief)), *registry.OTHER_WIDTHS]
+        if self.family.startswith("stored"):
+            return registry.stored_of(self.family.split()[1])
         bits, isas = int(self.family.split()[2]), ours.instruction_sets()
         return [
             registry.our(isa, contract, bits, size)
@@ -100,6 +102,7 @@ def contests(quick: bool, problems: tuple[str, ...], batches: tuple[int, ...]) -
             for contest in (Contest(*shape, "4 bits", batches), Contest(*shape, "other widths", batches[:1]))
         ]
         found += [Contest(*HEADLINE, f"groups of {bits} bits", batches[:1]) for bits in (4, 3, 2, 8)]
+        found += [Contest(*HEADLINE, f"stored {kind}", batches[:1]) for kind in registry.STORED]
     return [contest for contest in found if not problems or any(part in contest.id for part in problems)]
 
 

@@ -16,6 +16,8 @@ SHARES = {  # bits: least shares of the read limit at the headline, (AVX-512 flo
     3: ((0.60, 0.90), None),
     2: ((0.45, 0.90), None),
 }
+NEAR = 0.75
+"""A share of the read limit above which a peer leaves no room for a ratio of 1.2."""
 FAMILIES = {"AVX-512": ("avx512", "avx512vnni"), "AVX2": ("avx2", "avxvnni")}
 
 
@@ -42,20 +44,22 @@ class Goal:
 
 def goals(problems: list[Problem]) -> list[Goal]:
     """All goals that the problems of a report have something to say to."""
-    return [goal for judge in (shares, classes, rivals, groups) for problem in problems for goal in judge(problem)]
+    return [
+        goal for judge in (shares, classes, rivals, groups, stored) for problem in problems for goal in judge(problem)
+    ]
 
 
 def where(problem: Problem) -> str:
     return f"{problem['rows']}x{problem['columns']}, batch {problem['batch']}, {problem['threads']} threads"
 
 
-def parts(row: Row) -> tuple[str, str, int, int]:
-    """Instruction set, contract, bits and group size (0: the problem's) of one of lowbit's rows."""
+def parts(row: Row) -> tuple[str, str, int | str, int]:
+    """Instruction set, contract, bits or type of ggml, and group size (0: the problem's) of one of lowbit's rows."""
     _, isa, contract, bits, *size = row["id"].split("-")
-    return isa, contract, int(bits), int(size[0].removeprefix("g")) if size else 0
+    return isa, contract, int(bits) if bits.isdigit() else bits, int(size[0].removeprefix("g")) if size else 0
 
 
-def ours(problem: Problem, isas: tuple[str, ...], contract: str, bits: int = 4, group_size: int = 0) -> list[Row]:
+def ours(problem: Problem, isas: tuple[str, ...], contract: str, bits: int | str = 4, group_size: int = 0) -> list[Row]:
     """lowbit's rows by some instruction sets and one contract."""
     return [
         row
@@ -133,6 +137,26 @@ def rivals(problem: Problem) -> Iterator[Goal]:
         yield at_least("ONNX Runtime's float32 over ours", problem, time_ratio(onnx, fastest(best)), 3, onnx["id"])
     if (avx2 := ours(problem, ("avx2",), "float32")) and (llama := by_id.get("ggml-q4_0")):
         yield at_least("llama.cpp's q4_0 over our AVX2", problem, time_ratio(llama, avx2[0]), 1.8, llama["id"])
+
+
+def stored(problem: Problem) -> Iterator[Goal]:
+    """Products in the bytes of a type of ggml: against ggml with 8-bit activations, and alone with float32."""
+    if not problem["family"].startswith("stored"):
+        return
+    kind = problem["family"].split()[1]
+    for (family, isas), least in zip(FAMILIES.items(), (0.65, 0.5), strict=True):
+        if rows := ours(problem, isas, "float32", kind):
+            best = fastest(rows)
+            yield at_least(f"share of the read limit, {kind}, {family}", problem, best["share"][0], least, best["id"])
+    theirs = [row for row in problem["contestants"] if row["project"] != "lowbit"]
+    mine = ours(problem, (*FAMILIES["AVX-512"], *FAMILIES["AVX2"]), "integer", kind)
+    if not theirs or not mine:
+        return
+    rival, best = fastest(theirs), fastest(mine)
+    if rival["share"][0] > NEAR:  # little is left to be faster by
+        yield at_least(f"share of the read limit, {kind}, 8 bits", problem, best["share"][0], 0.9, best["id"])
+    else:
+        yield at_least(f"llama.cpp's {kind} over ours", problem, time_ratio(rival, best), 1.2, rival["id"])
 
 
 def per_byte(row: Row) -> float:

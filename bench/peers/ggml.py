@@ -17,14 +17,27 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32
+from lowbit.arrays import F32, U8
 from lowbit_adapters.ggml import library, library_file
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
 
 GGML_F32 = 0
-TYPES = {"q4_0": 2, "q8_0": 8, "q2_K": 10, "q3_K": 11, "q4_K": 12}
+TYPES = {
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "q2_K": 10,
+    "q3_K": 11,
+    "q4_K": 12,
+    "q5_K": 13,
+    "q6_K": 14,
+    "iq4_nl": 20,
+    "mxfp4": 39,
+}
 """Numbers in ggml.h, part of the file format."""
-BLOCK = {"q4_0": 32, "q8_0": 32, "q2_K": 256, "q3_K": 256, "q4_K": 256}
+BLOCK = {kind: 256 if kind.endswith("_K") else 32 for kind in TYPES}
 
 pointer, size_t, int64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
 tensor, buft = pointer, pointer
@@ -78,6 +91,15 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     base.ggml_init.restype, base.ggml_init.argtypes = pointer, (InitParams,)
     base.ggml_threadpool_params_init.argtypes = (pointer, ctypes.c_int)
     return base, cpu
+
+
+def quantized(kind: str, columns: F32) -> U8:
+    """The blocks of a type that ggml makes of a matrix K × N: uint8, N × bytes of a column."""
+    base, _ = libraries()
+    rows = np.ascontiguousarray(columns.T)
+    blocks = np.empty((len(rows), base.ggml_row_size(TYPES[kind], rows.shape[1])), np.uint8)
+    base.ggml_quantize_chunk(TYPES[kind], rows.ctypes.data, blocks.ctypes.data, 0, *rows.shape, None)
+    return blocks
 
 
 class Context:
@@ -162,23 +184,18 @@ class GgmlContestant(Contestant):
         self.repacked = repack and where is not None
         if not repack and where is None:
             raise AbsentError("this build has no layout of its own for it: the same as above")
-        row = int(self._base.ggml_row_size(TYPES[kind], weights.rows))
-        self.nbytes = row * weights.columns
+        self._blocks = quantized(kind, weights.tile)
+        self.nbytes = self._blocks.shape[1] * weights.columns
         self.products, self.bursts = plan.products(self.nbytes), plan.bursts(self.nbytes)
         self._store = Context(self.products * self.bursts)
         copies = range(self.products * self.bursts)
         self._tensors = [self._store.matrix(TYPES[kind], weights.rows, weights.columns) for _ in copies]
         self._store.allocate(where if self.repacked and where else self._engine.plain)
-        self._fill(row)
+        self._fill()
         self._holders: list[Context] = []
 
-    def _fill(self, row: int) -> None:
-        """Quantise the tile, store all columns once through the backend, and copy the bytes that it made of them."""
-        rows = np.ascontiguousarray(self._weights.tile.T)
-        self._blocks = np.empty((len(rows), row), np.uint8)
-        self._base.ggml_quantize_chunk(
-            TYPES[self._kind], rows.ctypes.data, self._blocks.ctypes.data, 0, *rows.shape, None
-        )
+    def _fill(self) -> None:
+        """Store all columns once through the backend, and copy the bytes that it made of them."""
         whole = self._weights.spread(self._blocks, 0)
         first, *others = self._tensors
         self._base.ggml_backend_tensor_set(first, whole.ctypes.data, 0, whole.nbytes)

@@ -6,7 +6,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from peers import blas, ggml, onnx_runtime, openvino_matmul, ours, torch_int4
+from peers import blas, ggml, onnx_runtime, openvino_matmul, ours, stored, torch_int4
 from peers.base import Contestant, Plan, Weights
 
 Build = Callable[[Weights, Plan], Contestant]
@@ -58,8 +58,13 @@ def installed(distribution: str) -> bool:
     return True
 
 
+def bits_of(kind: str) -> int:
+    """The bits of a code of one of ggml's types, the first number in its name but for IQ4_NL and MXFP4."""
+    return int(kind.removeprefix("i").removeprefix("mxfp").removeprefix("q")[0])
+
+
 def _ggml(kind: str, repack: bool = True) -> Entry:
-    bits, name = int(kind[1]), kind if repack else f"{kind}-as-stored"
+    bits, name = bits_of(kind), kind if repack else f"{kind}-as-stored"
     title = f"ggml {kind}" + ("" if repack else ", as in the file")
     return Entry(f"ggml-{name}", LLAMA_CPP, title, bits, partial(ggml.GgmlContestant, kind=kind, repack=repack))
 
@@ -92,6 +97,9 @@ PEERS = (
 OTHER_WIDTHS = tuple(map(_ggml, ("q2_K", "q3_K", "q8_0")))
 """Those of other widths."""
 
+STORED = ("q4_0", "q5_0", "q8_0", "q4_K", "q6_K", "iq4_nl", "mxfp4")
+"""Types of ggml in whose bytes lowbit multiplies too."""
+
 
 def our(isa: str, contract: str, bits: int = 4, group_size: int | None = None) -> Entry:
     """One of lowbit's own; `group_size` is the problem's unless it is given."""
@@ -109,6 +117,21 @@ def ours_of(bits: int, brief: bool = False) -> list[Entry]:
     return [our(isa, contract, bits) for isa, contract in ours.ways(ours.instruction_sets(), brief)]
 
 
+def stored_of(kind: str) -> list[Entry]:
+    """Every instruction set by both contracts on the bytes of a type of ggml, and ggml itself."""
+    found = [
+        Entry(
+            f"lowbit-{isa}-{contract}-{kind}",
+            LOWBIT,
+            f"{isa}, {contract}, {kind}",
+            bits_of(kind),
+            partial(stored.StoredContestant, isa=isa, contract=contract, kind=kind),
+        )
+        for isa, contract in ours.ways(ours.instruction_sets(), brief=True)
+    ]
+    return [*found, _ggml(kind), _ggml(kind, repack=False)]
+
+
 def named(id: str) -> Entry:
     """The entry of an id as `Entry.id` writes it.
 
@@ -119,4 +142,6 @@ def named(id: str) -> Entry:
         if entry.id == id:
             return entry
     _, isa, contract, bits, *size = id.split("-")
+    if not bits.isdigit():
+        return next(entry for entry in stored_of(bits) if entry.id == id)
     return our(isa, contract, int(bits), int(size[0].removeprefix("g")) if size else None)

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from paths import ROOT
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
-from peers.registry import NUMPY, Entry
+from peers.registry import NUMPY, STORED, Entry
 from rich.console import Console
 
 from lowbit.arrays import F32
@@ -215,9 +215,9 @@ def test_a_plan_fills_its_rotation_and_its_bursts() -> None:
 
 
 def test_contests_cover_what_is_asked() -> None:
-    """All shapes in two families, the headline by groups, a quick run of one; parts of names select."""
+    """All shapes in two families, the headline by groups and by types, a quick run of one; parts of names select."""
     full = contests.contests(False, (), contests.BATCHES)
-    assert len(full) == 2 * len(contests.SHAPES) + 4
+    assert len(full) == 2 * len(contests.SHAPES) + 4 + len(STORED)
     assert [contest.id for contest in contests.contests(True, (), (1, 4))] == ["2048x2048 4 bits"]
     chosen = contests.contests(False, ("11008x4096", "groups of 3"), (1,))
     assert [contest.id for contest in chosen] == [
@@ -335,6 +335,18 @@ PROBLEMS = [
     problem(
         "groups of 4 bits", row("lowbit-avx2-float32-4-g16", 1.4, 2e-7), row("lowbit-avx2-float32-4-g128", 1, 2e-7)
     ),
+    problem(
+        "stored q4_K",
+        row("lowbit-avx512-float32-q4_K", 0.6, 2e-7, share=0.66),
+        row("lowbit-avx512vnni-integer-q4_K", 0.5, 6e-3, share=0.85),
+        row("ggml-q4_K", 0.7, 6e-3, "llama.cpp", share=0.6),
+    ),
+    problem(
+        "stored q8_0",
+        row("lowbit-avx2-float32-q8_0", 0.9, 2e-7, share=0.45),
+        row("lowbit-avxvnni-integer-q8_0", 0.5, 6e-3, share=0.92),
+        row("ggml-q8_0", 0.55, 6e-3, "llama.cpp", share=0.8),
+    ),
 ]
 
 
@@ -371,6 +383,9 @@ def test_goals_are_judged_by_the_numbers() -> None:
     assert found["ONNX Runtime's float32 over ours"].met
     assert found["llama.cpp's q4_0 over our AVX2"].value == 1.5
     assert not found["groups of 16 over groups of 128, by byte, 4 bits"].met
+    assert found["share of the read limit, q4_K, AVX-512"].met and not found["share of the read limit, q8_0, AVX2"].met
+    assert found["llama.cpp's q4_K over ours"].value == 1.4
+    assert found["share of the read limit, q8_0, 8 bits"].met and "llama.cpp's q8_0 over ours" not in found
 
 
 def test_the_report_keeps_its_schema_and_breaks_it_when_something_is_missing() -> None:
