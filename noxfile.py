@@ -63,6 +63,7 @@ PEERS = {
 WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these tests out
     f"conformance/selftest/{name}.py"
     for name in (
+        "bench/test_bench",
         "lowbit_conformance/test_suite",
         "lowbit_conformance/test_special",
         "lowbit_conformance/test_tutorial",
@@ -138,7 +139,7 @@ def conformance(session: nox.Session) -> None:
         install(session, extras=["cppyy", "conformance"])
         run_outside(session, "lowbit", "conformance", options.backend, *rest)
     else:
-        install(session, extras=["cppyy", "conformance"], groups=["tests", "docs"])
+        install(session, extras=["cppyy", "conformance", "bench"], groups=["tests", "docs"])
         session.run("pytest", "--numprocesses=auto", "--dist=worksteal", "-m", "whole", *WHOLE, *rest)
 
 
@@ -204,6 +205,7 @@ def functions(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Compare the speed of the backends, as a table and a picture in bench/results; arguments go to pytest.
 
+    ``-- --benchmark-autosave`` keeps the run, and ``-- --benchmark-compare`` shows the last one beside the new one.
     With ``--peers`` or ``--decode`` other projects take part, and the session bench-peers does it.
     """
     if {"--peers", "--decode"} & set(session.posargs):
@@ -213,9 +215,8 @@ def bench(session: nox.Session) -> None:
     results = HERE / "bench/results"
     results.mkdir(exist_ok=True)
     figures = results / "bench.json"
-    session.run(
-        "pytest", "bench", f"--benchmark-json={figures}", "--benchmark-columns=median,iqr,rounds", *session.posargs
-    )
+    kept = [f"--benchmark-json={figures}", f"--benchmark-storage={results / 'runs'}"]
+    session.run("pytest", "bench", *kept, "--benchmark-columns=median,iqr,rounds", *session.posargs)
     session.run("python", "bench/report.py", str(figures), str(results / "bench.svg"))
 
 

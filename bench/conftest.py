@@ -47,10 +47,13 @@ def reader() -> MemoryReader:
     return MemoryReader(len(os.sched_getaffinity(0)))
 
 
-def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: dict[str, Any]) -> None:
-    """Whether the cores were free, and which reader is the limit, beside the machine's description."""
+def pytest_benchmark_update_json(output_json: dict[str, Any]) -> None:
+    """Whether the cores were free, and which reader is the limit.
+
+    The machine's description has no place for them: runs whose descriptions differ are not compared.
+    """
     reader = MemoryReader(len(os.sched_getaffinity(0)))
-    machine_info["lowbit"] = {
+    output_json["lowbit"] = {
         "threads": reader.threads,
         "spin_speedup": round(reader.freedom(), 2),
         "reader": reader.fastest,

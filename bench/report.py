@@ -27,7 +27,7 @@ def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def show(report: dict[str, Any]) -> None:
     machine = report["machine_info"]
-    here, cpu = machine["lowbit"], machine.get("cpu", {}).get("brand_raw", machine["processor"])
+    here, cpu = report["lowbit"], machine.get("cpu", {}).get("brand_raw", machine["processor"])
     Console().print(
         f"{cpu}, {here['threads']} threads, Python {machine['python_version']}; "
         f"two-thread spin {here['spin_speedup']} times one; read limit: {here['reader']}"

@@ -7,7 +7,9 @@ are as they were, so is the verdict.
 
 import hashlib
 import json
+import os
 import subprocess
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,14 +17,14 @@ from lowbit.backend import ENTRY_POINTS
 from lowbit.system.entries import entries
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.storage import write_whole
+from lowbit_bench.inputs import OPERATIONS
 from lowbit_conformance.report.gather import machine, suite
 
-OPERATIONS = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
-KNOWN = Path(__file__).parent / "results/verdicts.json"
+KNOWN = Path(os.environ.get("LOWBIT_BENCH_VERDICTS") or Path(__file__).parent / "results/verdicts.json")
 
 
 class Verdicts:
-    """The verdict of the suite on a backend's linear layers, asked for where it is not known."""
+    """The verdict of the suite on a backend's products, asked for where it is not known."""
 
     def __init__(self, file: Path = KNOWN) -> None:
         self._file = file
@@ -31,25 +33,26 @@ class Verdicts:
         except (OSError, ValueError):
             self._known = {}
 
-    def of(self, name: str, isa: str = "") -> str:
+    def of(self, name: str, isa: str = "", operations: Sequence[str] = OPERATIONS) -> str:
         """``passed`` and the id of the report, or ``unproven`` with what came instead.
 
         Args:
             name: the backend.
             isa: forces one of cppyy's instruction sets.
+            operations: those of which the verdict is wanted.
         """
-        key = " ".join(filter(None, [name, isa, state_of(name)]))
+        key = " ".join(filter(None, [name, isa, *operations, state_of(name)]))
         if key not in self._known:
-            self._known[key] = asked(name, isa)
+            self._known[key] = asked(name, isa, operations)
             self._file.parent.mkdir(exist_ok=True)
             write_whole(self._file, json.dumps(self._known, indent=1).encode())
         return self._known[key]
 
 
-def asked(name: str, isa: str) -> str:
+def asked(name: str, isa: str, operations: Sequence[str]) -> str:
     """What ``lowbit conformance`` says."""
     command = python_command("-m", "lowbit", "conformance", name, "--seeds", "1", "--json")
-    command += [word for operation in OPERATIONS for word in ("--op", operation)]
+    command += [word for operation in operations for word in ("--op", operation)]
     chosen = {"LOWBIT_CPPYY_ISA": isa} if isa else {}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=python_environment() | chosen)
     report = json.loads(done.stdout) if done.stdout else {"verdict": f"status {done.returncode}", "id": ""}

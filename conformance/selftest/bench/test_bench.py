@@ -1,10 +1,16 @@
 """The benchmarks' own instruments: the readers read every byte, and the spin runs on every thread."""
 
+import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import limits
 import pytest
 import verdicts
+from paths import ROOT
+
+from lowbit.system.interpreters import python_command, python_environment
 
 
 def test_the_readers_read_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,27 +42,55 @@ def test_the_sources_of_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_verdicts_are_asked_for_once_and_again_when_a_source_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A verdict is kept in a file by name, instruction set and sources, and each of them decides."""
-    questions: list[tuple[str, str]] = []
+    """A verdict is kept in a file by name, instruction set, operations and sources, and each of them decides."""
+    questions: list[tuple[str, str, int]] = []
 
-    def answer(name: str, isa: str) -> str:
-        questions.append((name, isa))
+    def answer(name: str, isa: str, operations: Sequence[str]) -> str:
+        questions.append((name, isa, len(operations)))
         return f"passed {len(questions)}"
 
     monkeypatch.setattr(verdicts, "asked", answer)
     file = tmp_path / "results/verdicts.json"
     assert [verdicts.Verdicts(file).of("numpy") for _ in range(2)] == ["passed 1", "passed 1"]
     assert verdicts.Verdicts(file).of("numpy", "avx2") == "passed 2"
+    assert verdicts.Verdicts(file).of("numpy", operations=("linear.gemv",)) == "passed 3"
     before = verdicts.state_of("numpy")
     monkeypatch.setattr(verdicts, "sources", lambda package: [file])
     assert verdicts.state_of("numpy") != before
-    assert verdicts.Verdicts(file).of("numpy") == "passed 3"
-    assert questions == [("numpy", ""), ("numpy", "avx2"), ("numpy", "")]
+    assert verdicts.Verdicts(file).of("numpy") == "passed 4"
+    assert questions == [("numpy", "", 6), ("numpy", "avx2", 6), ("numpy", "", 1), ("numpy", "", 6)]
 
 
 def test_a_broken_file_of_verdicts_is_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file is not believed and not fatal."""
-    monkeypatch.setattr(verdicts, "asked", lambda name, isa: "unproven (failed)")
+    monkeypatch.setattr(verdicts, "asked", lambda *asked: "unproven (failed)")
     file = tmp_path / "verdicts.json"
     file.write_text('{"numpy')
     assert verdicts.Verdicts(file).of("numpy") == "unproven (failed)"
+
+
+@pytest.mark.whole
+def test_two_runs_can_be_compared(tmp_path: Path) -> None:
+    """``--benchmark-autosave``, then ``--benchmark-compare``: the second run shows the first beside itself."""
+    chosen = [
+        str(ROOT / "bench/test_speed.py"),
+        f"--rootdir={ROOT}",
+        "--backends",
+        "numpy",
+        "-k",
+        "576x192 and numpy",
+        "-p",
+        "no:cacheprovider",
+    ]
+    kept = ["--benchmark-storage=runs", "--benchmark-autosave", "--benchmark-columns=median"]
+    environment = python_environment() | {"LOWBIT_BENCH_VERDICTS": str(tmp_path / "verdicts.json")}
+    said = []
+    for more in ([], ["--benchmark-compare"]):
+        command = python_command("-m", "pytest", *chosen, *kept, *more)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        said.append(done.stdout)
+    assert "(NOW)" not in said[0] and "(NOW)" in said[1] and "(0001_" in said[1]
+    runs = [json.loads(path.read_text())["benchmarks"] for path in sorted((tmp_path / "runs").rglob("*.json"))]
+    assert [[each["extra_info"]["backend"] for each in run] for run in runs] == [["numpy"], ["numpy"]]
+    assert runs[0][0]["extra_info"]["conformance"].startswith("passed ")
