@@ -23,7 +23,8 @@ from lowbit.errors import ArgumentError, LowbitError
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
 from lowbit_bench import report
-from lowbit_bench.inputs import OPERATIONS, OWN, PRESETS, Problem, options_of, problem, shape_of
+from lowbit_bench.inputs import OWN, PRESETS, PRODUCTS, Problem, options_of, problem, shape_of
+from lowbit_bench.layers import CONTEXT, MODELS, OTHERS, other_problem
 from lowbit_bench.targets import Target
 from lowbit_conformance.cli.conformance import run
 from lowbit_conformance.cli.functions import function_target
@@ -46,14 +47,18 @@ def bench(
     function: Annotated[
         list[str] | None, typer.Option(help="A plain function module:function of the --op; repeatable.")
     ] = None,
-    op: Annotated[str, typer.Option(help="The operation: a product with a matrix.")] = "linear.qgemv",
-    format: Annotated[str, typer.Option(help="The format of a stored matrix, such as q4_k or gptq-v2.")] = "",
+    op: Annotated[str, typer.Option(help="The operation, such as linear.gemv or attention.attend.")] = "linear.qgemv",
+    format: Annotated[str, typer.Option(help="The format of what is stored, such as q4_k or gptq-v2.")] = "",
     activations: Annotated[str, typer.Option(help="Their type, or of linear.gemm_cast their format.")] = "",
     result: Annotated[str, typer.Option(help="The type of the result; by default that of activations.")] = "",
     option: Annotated[list[str] | None, typer.Option(help="Of the matrix, such as bits=4 or group_size=64.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="K x N of a matrix, such as 4096x11008; repeatable.")] = None,
-    preset: Annotated[str | None, typer.Option(help=f"Instead of shapes: {', '.join(PRESETS)}.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Rows of activations; repeatable.")] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help=f"Of a product, instead of shapes: {', '.join(PRESETS)}; of others: {', '.join(MODELS)}."),
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Tokens, the rows of activations; repeatable.")] = None,
+    context: Annotated[list[int] | None, typer.Option(help="Tokens that are attended to; repeatable.")] = None,
     threads: Annotated[int | None, typer.Option(help="By default as many as this process may use.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds in which nothing else runs.")] = 20,
     verdict: Annotated[str, typer.Option(help="How the suite is asked: quick, full or none.")] = "quick",
@@ -61,15 +66,21 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Time backends side by side, with the speed of memory and the verdict of the suite."""
-    check_choice("--op", op, OPERATIONS)
+    check_choice("--op", op, (*PRODUCTS, *OTHERS))
     check_choice("--verdict", verdict, VERDICTS)
     check_integer("--rounds", rounds, 1, 10_000)
     count = len(os.sched_getaffinity(0)) if threads is None else threads
     check_integer("--threads", count, 1, 1024)
     activations, result = defaults(op, activations, result)
-    problems = list(problems_of(op, format, activations, result, option or [], shape or [], preset, batch or [1]))
-    types = {"format": format or None, "activations": activations, "result": result}
-    functions = [function_target(each, op, types, [], "numpy", "cpu") for each in function or []]
+    types, options = (format, activations, result), options_of(option or [])
+    if op in PRODUCTS:
+        if context:
+            raise ArgumentError("--context", context[0], f"leaving it out, since {op} is a product with a matrix")
+        problems = list(problems_of(op, types, options, shape or [], preset, batch or [1]))
+    else:
+        problems = list(others_of(op, types, options, shape or [], preset, batch or [1], context or [CONTEXT]))
+    named = {"format": format or None, "activations": activations, "result": result}
+    functions = [function_target(each, op, named, [], "numpy", "cpu") for each in function or []]
     targets = [Target("backend", name, name) for name in names or []]
     targets += [Target("library", os.path.abspath(each), Path(each).name) for each in library or []]
     targets += [Target("command", each, each) for each in command or []]
@@ -99,15 +110,13 @@ def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
 
 def problems_of(
     op: str,
-    format: str,
-    activations: str,
-    result: str,
-    options: Sequence[str],
+    types: tuple[str, str, str],
+    options: Mapping[str, int],
     shapes: Sequence[str],
     preset: str | None,
     batches: Sequence[int],
 ) -> Iterator[Problem]:
-    """Every shape with every batch.
+    """Products: every shape with every batch. `types` are format, activations and result.
 
     Raises:
         ArgumentError: one of them is wrong.
@@ -117,12 +126,38 @@ def problems_of(
         if shapes:
             raise ArgumentError("--preset", repr(preset), "leaving it out, since --shape is given")
     chosen = PRESETS[preset] if preset is not None else [shape_of(each) for each in shapes] or PRESETS["llama-7b"][1:2]
+    format, activations, result = types
     if op not in OWN and not format:
         raise ArgumentError("--format", "not given", f"the format of the matrix, since --op is {op}")
     for each in chosen:
         for batch in batches:
             check_integer("--batch", batch, 1, 65536)
-            yield problem(op, each, batch, format, activations, result, options_of(options))
+            yield problem(op, each, batch, format, activations, result, options)
+
+
+def others_of(
+    op: str,
+    types: tuple[str, str, str],
+    options: Mapping[str, int],
+    shapes: Sequence[str],
+    preset: str | None,
+    batches: Sequence[int],
+    contexts: Sequence[int],
+) -> Iterator[Problem]:
+    """Other operations: every batch with every context, where the operation has them.
+
+    Raises:
+        ArgumentError: one of them is wrong.
+    """
+    if shapes:
+        raise ArgumentError("--shape", shapes[0], f"leaving it out: {op} has the sizes of a model, --preset")
+    found: dict[Problem, None] = {}
+    for batch in batches:
+        check_integer("--batch", batch, 1, 65536)
+        for context in contexts:
+            check_integer("--context", context, 1, 2**20)
+            found[other_problem(op, preset or "llama-7b", context, batch, *types, options)] = None
+    yield from found
 
 
 # **The process that measures.**

@@ -1,4 +1,7 @@
-"""What is measured: an operation, its formats and types, and the shapes of its matrices.
+"""What is measured: an operation, its formats and types, and its sizes.
+
+A product has a matrix K × N and rows of activations; any other operation (`lowbit_bench.layers`) has the sizes that it
+has in a model.
 
 The bits of a matrix do not matter for speed, but that numbers are usual ones does: subnormal numbers are slow on some
 processors. So matrices are drawn as the conformance suite draws them, and activations are normal numbers.
@@ -37,7 +40,7 @@ PRESETS: Mapping[str, tuple[Shape, ...]] = MappingProxyType(
 
 OWN = ("linear.qgemv", "linear.qgemm", "linear.qgemm_bfp")
 STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
-OPERATIONS = (*OWN, *STORED)
+PRODUCTS = (*OWN, *STORED)
 USUAL = MappingProxyType({"bits": 4, "group_size": 128, "blocksize": 64, "block_size": 32, "scale_group": 64})
 """Options of formats that are not given."""
 TILE = 512
@@ -46,13 +49,11 @@ TILE = 512
 
 @dataclass(frozen=True)
 class Problem:
-    """One product.
+    """One call of an operation.
 
     Attributes:
-        operation: one of `OPERATIONS`.
-        rows: K.
-        columns: N.
-        batch: T, rows of activations.
+        operation: one of `PRODUCTS`, or of `lowbit_bench.layers.OTHERS`.
+        sizes: ``rows`` K, ``columns`` N and ``batch`` T of a product; of another operation those of a model.
         format: of the stored matrix; empty for the specification's own.
         options: of the format, or ``bits`` and ``group_size`` of the specification's own.
         activations: their type, or the format in which they are stored.
@@ -60,20 +61,46 @@ class Problem:
     """
 
     operation: str
-    rows: int
-    columns: int
-    batch: int
+    sizes: tuple[tuple[str, int], ...]
     format: str
     options: tuple[tuple[str, int], ...]
     activations: str
     result: str
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "Problem":
+        """What `dataclasses.asdict` and JSON have made lists of."""
+        pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("sizes", "options")}
+        return cls(**{**fields, **pairs})
+
+    def size(self, name: str) -> int:
+        """One of its sizes."""
+        return dict(self.sizes)[name]
+
+    @property
+    def rows(self) -> int:
+        """K of a product."""
+        return self.size("rows")
+
+    @property
+    def columns(self) -> int:
+        """N of a product."""
+        return self.size("columns")
+
+    @property
+    def batch(self) -> int:
+        """T, the tokens."""
+        return self.size("batch")
 
     @property
     def id(self) -> str:
         """The heading under which backends are compared."""
         options = "".join(f" {name}={value}" for name, value in self.options)
         what = f" {self.format}" if self.format else ""
-        return f"{self.operation}{what}{options} {self.activations} {self.rows}x{self.columns} batch {self.batch}"
+        sizes = dict(self.sizes)
+        first = f"{sizes.pop('rows')}x{sizes.pop('columns')}" if "rows" in sizes else ""
+        words = [first, *(f"{name} {value}" for name, value in sizes.items())]
+        return f"{self.operation}{what}{options} {self.activations} {' '.join(filter(None, words))}"
 
 
 def problem(
@@ -85,15 +112,16 @@ def problem(
         ArgumentError: another operation; a format that is missing, unknown or not wanted; a type or an option that it
             does not have; sizes that the format cannot have.
     """
-    check_choice("--op", operation, OPERATIONS)
+    check_choice("--op", operation, PRODUCTS)
     if operation in ("linear.qgemv", "linear.gemv") and batch != 1:
         raise ArgumentError("--batch", batch, f"1, since {operation} multiplies one vector")
     rows, columns = shape
+    sizes = (("rows", rows), ("columns", columns), ("batch", batch))
     if operation in OWN:
         if format:
             raise ArgumentError("--format", format, f"leaving it out, since {operation} has the specification's own")
         options = tuple((name, given.get(name, USUAL[name])) for name in ("bits", "group_size"))
-        return Problem(operation, rows, columns, batch, "", options, activations or "float32", "float32")
+        return Problem(operation, sizes, "", options, activations or "float32", "float32")
     check_choice("--format", format, tuple(FORMATS))
     table = FORMATS[format]
     options = tuple((name, given.get(name, USUAL.get(name, 1))) for name in table.options)
@@ -103,7 +131,7 @@ def problem(
     else:
         check_choice("--activations", activations, RESULTS)
     check_choice("--result", result, RESULTS)
-    return Problem(operation, rows, columns, batch, format, options, activations, result)
+    return Problem(operation, sizes, format, options, activations, result)
 
 
 # **Making the inputs.**
@@ -117,19 +145,20 @@ def weights_of(problem: Problem) -> Any:
         weights = rng.normal(size=(problem.rows, min(problem.columns, TILE))).astype(np.float32)
         group_size = min(options["group_size"], problem.rows)
         return quantize(wide(weights, problem.columns), bits=options["bits"], group_size=group_size)
-    case = FormatCase("linear.gemm/C2", "random", "", problem.format, problem.rows, problem.columns)
-    table = FORMATS[problem.format]
-    if table.block is None:
-        return drawn(_with(case, problem), powers=False)
-    narrow = drawn(_with(case, problem, min(problem.columns, TILE)), powers=False)
-    tensors = tuple(wide(each.T, problem.columns).T for each in narrow.tensors)
-    return Stored(problem.format, problem.rows, problem.columns, tuple(map(np.ascontiguousarray, tensors)))
+    return drawn_matrix(problem.format, problem.rows, problem.columns, problem.options)
 
 
-def _with(case: FormatCase, problem: Problem, columns: int = 0) -> FormatCase:
-    return FormatCase(
-        case.clause, case.tier, "", problem.format, problem.rows, columns or problem.columns, options=problem.options
+def drawn_matrix(format: str, rows: int, columns: int, options: tuple[tuple[str, int], ...]) -> Stored:
+    """A matrix of a format; where columns are stored apart, wide ones repeat those that are drawn."""
+    whole = FORMATS[format].block is None
+    case = FormatCase(
+        "linear.gemm/C2", "random", "", format, rows, columns if whole else min(columns, TILE), options=options
     )
+    matrix = drawn(case, powers=False)
+    if matrix.columns == columns:
+        return matrix
+    tensors = tuple(wide(each.T, columns).T for each in matrix.tensors)
+    return Stored(format, rows, columns, tuple(map(np.ascontiguousarray, tensors)))
 
 
 def wide(array: Array, columns: int) -> Array:

@@ -17,8 +17,9 @@ import numpy as np
 
 from lowbit.backend import Backend
 from lowbit.errors import LowbitError
-from lowbit_bench.inputs import Problem, activations_of, call_of, prepared, weights_of
+from lowbit_bench.inputs import PRODUCTS, Problem, activations_of, call_of, prepared, weights_of
 from lowbit_bench.intervals import interval, ratios
+from lowbit_bench.layers import arguments_of, bytes_of, call_of_other
 from lowbit_bench.reading import Reader
 from lowbit_bench.rounds import Contestant, kept, measure
 from lowbit_bench.targets import Target
@@ -36,9 +37,8 @@ def main() -> None:
     with ExitStack() as opened:
         backends = dict(usable(targets, opened, say))
         for fields in given["problems"]:
-            options = tuple((name, value) for name, value in fields["options"])
             if backends:
-                compare(Problem(**fields | {"options": options}), backends, reader, given, say)
+                compare(Problem.read(fields), backends, reader, given, say)
     reader.close()
 
 
@@ -73,12 +73,12 @@ def compare(
     problem: Problem, backends: Mapping[str, Backend], reader: Reader, given: Mapping[str, Any], say: Say
 ) -> None:
     """All backends at one problem."""
-    weights, x = weights_of(problem), activations_of(problem)
+    build = builder(problem, given["rotation"])
     contestants = []
     for name, backend in backends.items():
         say("entering", name=name)
         try:
-            contestants.append(contestant(name, backend, problem, weights, x, given["rotation"]))
+            contestants.append(build(name, backend))
         except Exception as error:
             say("absent", name=name, problem=problem.id, reason=in_words(error))
     if not contestants:
@@ -92,6 +92,30 @@ def compare(
     )
     rows = [row_of(each, kept(free, given["rounds"])) for each in contestants]
     say("problem", id=problem.id, problem=vars(problem), rows=rows, rounds=len(free), free=sum(free))
+
+
+def builder(problem: Problem, rotation: int) -> Callable[[str, Backend], Contestant]:
+    """What makes a contestant of a backend; the inputs are drawn once."""
+    if problem.operation in PRODUCTS:
+        weights, x = weights_of(problem), activations_of(problem)
+        return lambda name, backend: contestant(name, backend, problem, weights, x, rotation)
+    arguments = arguments_of(problem)
+    return lambda name, backend: other_contestant(name, backend, problem, arguments, rotation)
+
+
+def other_contestant(
+    name: str, backend: Backend, problem: Problem, arguments: tuple[Any, ...], rotation: int
+) -> Contestant:
+    """A backend with copies of the arguments of an operation that is no product, after one call that must end well.
+
+    Raises:
+        LowbitError: the backend does not declare the problem.
+    """
+    first = call_of_other(backend, problem, arguments)
+    nbytes = bytes_of(arguments) + bytes_of(first())
+    copies = min(max(rotation // max(nbytes, 1), 1), MOST_COPIES)
+    calls = [first, *(call_of_other(backend, problem, arguments) for _ in range(copies - 1))]
+    return Contestant(name, calls, nbytes)
 
 
 def contestant(name: str, backend: Backend, problem: Problem, weights: Any, x: Any, rotation: int) -> Contestant:
