@@ -17,7 +17,7 @@ from lowbit.backend import ENTRY_POINTS
 from lowbit.system.entries import entries
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.storage import write_whole
-from lowbit_bench.inputs import OPERATIONS
+from lowbit_bench.inputs import PRODUCTS
 from lowbit_conformance.report.gather import machine, suite
 
 KNOWN = Path(os.environ.get("LOWBIT_BENCH_VERDICTS") or Path(__file__).parent / "results/verdicts.json")
@@ -33,7 +33,7 @@ class Verdicts:
         except (OSError, ValueError):
             self._known = {}
 
-    def of(self, name: str, isa: str = "", operations: Sequence[str] = OPERATIONS) -> str:
+    def of(self, name: str, isa: str = "", operations: Sequence[str] = PRODUCTS) -> str:
         """``passed`` and the id of the report, or ``unproven`` with what came instead.
 
         Args:
