@@ -84,6 +84,7 @@ def test_two_runs_can_be_compared(tmp_path: Path) -> None:
     ]
     kept = ["--benchmark-storage=runs", "--benchmark-autosave", "--benchmark-columns=median"]
     environment = python_environment() | {"LOWBIT_BENCH_VERDICTS": str(tmp_path / "verdicts.json")}
+    environment.pop("PYTEST_XDIST_WORKER", None)  # beside other tests pytest-benchmark times nothing
     said = []
     for more in ([], ["--benchmark-compare"]):
         command = python_command("-m", "pytest", *chosen, *kept, *more)
