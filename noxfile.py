@@ -7,6 +7,7 @@ pythons        the tests that need no compiler, on every supported version of Py
 conformance    the whole suite on every backend, or on one: ``-- --backend numpy [--op linear.qgemv]``
 kills          every known defect against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
+arm            the whole suite on the kernels for ARM, emulated; needs g++-aarch64-linux-gnu and qemu-user
 adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
@@ -168,6 +169,17 @@ def soak(session: nox.Session) -> None:
     long_run, kill_matrix = ["python", "-P", "-m", "kills.soak"], ["python", "-P", "-m", "kills.matrix", "--all"]
     run_outside(session, *long_run, "--out", soaked, *session.posargs, env=WITH_KILLS)
     run_outside(session, *kill_matrix, "--out", matrix, env=WITH_KILLS)
+
+
+@nox.session
+def arm(session: nox.Session) -> None:
+    """Run the whole suite on the kernels for ARM, on an emulated processor; arguments go to `lowbit conformance`.
+
+    A cross compiler and QEMU are no packages of Python: ``apt-get install g++-aarch64-linux-gnu qemu-user``.
+    """
+    install(session, extras=["cppyy", "conformance"])
+    for name in ("NeonDot", "Neon"):
+        run_outside(session, "lowbit", "conformance", f"lowbit_cppyy.emulation:{name}", *session.posargs)
 
 
 @nox.session

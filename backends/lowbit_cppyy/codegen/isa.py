@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from lowbit_cppyy.codegen.isa_neon import NEON_DOT4, NEON_TYPES, NEON_WORDS
 from lowbit_cppyy.codegen.isa_plain import PLAIN_TYPES, PLAIN_WORDS
 
 
@@ -177,7 +178,28 @@ PLAIN = InstructionSet(
     words=PLAIN_WORDS,
 )
 
-TABLES: Mapping[str, InstructionSet] = MappingProxyType(
-    {table.name: table for table in (AVX512VNNI, AVX512, AVXVNNI, AVX2, PLAIN)}
+NEON = InstructionSet(
+    name="neon",
+    lanes=8,
+    registers=16,
+    fused=True,
+    byte_dots=False,
+    requires=("asimd",),
+    headers=("arm_neon.h",),
+    types=NEON_TYPES,
+    attribute="",
+    words=NEON_WORDS,
 )
-"""Every table by its name, the fastest first."""
+NEONDOT = replace(
+    NEON,
+    name="neondot",
+    byte_dots=True,
+    requires=("asimd", "asimddp"),
+    attribute='__attribute__((target("arch=armv8.2-a+dotprod")))',
+    words={**NEON_WORDS, "dot4": NEON_DOT4},
+)
+
+TABLES: Mapping[str, InstructionSet] = MappingProxyType(
+    {table.name: table for table in (AVX512VNNI, AVX512, AVXVNNI, AVX2, NEONDOT, NEON, PLAIN)}
+)
+"""Every table by its name; of each processor's the fastest first."""

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from lowbit.arrays import F32, U8, U32
+from lowbit.arrays import F32, U8, U32, Array
 from lowbit.errors import UnavailableError
 from lowbit.system.memory import check_address_space
 from lowbit_cppyy.codegen.isa import InstructionSet
@@ -184,6 +184,10 @@ class Runtime:
                 self._kernels[name] = self.apart(lambda: int(getattr(self.namespace.kernels, name)()))
             return self._kernels[kernel.name]
 
+    def address(self, array: Array) -> int:
+        """Where C++ finds an array, which the caller keeps alive."""
+        return int(array.ctypes.data)
+
     def include_table(self, table: InstructionSet) -> None:
         """Compile the prelude of an instruction set, the first time that it is requested."""
         with preparing:
@@ -234,6 +238,13 @@ def runtime() -> Runtime:
             _runtime = Runtime()
             atexit.register(_stop_pools)  # runs before cppyy's own handler, which was registered earlier
         return _runtime
+
+
+def replace_runtime(other: Runtime) -> None:
+    """Let another runtime compile and call from now on: one whose C++ runs elsewhere."""
+    global _runtime
+    with preparing:
+        _runtime = other
 
 
 @contextmanager
@@ -298,13 +309,14 @@ class Linear:
     """A matrix for C++; it keeps alive what it points to."""
 
     def __init__(self, layout: PanelLayout, stream: U32, pool: Pool) -> None:
-        bridge = runtime().bridge
+        compiled = runtime()
+        bridge = compiled.bridge
         shape = [layout.rows, layout.group_size, layout.groups, layout.block_groups, layout.unit_codes]
         shape += [int(layout.convention == "zero_point"), layout.columns, layout.panel, layout.panels, layout.blocks]
         numbers = np.array([*shape, layout.scales_each, layout.zeros_each], np.int64)
         starts = layout.starts
         self._kept = (stream, starts, pool)
-        addresses = stream.ctypes.data, starts.ctypes.data, pool.handle
+        addresses = compiled.address(stream), compiled.address(starts), pool.handle
         self.handle: int = bridge.create_linear(numbers, *addresses)
         weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
 
@@ -316,7 +328,7 @@ class Route:
         compiled = runtime()
         lists = stream.lists()
         self._kept = lists
-        addresses = np.array([values.ctypes.data for values in lists], np.uint64)
+        addresses = np.array([compiled.address(values) for values in lists], np.uint64)
         firsts = np.array(stream.firsts, np.int64)
         self.handle: int = compiled.bridge.create_route(
             compiled.kernel(kernel), stream.numbers(kernel.columns), addresses, firsts, stream.layout.blocks

@@ -16,9 +16,22 @@ THREADS_VARIABLE = "LOWBIT_NUM_THREADS"
 OPENMP_VARIABLE = "OMP_NUM_THREADS"
 
 
-@cache
+_pretended: tuple[str, ...] | None = None
+
+
+def pretend(features: tuple[str, ...]) -> None:
+    """Take these for the features of the processor: kernels run on an emulated one."""
+    global _pretended
+    _pretended = features
+
+
 def has(feature: str) -> bool:
-    """Whether this processor has a feature, by archspec's name for it."""
+    """Whether the processor has a feature, by archspec's name for it."""
+    return _detected(feature) if _pretended is None else feature in _pretended
+
+
+@cache
+def _detected(feature: str) -> bool:
     with preparing:  # a fork meanwhile would leave the child with a module whose import never ends
         import archspec.cpu  # takes 50 ms, so it waits until it is needed
         import archspec.cpu.detect

@@ -77,8 +77,9 @@ class Matrix:
         self.parts, self.layout = parts, layout_of(parts, PANEL)
         stream, starts = self.layout.apply(parts), self.layout.starts
         self._kept = (stream, starts, pool)
-        bridge = runtime().bridge
-        addresses = stream.ctypes.data, starts.ctypes.data, pool.handle
+        compiled = runtime()
+        bridge = compiled.bridge
+        addresses = compiled.address(stream), compiled.address(starts), pool.handle
         self.handle: int = bridge.create_linear(self.layout.numbers, *addresses)
         weakref.finalize(self, bridge.destroy_linear, self.handle).atexit = False
 
@@ -91,7 +92,7 @@ class StoredRoute:
         stream = StoredActivations(kernel.recipe, matrix.layout, matrix.parts)
         lists = stream.lists()
         self._kept = lists
-        addresses = np.array([values.ctypes.data for values in lists], np.uint64)
+        addresses = np.array([compiled.address(values) for values in lists], np.uint64)
         firsts = np.array(matrix.layout.firsts, np.int64)
         numbers = stream.numbers(kernel.columns)
         bridge, address = compiled.bridge, compiled.kernel(kernel)

@@ -70,6 +70,8 @@ def test_the_best_instruction_set_of_the_processor_is_chosen(monkeypatch: pytest
         ((*avx2, *avx512[:-1], "avx512_vnni", "avx_vnni"), "avxvnni"),
         ((*avx2, *avx512[:-1]), "avx2"),
         (("avx2", "fma"), "plain"),
+        (("asimd", "asimddp"), "neondot"),
+        (("asimd",), "neon"),
         ((), "plain"),
     ):
         processor_with(monkeypatch, *features)
@@ -130,7 +132,9 @@ def test_a_wrong_number_of_threads_in_the_environment_is_refused(monkeypatch: py
 
 
 def test_wrong_arguments_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="isa is 'sse'; allowed: avx512vnni, avx512, avxvnni, avx2 or plain"):
+    with pytest.raises(
+        ArgumentError, match="isa is 'sse'; allowed: avx512vnni, avx512, avxvnni, avx2, neondot, neon or plain"
+    ):
         CppyyBackend("sse")
     with pytest.raises(ArgumentError, match="threads"):
         CppyyBackend(threads=0)

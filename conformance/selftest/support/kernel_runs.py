@@ -17,7 +17,7 @@ from lowbit.linear.integer import ACTIVATIONS
 from lowbit.quantization.affine import CONVENTIONS, SCALE_DTYPES, Convention, QuantizedMatrix, ScaleDtype
 from lowbit.quantization.bfp import Blocks
 from lowbit.quantization.packing import BITS
-from lowbit_cppyy.codegen.isa import AVX2, AVX512, TABLES, InstructionSet
+from lowbit_cppyy.codegen.isa import AVX2, AVX512, NEON, TABLES, InstructionSet
 from lowbit_cppyy.codegen.kernels import Kernel
 from lowbit_cppyy.codegen.microkernel import micro_kernel
 from lowbit_cppyy.layout.panels import BLOCK_ROWS, PanelLayout
@@ -34,7 +34,7 @@ Kind = tuple[ScaleDtype, Convention]
 KINDS: list[Kind] = [(scales, convention) for scales in SCALE_DTYPES for convention in CONVENTIONS]
 
 
-ADDS_TO = {"avxvnni": AVX2, "avx512vnni": AVX512}
+ADDS_TO = {"avxvnni": AVX2, "avx512vnni": AVX512, "neondot": NEON}
 """Tables that are another one with an instruction for `dot4`; what does not multiply integers is the same there."""
 
 

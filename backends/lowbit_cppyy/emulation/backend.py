@@ -1,0 +1,120 @@
+"""The backend whose C++ is emulated."""
+
+import struct
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from lowbit.arrays import F32, Array
+from lowbit.backend import Availability
+from lowbit_cppyy.backend import CppyyBackend
+from lowbit_cppyy.codegen.isa import NEON, NEONDOT, InstructionSet
+from lowbit_cppyy.codegen.lowering import prelude
+from lowbit_cppyy.emulation.guest import (
+    HOLD,
+    LOAD,
+    PROCESSORS,
+    RELEASE,
+    REMEDY,
+    Guest,
+    bridge,
+    compiled,
+    missing,
+    of_bytes,
+)
+from lowbit_cppyy.runtime import processor
+from lowbit_cppyy.runtime.compiler import Compilable, Runtime, replace_runtime
+
+Result = TypeVar("Result")
+
+
+class EmulatedRuntime(Runtime):
+    """A cross compiler and an emulated process in place of cppyy."""
+
+    def __init__(self, table: InstructionSet) -> None:
+        self._guest = Guest(table)
+        self._kernels: dict[str, int] = {}
+        self.bridge = bridge(self._guest)
+        self.multiply, self.multiply_cast = self.bridge.multiply, self.bridge.multiply_cast
+        self.multiply_blocks = self.bridge.multiply_blocks
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        return self._guest.children
+
+    def include(self, header: str, first_calls: Callable[[], None] | None = None) -> None:
+        """The guest has all headers."""
+
+    def apart(self, work: Callable[[], Result]) -> Result:
+        return work()
+
+    def address(self, array: Array) -> int:
+        """Where the guest has its copy of an array, which lives as long as the array."""
+        held = self._guest.ask(HOLD, of_bytes(array.tobytes()))
+        weakref.finalize(array, self._release, held).atexit = False
+        return held
+
+    def _release(self, held: int) -> None:
+        if not self._guest.forked:
+            self._guest.ask(RELEASE, struct.pack("<q", held))
+
+    def kernel(self, kernel: Compilable) -> int:
+        """The guest's address of a kernel, which is a library of its own."""
+        if kernel.name not in self._kernels:
+            source = '#include "linear.h"\n' + prelude(kernel.table) + kernel.source
+            source += 'extern "C" std::int64_t kernel_address() {\n  return reinterpret_cast<std::int64_t>'
+            source += f"(&lowbit::{kernel.table.name}::{kernel.name});\n}}\n"
+            library = compiled(source, kernel.table, "-shared")
+            self._kernels[kernel.name] = self._guest.ask(LOAD, of_bytes(bytes(library) + b"\0"))
+        return self._kernels[kernel.name]
+
+
+RUNTIMES = {table.name: EmulatedRuntime(table) for table in (NEONDOT, NEON)}
+"""Those of this process."""
+
+
+class EmulatedBackend(CppyyBackend):
+    """`lowbit_cppyy` on an emulated processor. A process that made one has no other backend of this package.
+
+    Args:
+        table: the instruction set, one of ARM's.
+    """
+
+    def __init__(self, table: InstructionSet) -> None:
+        self._emulated = table
+        super().__init__(isa=table.name, threads=2)
+        replace_runtime(RUNTIMES[table.name])
+        processor.pretend(table.requires)
+
+    def availability(self) -> Availability:
+        tool = missing()
+        return Availability(tool is None, f"{tool} is not installed" if tool else "", REMEDY if tool else "")
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The emulated process, a part of this backend: the suite lets it live."""
+        return RUNTIMES[self._emulated.name].children
+
+    def _details(self) -> dict[str, str]:
+        name = self._emulated.name
+        return {"instruction set": name, "threads": "2", "processor": f"{PROCESSORS[name]}, emulated by QEMU"}
+
+    def _attention_attend(self, queries: F32, keys: F32, values: F32, window: int | None = None) -> F32:
+        """With keys and values that have no gaps, so that all of them can be sent."""
+        return super()._attention_attend(queries, np.array(keys), np.array(values), window)
+
+
+class Neon(EmulatedBackend):
+    """On a processor without dot products of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(NEON)
+
+
+class NeonDot(EmulatedBackend):
+    """On one that has them."""
+
+    def __init__(self) -> None:
+        super().__init__(NEONDOT)

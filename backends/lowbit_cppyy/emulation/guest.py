@@ -1,0 +1,184 @@
+"""The emulated process, and the requests to it (``cpp/guest.cpp`` has the other side)."""
+
+import hashlib
+import os
+import re
+import shutil
+import struct
+import subprocess
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import Array
+from lowbit.errors import UnavailableError
+from lowbit.system.storage import code_folder, kept_code
+from lowbit_cppyy.codegen.isa import InstructionSet
+
+COMPILER, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+REMEDY = "install g++-aarch64-linux-gnu and qemu-user"
+LIBRARIES = "/usr/aarch64-linux-gnu"
+PROCESSORS = MappingProxyType({"neondot": "max", "neon": "cortex-a53"})
+"""What QEMU emulates for a table: all extensions that it knows, or a processor without dot products."""
+
+CPP = Path(str(files("lowbit_cppyy"))) / "cpp"
+OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-ffp-contract=off", f"-I{CPP}")
+LONGEST = 600  # seconds: only a compiler that hangs takes as long
+
+FUNCTIONS = (
+    *("create_pool", "stop_pool", "destroy_pool", "create_linear", "destroy_linear", "create_route", "destroy_route"),
+    *("multiply", "multiply_cast", "multiply_blocks", "create_stored_route", "destroy_stored_route"),
+    *("multiply_stored", "multiply_stored_bytes", "create_kernel_set", "destroy_kernel_set"),
+    *("rms_norm", "swiglu", "softmax", "rotate", "attend", "cast", "decode", "dot", "dot_bytes", "total"),
+)
+"""Of `lowbit::bridge`."""
+
+HOLD, RELEASE, LOAD, FIRST_FUNCTION = range(4)
+"""Kinds of requests; the functions follow in their order."""
+
+FORKED = 2  # the status of a call in a process that was forked
+
+
+def missing() -> str | None:
+    """The tool that is not installed, if there is one."""
+    tools = {"aarch64-linux-gnu-g++": COMPILER, "qemu-aarch64": EMULATOR}
+    return next((name for name, path in tools.items() if path is None), None)
+
+
+def compiled(source: str, table: InstructionSet, *options: str) -> Path:
+    """A program or a library for the guest, kept under a digest of all that determines it.
+
+    Raises:
+        UnavailableError: a tool is missing, or cannot compile it.
+    """
+    if tool := missing():
+        raise UnavailableError("backend cppyy", f"{tool} is not installed", REMEDY)
+    words = [str(COMPILER), *OPTIONS, *options]
+    version = subprocess.run([words[0], "--version"], capture_output=True, text=True, check=True).stdout
+    headers = [path.read_text("utf-8") for path in sorted(CPP.glob("*.h"))]
+    digest = hashlib.sha256("\0".join((source, *headers, version, *words)).encode()).hexdigest()
+
+    def make(target: Path) -> None:
+        command = [*words, "-xc++", "-", "-o", str(target)]
+        done = subprocess.run(command, input=source, text=True, capture_output=True, timeout=LONGEST, cwd=target.parent)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "error:" in line] or ["without saying why"]
+            raise UnavailableError("backend cppyy", f"the cross compiler failed: {errors[0]}", REMEDY)
+
+    return kept_code(code_folder("emulated"), f"{table.name}-{digest[:20]}", make)
+
+
+def command(program: Path, table: InstructionSet) -> list[str]:
+    """What runs a program on a processor that has the table's instructions."""
+    return [str(EMULATOR), "-L", LIBRARIES, "-cpu", PROCESSORS[table.name], str(program)]
+
+
+class Guest:
+    """The process. It starts with the first request, and ends when its input is closed: at the latest with this one."""
+
+    def __init__(self, table: InstructionSet) -> None:
+        self._table, self._lock, self._owner = table, threading.RLock(), 0
+
+    @cached_property
+    def _process(self) -> "subprocess.Popen[bytes]":
+        self._owner = os.getpid()
+        cases = (f"case {number}: serve(&{name}); break;" for number, name in enumerate(FUNCTIONS, FIRST_FUNCTION))
+        source = (CPP / "guest.cpp").read_text("utf-8").replace("FUNCTIONS", "\n".join(cases))
+        program = compiled(source, self._table, "-pthread", "-rdynamic", "-ldl")
+        return subprocess.Popen(command(program, self._table), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    @property
+    def children(self) -> tuple[int, ...]:
+        """The process, if it was started."""
+        return (self._process.pid,) if self._owner else ()
+
+    @property
+    def forked(self) -> bool:
+        """Whether the process belongs to a parent of this one, which alone may talk to it."""
+        return self._owner not in (0, os.getpid())
+
+    def ask(self, kind: int, arguments: bytes, *written: Array) -> int:
+        """The answer to a request; `written` are the arrays that it fills.
+
+        Raises:
+            UnavailableError: the process ended.
+        """
+        with self._lock:
+            try:
+                return self._answer(kind, arguments, written)
+            except (EOFError, BrokenPipeError) as error:
+                raise UnavailableError("backend cppyy", "the emulated process ended", "load it again") from error
+
+    def _answer(self, kind: int, arguments: bytes, written: Sequence[Array]) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(struct.pack("<q", kind) + arguments)
+        self._process.stdin.flush()
+        (result,) = struct.unpack("<q", self._read(8))
+        for array in written:
+            array.reshape(-1).view(np.uint8)[:] = np.frombuffer(self._read(array.nbytes), np.uint8)
+        return int(result)
+
+    def _read(self, count: int) -> bytes:
+        assert self._process.stdout is not None
+        found = self._process.stdout.read(count)
+        if len(found) < count:
+            raise EOFError
+        return found
+
+
+def of_bytes(data: bytes) -> bytes:
+    """Bytes as a part of a request."""
+    return struct.pack("<q", len(data)) + data
+
+
+def of_array(array: Array) -> bytes:
+    """The memory that a function reads from the start of an array: of the first of several, all of them.
+
+    `attend` is given the first head and how far apart the heads lie.
+    """
+    base = array.base
+    first = isinstance(base, np.ndarray) and base.ndim == array.ndim + 1 and base.dtype == array.dtype
+    return of_bytes(base.tobytes() if first and base is not None else array.tobytes())
+
+
+class Function:
+    """A function of `lowbit::bridge`, called as cppyy calls it: with arrays for pointers."""
+
+    def __init__(self, guest: Guest, kind: int, written: Sequence[int]) -> None:
+        self._guest, self._kind, self._written = guest, kind, written
+
+    def __call__(self, *arguments: Any) -> int:
+        if self._guest.forked:
+            return FORKED
+        parts = [of_array(each) if isinstance(each, np.ndarray) else of_number(each) for each in arguments]
+        return self._guest.ask(self._kind, b"".join(parts), *(arguments[place] for place in self._written))
+
+
+def of_number(number: float) -> bytes:
+    """A number as a part of a request."""
+    return struct.pack("<d", number) if isinstance(number, float) else struct.pack("<q", number)
+
+
+def bridge(guest: Guest) -> Any:
+    """`lowbit::bridge` of the guest."""
+    texts = [re.split(r"namespace (?:lowbit::)?bridge \{", path.read_text("utf-8")) for path in CPP.glob("*.h")]
+    text = "".join(parts[1] for parts in texts if len(parts) == 2)
+    functions = enumerate(FUNCTIONS, FIRST_FUNCTION)
+    return SimpleNamespace(**{name: Function(guest, kind, written_by(name, text)) for kind, name in functions})
+
+
+def written_by(name: str, text: str) -> list[int]:
+    """Which arguments of a function are pointers to what it writes.
+
+    >>> written_by("total", "inline int total(std::uintptr_t pool, const float* x, std::int64_t n, float* out) {")
+    [3]
+    """
+    found = re.search(rf"^inline \S+ {name}\(([^)]*)\)", text, re.MULTILINE)
+    assert found is not None, name
+    return [place for place, each in enumerate(found[1].split(",")) if "*" in each and "const" not in each]
