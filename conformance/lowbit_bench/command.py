@@ -22,6 +22,7 @@ from lowbit.contract.checks import check_choice, check_integer
 from lowbit.errors import ArgumentError, LowbitError
 from lowbit.system.interpreters import python_command, python_environment
 from lowbit.system.interrupts import deferred
+from lowbit.system.threads import usable_processors
 from lowbit_bench import report
 from lowbit_bench.inputs import OWN, PRESETS, PRODUCTS, Problem, options_of, problem, shape_of
 from lowbit_bench.layers import CONTEXT, MODELS, OTHERS, other_problem
@@ -69,7 +70,7 @@ def bench(
     check_choice("--op", op, (*PRODUCTS, *OTHERS))
     check_choice("--verdict", verdict, VERDICTS)
     check_integer("--rounds", rounds, 1, 10_000)
-    count = len(os.sched_getaffinity(0)) if threads is None else threads
+    count = usable_processors() if threads is None else threads
     check_integer("--threads", count, 1, 1024)
     activations, result = defaults(op, activations, result)
     types, options = (format, activations, result), options_of(option or [])

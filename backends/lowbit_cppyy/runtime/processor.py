@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from functools import cache
 
 from lowbit.contract.checks import spoken
@@ -36,8 +37,9 @@ def _detected(feature: str) -> bool:
         import archspec.cpu  # takes 50 ms, so it waits until it is needed
         import archspec.cpu.detect
 
-    # `host()` gives the closest known processor, which may have fewer features than the system reports.
-    return feature in archspec.cpu.host() or feature in archspec.cpu.detect.detected_info().features
+    with warnings.catch_warnings(action="ignore"):  # where there is no /proc/cpuinfo: nothing is known then
+        # `host()` gives the closest known processor, which may have fewer features than the system reports.
+        return feature in archspec.cpu.host() or feature in archspec.cpu.detect.detected_info().features
 
 
 def choose_table(isa: str | None) -> InstructionSet:

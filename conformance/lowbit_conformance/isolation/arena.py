@@ -17,6 +17,7 @@ import fcntl
 import math
 import mmap
 import os
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -103,7 +104,7 @@ class Arena:
     def __init__(self) -> None:
         self.file = _anonymous_file()
         os.ftruncate(self.file, CONTROL + ARGUMENTS + RESULTS)
-        if hasattr(fcntl, "F_ADD_SEALS"):  # a host that makes it shorter would end this process by SIGBUS
+        if sys.platform == "linux":  # a host that makes it shorter would end this process by SIGBUS
             fcntl.fcntl(self.file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._map = mmap.mmap(self.file, CONTROL + ARGUMENTS + RESULTS)
         self.bytes: U8 = np.frombuffer(self._map, np.uint8)
@@ -207,11 +208,12 @@ class Arena:
 
 
 def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux":
         return os.memfd_create("arrays", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    descriptor, name = tempfile.mkstemp()
-    os.unlink(name)
-    return descriptor
+    else:
+        descriptor, name = tempfile.mkstemp()
+        os.unlink(name)
+        return descriptor
 
 
 def _bytes_of(array: Array) -> U8:

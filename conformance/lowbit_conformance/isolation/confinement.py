@@ -132,11 +132,12 @@ def files_of_root() -> int:
 
 def allow(ruleset: int, path: str, files: int) -> None:
     """Allow what is beneath a path; one that cannot be opened is closed to this process anyway."""
-    with suppress(OSError):
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        access = files if os.path.isdir(path) else files & WRITE
-        LIBC.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(Beneath(access, place)), 0)
-        os.close(place)
+    if sys.platform == "linux":
+        with suppress(OSError):
+            place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            access = files if os.path.isdir(path) else files & WRITE
+            LIBC.syscall(ADD_RULE, ruleset, PATH_BENEATH, ctypes.byref(Beneath(access, place)), 0)
+            os.close(place)
 
 
 def keep(host: int) -> None:

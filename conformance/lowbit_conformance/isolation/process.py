@@ -25,9 +25,10 @@ from lowbit_conformance.isolation.descendants import adopt_orphans, children, en
 Message = dict[str, Tree]
 MOST_REPLY = 1 << 24  # bytes; arrays do not travel in replies, so that only a hostile one is as long
 LONG = 1 << 20  # bytes of a request; what is longer has more to do, and so has more time in proportion
+NOT_ISOLATED = ("none", "unobserved")
 ENDING = 10.0  # seconds that the kernel may take to end a process that was killed
 # Signals that the C library keeps for itself: it handles one of them from the first thread that a process starts.
-OF_LIBRARY = sum(1 << (number - 1) for number in range(32, int(signal.SIGRTMIN)))
+OF_LIBRARY = sum(1 << (number - 1) for number in range(32, int(getattr(signal, "SIGRTMIN", 32))))
 
 # The interpreter reads its program from standard input, which is the socket: how many texts there are, and each with
 # ten digits of length before it. The host's own text is the last.
@@ -99,7 +100,7 @@ class HostProcess:
         self._inside = self._process.pid
         if self.isolation == "namespaces":
             self._inside = self._first = _child(self._inside)
-        if self.isolation != "none":  # a process waits for it, and with namespaces two
+        if self.isolation not in NOT_ISOLATED:  # a process waits for it, and with namespaces two
             self._inside = _child(self._inside)
         self._printed, self._state = 0, dict[str, str]()
 

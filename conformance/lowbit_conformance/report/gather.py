@@ -10,6 +10,7 @@ import platform
 import shlex
 import shutil
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.machinery import PathFinder
@@ -22,6 +23,7 @@ import lowbit
 import lowbit_conformance
 from lowbit.backend import ENTRY_POINTS
 from lowbit.system.entries import entries
+from lowbit.system.threads import usable_processors
 from lowbit.text import cleaned
 from lowbit_conformance.report.model import Build, Machine, Report, Suite
 from lowbit_conformance.suite.tally import Tally, plain
@@ -53,13 +55,14 @@ def suite() -> Suite:
 def machine() -> Machine:
     """This machine, as far as it says."""
     try:
-        microarchitecture = str(importlib.import_module("archspec.cpu").host().name)
+        with warnings.catch_warnings(action="ignore"):  # where there is no /proc/cpuinfo
+            microarchitecture = str(importlib.import_module("archspec.cpu").host().name)
     except ImportError:
         microarchitecture = ""
     return Machine(
         cpu=_processor(),
         microarchitecture=microarchitecture,
-        cores=len(os.sched_getaffinity(0)),
+        cores=usable_processors(),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
         numpy=np.__version__,

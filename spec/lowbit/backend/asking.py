@@ -116,6 +116,8 @@ class _Question:
     def _ended(self) -> bool:
         """Whether the process has ended. It is not waited for yet, so that its number still stands for its session."""
         assert self._process is not None
+        if not hasattr(os, "waitid"):  # on macOS
+            return self._process.poll() is not None
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # where the signal of ended children is ignored

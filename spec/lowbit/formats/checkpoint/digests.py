@@ -27,6 +27,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -123,7 +124,7 @@ def quiet(shard: Shard) -> bool:
     file and kept its mapping, so what is mapped is also written out: the next write to such a page sets the time.
     """
     with opened_shard(shard) as stream, suppress(OSError):
-        if not has_own_times(stream):
+        if sys.platform != "linux" or not has_own_times(stream):
             return False
         os.fsync(stream.fileno())
         fcntl.fcntl(stream, fcntl.F_SETSIG, signal.SIGURG)  # what a writer that comes now causes; ignored by default
