@@ -143,8 +143,9 @@ def of_array(array: Array) -> bytes:
     `attend` is given the first head and how far apart the heads lie.
     """
     base = array.base
-    first = isinstance(base, np.ndarray) and base.ndim == array.ndim + 1 and base.dtype == array.dtype
-    return of_bytes(base.tobytes() if first and base is not None else array.tobytes())
+    if isinstance(base, np.ndarray) and base.shape[1:] == array.shape and base.ctypes.data == array.ctypes.data:
+        return of_bytes(base.tobytes())
+    return of_bytes(array.tobytes())
 
 
 class Function:
