@@ -23,6 +23,7 @@ from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.runtime.compiler import TINY, Linear, Pool, Route, preparing, raise_failure, runtime
 from lowbit_cppyy.runtime.decode_operations import DecodeOperations
 from lowbit_cppyy.runtime.toolchain import check_toolchain
+from lowbit_cppyy.stored.casts import Casts
 from lowbit_cppyy.stored.linear import DECLARED, StoredProducts
 from lowbit_cppyy.tuning import outcomes
 from lowbit_cppyy.tuning.choices import layout_for, recipe_for
@@ -108,7 +109,7 @@ class CppyyLinear(PreparedLinear):
         return route
 
 
-class CppyyBackend(DecodeOperations, StoredProducts, Backend):
+class CppyyBackend(DecodeOperations, StoredProducts, Casts, Backend):
     """Kernels generated as C++ and compiled at run time for this processor.
 
     Several threads may call it at once: the first uses the threads of the pool, the others compute alone. Results
@@ -150,7 +151,7 @@ class CppyyBackend(DecodeOperations, StoredProducts, Backend):
         integer = Arithmetic("integer", "float32", integer_roundings)
         form = {"block": (SEGMENT,), "mantissa": (8,), "exponent": (8,)}
         operations["linear.qgemm_bfp"] = Declaration(form, integer)
-        operations |= DecodeOperations.declared | dict(DECLARED)
+        operations |= DecodeOperations.declared | dict(DECLARED) | Casts.declared
         return Capabilities(operations, concurrent=True, details=self._details(), profiles=("lowbit-1.1/qgemv-4",))
 
     def _details(self) -> dict[str, str]:

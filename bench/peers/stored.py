@@ -1,7 +1,7 @@
 """lowbit's products with stored matrices, beside ggml's with the same bytes: ggml makes the blocks for both.
 
-The float32 contract multiplies float32 activations. The integer contract multiplies activations of 8 bits, in the
-format that ggml takes for each type; they are cast before the product is timed, which ggml does inside it.
+The float32 contract multiplies float32 activations. The integer contract casts them to 8 bits first, in the format that
+ggml takes for each type; both time that as a part of the product.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from lowbit.arrays import F32, F64
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.errors import LowbitError
-from lowbit.tensor_formats.stored import FORMATS, Stored, quantized
+from lowbit.tensor_formats.stored import FORMATS, Stored
 from lowbit_cppyy.backend import CppyyBackend
 from peers import ggml
 from peers.base import AbsentError, Contestant, Plan, Rotation, Weights
@@ -50,14 +50,15 @@ class StoredContestant(Contestant):
         self._rotation: Rotation[PreparedStored] = plan.store(f"{isa} {kind}", made)
         self.nbytes = self._rotation.items[0].nbytes
         self.products, self.bursts = plan.products(self.nbytes), plan.bursts(self.nbytes)
-        self._integer, self._kind = contract == "integer", kind
+        self._activations = activations_of(kind) if contract == "integer" else ""
+        self._quantize = backend.unchecked("formats.quantize")
 
     @property
     def store(self) -> object:
         return self._rotation
 
     def prepare(self, x: F32) -> None:
-        self._x, self._cast = x, quantized(x, activations_of(self._kind)) if self._integer else None
+        self._x = x
         try:
             for _ in range(self.bursts):  # every matrix gets its kernels when it is first multiplied by
                 self.run()
@@ -67,8 +68,8 @@ class StoredContestant(Contestant):
     def run(self) -> None:
         for _ in range(self.products):
             matrix = self._rotation.next()
-            if self._cast is not None:
-                self._out = matrix.gemm_cast(self._cast)
+            if self._activations:
+                self._out = matrix.gemm_cast(self._quantize(self._x, self._activations))
             elif len(self._x) == 1:
                 self._out = matrix.gemv(self._x[0])[None]
             else:

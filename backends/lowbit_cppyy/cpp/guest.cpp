@@ -11,9 +11,8 @@
 #include <tuple>
 #include <type_traits>
 
-#include "decode.h"
 #include "blocks.h"
-#include "stored.h"
+#include "casts.h"
 
 template <class T> T next() {
   T value;

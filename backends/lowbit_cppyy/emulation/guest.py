@@ -36,6 +36,7 @@ FUNCTIONS = (
     *("multiply", "multiply_cast", "multiply_blocks", "create_stored_route", "destroy_stored_route"),
     *("multiply_stored", "multiply_stored_bytes", "create_kernel_set", "destroy_kernel_set"),
     *("rms_norm", "swiglu", "softmax", "rotate", "attend", "cast", "decode", "dot", "dot_bytes", "total"),
+    "cast_activations",
 )
 """Of `lowbit::bridge`."""
 

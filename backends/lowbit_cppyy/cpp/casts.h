@@ -1,0 +1,122 @@
+// Casts of activations to 8 bits, as `lowbit.tensor_formats` specifies them: a row is a token.
+//
+// Of what kernels may choose: Q8_0 and Q8_1 multiply by 1/d, int8 by 127/m, and ties go to even. Loops are written so
+// that a compiler turns them into vectors without rounding otherwise: maxima of bits, and a rounding by an addition.
+#pragma once
+
+#include "decode.h"
+#include "stored.h"
+
+namespace lowbit {
+
+enum Cast { Q8_0, Q8_1, Q8_K, INT8 };  // stored/casts.py
+enum CastStatus { TOO_SMALL = 6, TOO_LARGE = 7 };
+
+constexpr float rounder = 12582912.0f;  // 1.5 * 2^23: a float near it is an integer
+
+// The bits of the largest magnitude; magnitudes compare as their bits do.
+inline std::uint32_t largest_bits(const float* x, std::int64_t n) {
+  std::int32_t most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t bits = static_cast<std::int32_t>(to_bits(x[i]) & 0x7FFFFFFFu);
+    most = bits > most ? bits : most;
+  }
+  return static_cast<std::uint32_t>(most);
+}
+
+// The nearest integers to x * factor, whose products are at most 2^22 in magnitude, up to `top`; their sum. The product
+// is rounded by itself: a compiler may fuse it with the addition within one expression, and these are two.
+inline std::int32_t round_products(const float* x, std::int64_t n, float factor, std::int32_t top, std::int8_t* codes) {
+  std::int32_t sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float product = x[i] * factor;
+    const float shifted = product + rounder;
+    const std::int32_t nearest = static_cast<std::int32_t>(to_bits(shifted) - to_bits(rounder));
+    const std::int32_t code = nearest > top ? top : nearest;
+    codes[i] = static_cast<std::int8_t>(code);
+    sum += code;
+  }
+  return sum;
+}
+
+inline bool infinite(float x) { return (to_bits(x) & 0x7FFFFFFFu) >= 0x7F800000u; }
+inline bool infinite_half(std::uint16_t h) { return (h & 0x7C00u) == 0x7C00u; }
+
+// One block of Q8_0 or Q8_1: float16 d, for Q8_1 float16 s = d * sum of the codes, codes.
+inline int cast_eight(const float* x, bool with_sum, std::uint8_t* out) {
+  const float d = from_bits(largest_bits(x, 32)) / 127.0f, factor = d == 0 ? 0.0f : 1 / d;
+  if (infinite(factor)) return TOO_SMALL;
+  std::int8_t codes[32];
+  const std::int32_t sum = round_products(x, 32, factor, 127, codes);
+  const std::uint16_t kept[2] = {narrow_half(d), narrow_half(d * static_cast<float>(sum))};
+  if (infinite_half(kept[0]) || (with_sum && infinite_half(kept[1]))) return TOO_LARGE;
+  std::memcpy(out, kept, with_sum ? 4 : 2);
+  std::memcpy(out + (with_sum ? 4 : 2), codes, 32);
+  return OK;
+}
+
+// One block of Q8_K: float32 d, codes, the sums of 16 codes each. The first number of largest magnitude becomes -127.
+inline int cast_k(const float* x, std::uint8_t* out) {
+  const std::uint32_t most = largest_bits(x, 256);
+  std::int64_t first = 0;
+  while ((to_bits(x[first]) & 0x7FFFFFFFu) != most) ++first;
+  const float factor = most == 0 ? 0.0f : -(127.0f / x[first]);
+  if (infinite(factor)) return TOO_SMALL;
+  const float d = factor == 0 ? 0.0f : 1 / factor;
+  std::int16_t sums[16];
+  std::int8_t codes[256];
+  for (int part = 0; part < 16; ++part)
+    sums[part] = static_cast<std::int16_t>(round_products(x + 16 * part, 16, factor, 127, codes + 16 * part));
+  std::memcpy(out, &d, 4);
+  std::memcpy(out + 4, codes, 256);
+  std::memcpy(out + 260, sums, 32);
+  return OK;
+}
+
+// A row in int8: the codes, and their scale in float32.
+inline int cast_row_to_int8(const float* x, std::int64_t n, std::int8_t* codes, float* scale) {
+  const float m = from_bits(largest_bits(x, n)), factor = m == 0 ? 0.0f : 127.0f / m;
+  if (infinite(factor)) return TOO_SMALL;
+  round_products(x, n, factor, 127, codes);
+  *scale = m / 127.0f;
+  return OK;
+}
+
+// `out` holds the blocks of all rows, or the codes of int8, whose scales go to `scales`. `x` lies in memory of `type`.
+inline int cast_rows(Pool& pool, Cast cast, const std::uint8_t* x, std::int64_t type, std::int64_t rows, std::int64_t n,
+                     std::uint8_t* out, float* scales) {
+  const std::int64_t block = cast == Q8_K ? 256 : 32, bytes = cast == Q8_K ? 292 : cast == Q8_1 ? 36 : 34;
+  const std::int64_t each = type == FLOAT32 ? 4 : 2;
+  std::atomic<int> failed{OK};
+  const Status status = spread(pool, rows, 4 * n, [&](std::int64_t start, std::int64_t stop) {
+    const Scratch room = scratch(type == FLOAT32 ? 1 : n * sizeof(float));
+    if (!room) return failed.store(NO_MEMORY);
+    for (std::int64_t row = start; row < stop; ++row) {
+      const float* from = reinterpret_cast<const float*>(x + row * n * each);
+      if (type != FLOAT32) {
+        widen(x + row * n * each, type, n, static_cast<float*>(room.get()));
+        from = static_cast<const float*>(room.get());
+      }
+      int found = OK;
+      if (cast == INT8) found = cast_row_to_int8(from, n, reinterpret_cast<std::int8_t*>(out) + row * n, scales + row);
+      for (std::int64_t at = 0; cast != INT8 && at < n / block && found == OK; ++at) {
+        std::uint8_t* const to = out + (row * (n / block) + at) * bytes;
+        found = cast == Q8_K ? cast_k(from + at * block, to) : cast_eight(from + at * block, cast == Q8_1, to);
+      }
+      if (found != OK) failed.store(found);
+    }
+  });
+  return status == OK ? failed.load() : status;
+}
+
+namespace bridge {
+
+inline int cast_activations(std::uintptr_t pool, int cast, const std::uint8_t* x, std::int64_t type, std::int64_t rows,
+                            std::int64_t n, std::uint8_t* out, float* scales) {
+  if (rows == 0) return OK;
+  const StandardArithmetic arithmetic;
+  return cast_rows(*reinterpret_cast<Pool*>(pool), static_cast<Cast>(cast), x, type, rows, n, out, scales);
+}
+
+}  // namespace bridge
+}  // namespace lowbit
