@@ -25,7 +25,8 @@ from lowbit.system.interrupts import deferred
 from lowbit.system.threads import usable_processors
 from lowbit_bench import report
 from lowbit_bench.inputs import OWN, PRESETS, PRODUCTS, Problem, options_of, problem, shape_of
-from lowbit_bench.layers import CONTEXT, MODELS, OTHERS, other_problem
+from lowbit_bench.layers import OTHERS, other_problem, types_of
+from lowbit_bench.sizes import CONTEXT, MODELS
 from lowbit_bench.targets import Target
 from lowbit_conformance.cli.conformance import run
 from lowbit_conformance.cli.functions import function_target
@@ -106,7 +107,8 @@ def defaults(op: str, activations: str, result: str) -> tuple[str, str]:
     """The types that are meant where none are given."""
     if op == "linear.gemm_cast":
         return activations or "q8_0", result or "float32"
-    return activations or "float32", result or activations or "float32"
+    activations = activations or (types_of(op)[0] if op in OTHERS else "float32")
+    return activations, result or activations
 
 
 def problems_of(

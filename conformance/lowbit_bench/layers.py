@@ -1,106 +1,34 @@
 """Operations other than products: with the sizes that they have in a model, and normal numbers.
 
-An operation is called as a decoder calls it, without a check of its arguments at each call
-(`Backend.unchecked`). Bytes are those of its arguments and its result. Operations that keep a state between calls, such
-as `kvcache.bfp`, are not timed.
+An operation is called as a decoder calls it, without a check of its arguments at each call (`Backend.unchecked`). Bytes
+are those of its arguments and its result. One that keeps a state is opened and takes its steps anew in each call.
 """
 
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import Array
 from lowbit.attention.rope import half_split, rotation
 from lowbit.backend import Backend
 from lowbit.contract.checks import check_choice
 from lowbit.errors import ArgumentError
 from lowbit.linear.integer import ACTIVATIONS
-from lowbit.numbers.floats import FLOATS
 from lowbit.operations import OPERATIONS
-from lowbit.quantization import bfp
 from lowbit.quantization.affine import quantize
 from lowbit.quantization.bfp_dot import dot
 from lowbit.quantization.bfp_storage import store
 from lowbit.quantization.packing import pack
-from lowbit.tensor_formats.stored import FORMATS, RESULTS
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result
 from lowbit_bench.inputs import USUAL, Problem, drawn_matrix
+from lowbit_bench.offline import CHOICES, OFFLINE, STEPS
+from lowbit_bench.sizes import MODELS, Inputs, stored_part
 
 EPSILON, THETA = 1e-5, 10000.0
-
-
-@dataclass(frozen=True)
-class Model:
-    """Sizes of a model: of the hidden state and the feed-forward layer, heads of queries and of keys, their channels;
-    experts, and those that a token needs."""
-
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    experts: int = 8
-    chosen: int = 2
-
-
-MODELS: Mapping[str, Model] = MappingProxyType(
-    {
-        "smollm2-135m": Model(576, 1536, 9, 3, 64),
-        "qwen2.5-0.5b": Model(896, 4864, 14, 2, 64),
-        "llama-7b": Model(4096, 11008, 32, 32, 128),
-        "mixtral-8x7b": Model(4096, 14336, 32, 8, 128),
-    }
-)
-CONTEXT = 1024
-
-
-def stored_part(format: str, options: Mapping[str, int], part: str) -> tuple[str, tuple[tuple[str, int], ...]]:
-    """The format of keys or values, with its options: KIVI's differ, and as many numbers share a scale in both."""
-    name = format.replace("keys", part)
-    known = {"bits": 4, "tokens": 32, "group_size": options.get("tokens", 32)} | dict(options)
-    return name, tuple((each, known.get(each, USUAL.get(each, 1))) for each in FORMATS[name].options)
-
-
-class Inputs:
-    """Draws the arguments of one problem."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self._rng = problem, np.random.default_rng(sum(value for _, value in problem.sizes))
-
-    def __getattr__(self, size: str) -> int:
-        return self.problem.size(size)
-
-    def normal(self, *shape: int, deviation: float = 1.0) -> Array:
-        """Normal numbers of the type of the activations."""
-        numbers = self._rng.normal(scale=deviation, size=shape).astype(np.float32)
-        return numbers.astype(FLOATS[next(each for each in RESULTS if each == self.problem.activations)].dtype)
-
-    def weights(self, *shape: int) -> Array:
-        """Of a size that leaves results near 1."""
-        return self.normal(*shape, deviation=shape[-2] ** -0.5)
-
-    def codes(self) -> Array:
-        """Codes of 4 bits, hidden × inner."""
-        return self._rng.integers(0, 16, (self.hidden, self.inner), np.uint8)
-
-    def blocks(self, rows: int, columns: int) -> bfp.Blocks:
-        return bfp.cast(self.normal(rows, columns), ACTIVATIONS)
-
-    def cache(self, part: str) -> Any:
-        """Keys or values of all heads in the format of the problem."""
-        name, options = stored_part(self.problem.format, dict(self.problem.options), part)
-        return drawn_matrix(name, self.kv_heads * self.head_dim, self.context, options)
-
-    def chosen_experts(self) -> Array:
-        every = [self._rng.permutation(self.experts)[: self.chosen] for _ in range(self.batch)]
-        return np.array(every, np.int64)
-
-
 Make = Callable[[Inputs], tuple[Any, ...]]
 HEADS, EXPERTS = (
     ("heads", "kv_heads", "head_dim", "context", "batch"),
@@ -108,6 +36,7 @@ HEADS, EXPERTS = (
 )
 FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
     {
+        **OFFLINE,
         "blocks.rms_norm": (("hidden", "batch"), lambda i: (i.normal(i.batch, i.hidden), i.normal(i.hidden), EPSILON)),
         "blocks.swiglu": (("inner", "batch"), lambda i: (i.normal(i.batch, i.inner), i.normal(i.batch, i.inner))),
         "rope.rotate": (
@@ -182,8 +111,18 @@ FULL: Mapping[str, tuple[tuple[str, ...], Make]] = MappingProxyType(
 
 OTHERS = tuple(FULL)
 WITH_FORMAT = ("attention.attend_stored", "formats.dequantize", "formats.quantize")
-WITHOUT_TYPES = ("bfp.", "packing.", "affine.", "pooling.", "gptq.")
+WITHOUT_TYPES = (
+    *("bfp.", "packing.", "affine.", "pooling.", "gptq.", "hqq.", "ksort.", "blocking.", "floats.", "offload."),
+    "kvcache.bfp",
+)
 """Beginnings of the names of operations whose arguments have one type only."""
+
+
+def types_of(operation: str) -> tuple[Result, ...]:
+    """The types that its arguments may have, the usual one first."""
+    if operation == "kvcache.kivi":
+        return RESULTS[1:]
+    return RESULTS[:1] if operation.startswith(WITHOUT_TYPES) else RESULTS
 
 
 def other_problem(
@@ -204,7 +143,7 @@ def other_problem(
     """
     check_choice("--op", operation, OTHERS)
     check_choice("--preset", model, tuple(MODELS))
-    check_choice("--activations", activations, RESULTS[:1] if operation.startswith(WITHOUT_TYPES) else RESULTS)
+    check_choice("--activations", activations, types_of(operation))
     check_choice("--result", result, RESULTS)
     names, _ = FULL[operation]
     known = {**dataclasses.asdict(MODELS[model]), "context": context, "batch": batch}
@@ -242,8 +181,20 @@ def call_of_other(backend: Backend, problem: Problem, arguments: tuple[Any, ...]
     Raises:
         LowbitError: the backend does not declare it, or not for these arguments.
     """
-    parameters = OPERATIONS[problem.operation].parameters(*arguments)
-    return partial(backend.unchecked(problem.operation, parameters), *copy.deepcopy(arguments))
+    own, choices = copy.deepcopy(arguments), CHOICES.get(problem.operation, {})
+    parameters = OPERATIONS[problem.operation].parameters(*own, **choices)
+    call = partial(backend.unchecked(problem.operation, parameters), *own, **choices)
+    if problem.operation not in STEPS:
+        return call
+    steps = STEPS[problem.operation](Inputs(problem))
+
+    def opened() -> list[Any]:
+        state = call()
+        answers = [state.step(*each) for each in steps]
+        getattr(state, "close", lambda: None)()
+        return answers
+
+    return opened
 
 
 def bytes_of(value: Any) -> int:

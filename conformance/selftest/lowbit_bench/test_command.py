@@ -80,7 +80,7 @@ def test_what_is_not_declared_is_said_and_nothing_else() -> None:
     ("arguments", "said"),
     [
         (["--shape", "12"], "--shape is '12'; allowed: KxN"),
-        (["--op", "kvcache.bfp"], "--op is 'kvcache.bfp'"),
+        (["--op", "kvcache.bpf"], "--op is 'kvcache.bpf'"),
         (["--op", "linear.gemv"], "--format is not given"),
         (["--op", "linear.gemv", "--format", "q4_k", "--shape", "64x64"], "rows is 64; allowed: a multiple of 256"),
         (["--preset", "sweep", "--shape", "8x8"], "--preset is 'sweep'"),

@@ -69,7 +69,7 @@ def test_numbers_without_a_cast_are_refused(backend: CppyyBackend, format: str, 
         assert np.isfinite(backend.run("formats.quantize", x, format).values).all()
         return
     for cast in (quantized, lambda *arguments: backend.run("formats.quantize", *arguments)):
-        with pytest.raises(ArgumentError, match="x is a |scale.* is inf"):
+        with pytest.raises(ArgumentError, match=r"x is a |scale.* is inf"):
             cast(x, format)
 
 
