@@ -72,6 +72,7 @@ WHOLE = [  # files with tests that are marked so; `nox -s tests` leaves these te
         "lowbit_conformance/defects/test_bank",
         "lowbit_conformance/defects/test_diagnosis",
         "lowbit_conformance/isolation/test_sealing",
+        "lowbit_cppyy/test_emulation",
         "lowbit/formats/gguf/test_reader",
         "lowbit/formats/test_mutated_files",
     )

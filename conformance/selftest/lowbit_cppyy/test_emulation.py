@@ -60,7 +60,7 @@ def digest(y: Array) -> str:
     return hashlib.sha256(y.tobytes()).hexdigest()[:16]
 
 
-@pytest.mark.slow
+@pytest.mark.whole
 @pytest.mark.toolchain
 @needs_emulation
 @pytest.mark.parametrize("name", ALIKE)
