@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from kills import matrix
@@ -10,12 +11,13 @@ from kills.trial import started, try_out
 
 from lowbit.attention.rope import half_split, interleaved, rotation
 from lowbit.quantization.affine import quantize
+from lowbit.tensor_formats.stored import Stored
 from lowbit_conformance.isolation.arena import PAGE, Arena, Placement
 from lowbit_conformance.isolation.calls import Call, Variant
 from lowbit_conformance.isolation.placing import placed
 from lowbit_conformance.isolation.remote import Remote
 from lowbit_conformance.isolation.verdicts import BrokenPromiseError
-from lowbit_conformance.suite.clauses.test_state import others, rewritten
+from lowbit_conformance.suite.clauses.test_state import assert_own_results, others, rewritten
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,14 @@ def test_a_rewritten_rotation_is_a_rotation() -> None:
             assert np.array_equal(turn.sin[:, first], -turn.sin[:, second])
             assert np.array_equal(turn.layout.sign[first], -turn.layout.sign[second])
         assert len({(turn.cos.tobytes(), turn.sin.tobytes()) for turn in turns}) >= 4
+
+
+def test_the_sign_of_a_dequantised_zero_is_open() -> None:
+    """As clause C1 says: code 8 of MXFP4 is -0. Another number than the reference's is found all the same."""
+    elements, scale = np.full((1, 16), 0x88, np.uint8), np.full((1, 1), 127, np.uint8)
+    matrix = Stored("mxfp4", 32, 1, (elements, scale.view(ml_dtypes.float8_e8m0fnu)))
+    call = Call("run", "formats.dequantize", (matrix,), {"result": "float32"})
+    for zero in (0.0, -0.0):
+        assert_own_results([call], [np.full((32, 1), zero, np.float32)])
+    with pytest.raises(BrokenPromiseError, match="after other contents"):
+        assert_own_results([call], [np.full((32, 1), 0.5, np.float32)])

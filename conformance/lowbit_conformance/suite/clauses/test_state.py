@@ -220,6 +220,8 @@ def assert_own_results(calls: Sequence[Call], given: Sequence[Any]) -> None:
             if type(mine) is not type(own):
                 raise BrokenPromiseError(f"WRONG: {mine!r:.200}, expected {own!r:.200}, {text}")
         elif operation.promise is not Promise.BOUNDED:
+            if operation.id == "formats.dequantize":  # whose C1 leaves the sign of a zero open
+                mine, own = _without_signs(mine), _without_signs(own)
             if not same(mine, own):
                 raise BrokenPromiseError(f"WRONG: {text}: {difference(mine, own)}")
         else:
@@ -228,6 +230,11 @@ def assert_own_results(calls: Sequence[Call], given: Sequence[Any]) -> None:
                     raise BrokenPromiseError(
                         f"WRONG: the result is that of other contents, {number - before} calls before"
                     )
+
+
+def _without_signs(result: Array) -> Array:
+    """The same numbers, with every zero positive."""
+    return np.where(result == 0, np.zeros_like(result), result)
 
 
 def _right(call: Call) -> Any:
