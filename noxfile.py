@@ -8,7 +8,7 @@ conformance    the whole suite on every backend, or on one: ``-- --backend numpy
 kills          every known defect against the suite, until the suite finds it
 soak           a thousand seeds of every backend and the whole kill matrix: hours; resumes where it stopped
 arm            the whole suite on the kernels for ARM, emulated; needs g++-aarch64-linux-gnu and qemu-user
-adapters       other projects' kernels under the suite; installs gigabytes, and compiles llama.cpp
+atlas          other projects' kernels under the suite: ``-- PROJECT`` installs that one and runs it
 functions      certify the docs' functions in torch, Triton, Pallas and numba; installs them: gigabytes
 torch          the tests of the layer for PyTorch, which the job `tests` skips; installs torch: gigabytes
 bench          compare the speed of the backends; ``-- --peers`` with other projects' kernels, ``-- --decode`` with
@@ -185,10 +185,21 @@ def arm(session: nox.Session) -> None:
 
 
 @nox.session
-def adapters(session: nox.Session) -> None:
-    """Run the suite on the kernels of other projects, and keep their reports in docs/data; arguments name some."""
-    install(session, extras=["adapters", "conformance"])
-    session.run("python", "bench/experiments/adapters.py", *session.posargs)
+def atlas(session: nox.Session) -> None:
+    """Run the suite on the kernels of other projects, and keep their results in docs/data/atlas.
+
+    The first argument names a project, whose packages are installed beside those that are there already; without one
+    all projects run that are installed. ``-- --list`` shows them. Further arguments go to bench/run_atlas.py.
+    """
+    install(session, extras=["conformance"])
+    program = ["python", "bench/run_atlas.py"]
+    named = [word for word in session.posargs[:1] if not word.startswith("-")]
+    for project in named:
+        listed = str(session.run(*program, "--packages", project, silent=True)).split()
+        if listed and not marked(session, project, digest(each.encode() for each in listed)):
+            session.install(*listed)
+            mark(session, project, digest(each.encode() for each in listed))
+    session.run(*program, *session.posargs)
 
 
 @nox.session

@@ -3,7 +3,7 @@
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from lowbit_docs.adapters import AdapterReport
+from lowbit_docs.atlas import Atlas
 from lowbit_docs.benchmarks import Benchmarks
 from lowbit_docs.chapter import Chapter, ChapterCode, ChapterFile, chapter_code, visit_code
 from lowbit_docs.formats import Formats
@@ -45,7 +45,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_directive("gpu-results", GpuResults)
     app.add_directive("benchmarks", Benchmarks)
     app.add_directive("errata", Errata)
-    app.add_directive("adapter-report", AdapterReport)
+    app.add_directive("atlas", Atlas)
     app.add_directive("data-table", Data)
     app.add_directive("habits", Habits)
     app.add_directive("verdicts", Verdicts)
