@@ -51,7 +51,8 @@ NARROW_BELOW = 2048
 
 SHAPING = (
     *("caching", "recipe", "layout/interleaving", "layout/memory", "layout/panels"),
-    *("codegen/floats", "codegen/integers", "codegen/isa", "codegen/isa_plain", "codegen/kernels", "codegen/lowering"),
+    *("codegen/floats", "codegen/integers", "codegen/isa", "codegen/isa_neon", "codegen/isa_plain"),
+    *("codegen/kernels", "codegen/lowering"),
     *("codegen/microkernel", "codegen/steps", "codegen/unpacking", "runtime/activations"),
 )
 """The modules that shape the kernel of a matrix, or what it reads."""

@@ -151,6 +151,9 @@ class Recorder:
     def kernel(self, _: Kernel) -> int:
         return 0
 
+    def address(self, _: Array) -> int:
+        return 0
+
     def create_linear(self, sizes: Array, *_: int) -> int:
         self.passed.append(sizes)
         return 0

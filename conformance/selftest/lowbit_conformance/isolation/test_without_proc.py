@@ -1,51 +1,44 @@
 """A system without ``/proc``, such as macOS: the suite runs there, and says what it could not see."""
 
 import json
-import os
 import subprocess
-from typing import Any
+from pathlib import Path
 
 import pytest
-from paths import SUPPORT
+import without_proc
 
 from lowbit.system.interpreters import python_command
 
 OPERATIONS = ("packing.pack", "offload.trace/H4", "blocks.swiglu")
 
 
-def conformance(name: str, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """Run ``lowbit conformance`` there; exit status, report and standard error."""
-    path = f"{SUPPORT / 'without_proc'}{os.pathsep}{SUPPORT}"
-    command = python_command("-m", "lowbit", "conformance", name, "--json", "--quick", *arguments)
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False
-    )
-    return done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr
+def lowbit(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run ``lowbit`` there."""
+    command, environment = python_command("-m", "lowbit", *words), without_proc.environment(folder)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.slow
-def test_a_right_backend_passes_and_the_report_says_what_was_not_seen() -> None:
+def test_a_right_backend_passes_and_the_report_says_what_was_not_seen(tmp_path: Path) -> None:
+    """Operations with and without arrays of float32, and one whose processes and memory are counted."""
     chosen = [part for operation in OPERATIONS for part in ("--op", operation)]
-    status, report, error = conformance("numpy", *chosen)
-    assert (status, report["verdict"], error) == (0, "passed", "")
+    done = lowbit(tmp_path, "conformance", "numpy", "--json", "--quick", *chosen)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "passed"
     assert report["isolation"]["method"] == "unobserved"
     assert "Without /proc it was not seen whether calls leave child processes" in report["isolation"]["meaning"]
 
 
-@pytest.mark.slow
-def test_a_wrong_backend_fails() -> None:
+def test_a_wrong_backend_fails(tmp_path: Path) -> None:
     """Nothing is passed because it cannot be seen: results are compared as everywhere."""
-    status, report, _ = conformance("bank:last-product-dropped", "--op", "linear.qgemv", "-x")
-    assert (status, report["verdict"]) == (1, "failed")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [("backends",), ("profiles",)], ids=" ".join)
-def test_other_commands_run(command: tuple[str, ...]) -> None:
-    """Backends are asked in children, and processors counted, in ways that macOS has too."""
-    path = str(SUPPORT / "without_proc")
-    run = python_command("-m", "lowbit", *command)
-    done = subprocess.run(
-        run, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False
+    done = lowbit(
+        tmp_path, "conformance", "bank:last-product-dropped", "--json", "--quick", "--op", "linear.qgemv", "-x"
     )
+    assert (done.returncode, json.loads(done.stdout)["verdict"]) == (1, "failed")
+
+
+@pytest.mark.parametrize("command", [("backends",), ("profiles",)], ids=" ".join)
+def test_other_commands_run(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Backends are asked in children, and processors counted, in ways that macOS has too."""
+    done = lowbit(tmp_path, *command)
     assert (done.returncode, done.stderr) == (0, "")
