@@ -5,7 +5,6 @@ reads cases and writes results. Every array has exactly its size, so the sanitiz
 And the results must have the bits of cppyy's compiler: what a kernel computes does not depend on who compiled it.
 """
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from lowbit_cppyy.runtime import compiler, processor
 from lowbit_cppyy.runtime.activations import ActivationStream
 from lowbit_cppyy.tuning.choices import PANEL, default_recipe
 
-COMPILERS = [path for name in ("g++", "clang++") if (path := shutil.which(name))]
+COMPILERS = sanitized_programs.sanitizing()
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="neither g++ nor clang++ is installed")
 
 SHORT = {

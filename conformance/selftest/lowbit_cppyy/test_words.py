@@ -5,7 +5,6 @@ compiled by g++ with the sanitizer for undefined behaviour, and by cppyy; both m
 vocabulary's own functions. The tables that this processor lacks are at least compiled.
 """
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sanitized_programs
 from kernel_runs import ADDS_TO, HERE
 
 from lowbit.arrays import U32
@@ -22,7 +22,7 @@ from lowbit_cppyy.codegen.lowering import prelude
 from lowbit_cppyy.emulation import guest
 from lowbit_cppyy.runtime.compiler import runtime
 
-COMPILERS = [path for name in ("g++", "clang++") if (path := shutil.which(name))]
+COMPILERS = sanitized_programs.sanitizing()
 TRIALS = 400
 COUNTS = (0, 1, 4, 9, 15, 28, 31)
 WORDS = [name for name, word in VOCABULARY.items() if name not in UNUSED and word.function is not None]

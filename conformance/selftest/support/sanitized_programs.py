@@ -6,6 +6,7 @@ of all that determines it: its text, the headers of `lowbit_cppyy`, the options 
 
 import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from functools import cache
@@ -18,6 +19,18 @@ HEADERS = Path(str(files("lowbit_cppyy"))) / "cpp"
 OPTIONS = ("-std=c++17", "-O1", "-pthread", "-ffp-contract=off", "-Wno-psabi")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 LONGEST = 600  # seconds: only a compiler or a program that hangs takes as long
+
+
+def sanitizing() -> list[str]:
+    """The paths of g++ and clang++ with the libraries of the sanitizers; clang's are a package of their own."""
+    return [path for name in ("g++", "clang++") if (path := shutil.which(name)) and _has_libraries(name, path)]
+
+
+def _has_libraries(name: str, path: str) -> bool:
+    if name == "g++":
+        return True
+    asked = subprocess.run([path, "-print-runtime-dir"], capture_output=True, text=True, check=False)
+    return asked.returncode == 0 and Path(asked.stdout.strip()).is_dir()
 
 
 def compiled(source: str, compiler: str, options: Sequence[str] = ()) -> Path:
