@@ -69,6 +69,16 @@ def in_float16(d: F32) -> F32:
         return d.astype(np.float16).astype(np.float32)
 
 
+def divided_by(seen: Callable[[F32], F32], numbers: F32, d: F32) -> Array:
+    """The numbers over a scale."""
+    return np.asarray(numbers / seen(d))
+
+
+def times_the_inverse(seen: Callable[[F32], F32], numbers: F32, d: F32) -> Array:
+    """The numbers times the inverse of a scale, all in float32."""
+    return np.asarray(numbers.astype(np.float32) * (np.float32(1) / seen(d)))
+
+
 def half_down(numbers: Array) -> Array:
     """Ties towards minus infinity."""
     return np.ceil(numbers - 0.5)
@@ -77,7 +87,7 @@ def half_down(numbers: Array) -> Array:
 def in_eight(
     absmax: Callable[[F32], F32],
     levels: int,
-    seen: Callable[[F32], F32],
+    quotient: Callable[[F32, F32], Array],
     integer: Callable[[Array], Array],
     x: F32,
     format: str,
@@ -94,7 +104,9 @@ def in_eight(
     numbers = runs(np.asarray(x.T, np.float64), at, table.block or dict(options).get("group_size", at.K))
     d = absmax(numbers) / np.float32(levels)
     with np.errstate(all="ignore"):
-        codes = integer(np.nan_to_num(numbers / seen(d), posinf=levels, neginf=-levels)).clip(-128, 127).astype(np.int8)
+        codes = (
+            integer(np.nan_to_num(quotient(numbers, d), posinf=levels, neginf=-levels)).clip(-128, 127).astype(np.int8)
+        )
         scales = d[..., 0].astype(fields[scale].dtype)
     if right.format == "q8_k":  # its reference gives the number of largest magnitude the code -127
         sign = np.sign(fields["d"])
@@ -115,7 +127,7 @@ def eight(
     seen: Callable[[F32], F32] = in_float32,
     integer: Callable[[Array], Array] = np.rint,
 ) -> Callable[..., Stored]:
-    return partial(in_eight, absmax, levels, seen, integer)
+    return partial(in_eight, absmax, levels, partial(divided_by, seen), integer)
 
 
 def sum_of_codes(x: F32, format: str, options: Options = ()) -> Stored:

@@ -7,7 +7,7 @@ is right. If no defect explains the results, `lowbit_conformance.defects.descrip
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Literal
@@ -15,23 +15,13 @@ from typing import Any, Literal
 import numpy as np
 
 from lowbit.arrays import Array
-from lowbit.attention import bounds as attention_bounds
-from lowbit.attention import rope
-from lowbit.attention.stored import attend_stored_bound
-from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import Promise
-from lowbit.contract.rounding import Arithmetic, Bound, Weights, any_order, gamma
-from lowbit.linear import integer_bounds
-from lowbit.linear.stored_bounds import of_sums, stored_bound
-from lowbit.model import bounds as blocks_bounds
-from lowbit.moe import bounds as routing_bounds
 from lowbit.numbers.floats import rounded
 from lowbit.operations import OPERATIONS
-from lowbit.quantization import gptq_bounds, hqq, hqq_solver
-from lowbit.tensor_formats.stored import RESULTS, Stored
-from lowbit_conformance import packing
-from lowbit_conformance.defects import places, steps
+from lowbit.tensor_formats.stored import RESULTS
+from lowbit_conformance.defects import places
 from lowbit_conformance.defects.bank import BANK
+from lowbit_conformance.defects.cache_family import of_caches
 from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.families import relatives
 from lowbit_conformance.defects.narrow import FORMATS
@@ -39,14 +29,14 @@ from lowbit_conformance.defects.stage_table import of_stages
 from lowbit_conformance.defects.stored_family import of_matrices, of_scales
 from lowbit_conformance.defects.stored_solved import of_solved
 from lowbit_conformance.defects.stored_tables import of_codes_read
+from lowbit_conformance.defects.tolerances import UNDERFLOW, UNIT, limits_of
 from lowbit_conformance.defects.unwritten import of_unwritten
 
-DECLARED = Arithmetic("direct", "float32", any_order)
-INTEGER = Arithmetic("integer", "float32", integer_bounds.integer_loop(1))
 MOST_NAMED = 2
 LEAST_SPOILT = 3  # failures, from which a defect is named that is wrong where the backend was right
+MANY = 256
+"""Wrong elements, on which what several defects give is the same: they are one mistake."""
 SLACK = 4.0  # of the bound of an honest float32 sum; a defect's own sums have other terms
-UNIT = 2.0**-24
 STORED = ("linear.gemv", "linear.gemm", "linear.gemm_cast")
 CLOSE = 0.25  # of the size of results: beyond that narrow numbers are not what is wrong with them
 CLOSE_IN_HALF = 1 / 32  # the same of results in float16, which lie in that type whatever is wrong with them
@@ -54,7 +44,6 @@ MOST_SEARCHED = 1 << 16  # elements of the arguments of a failure for which hund
 MOST_READ = 1 << 18  # the same of a stored matrix, of which few changes are tried
 LARGER = 2.0**-16  # of a result
 UNITS: Mapping[str | None, float] = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
-UNDERFLOW = 2.0**-140
 ROUNDING = 1e-3  # of the distance from what is right: further away on the lattice others are tried, too
 MUCH = 0.25  # of that distance: so much nearer must be what is tried then
 NEARER = 16.0  # times, than what is right, must a result lie to what a defect gives
@@ -94,7 +83,7 @@ class Seen:
     def of(cls, operation: str, call: Any) -> "Seen":
         """A call with `arguments`, `choices`, what was `given` and the `steps` of a session."""
         right = _answer(OPERATIONS[operation].reference, call.arguments, call.choices, call.steps)
-        limits = _limits(operation, call.arguments, call.choices, right)
+        limits = limits_of(operation, call.arguments, call.choices, right)
         if limits is None and isinstance(right, np.ndarray) and floating(right):
             limits = np.zeros(right.shape)  # a mistake may be made with another rounding
         wrong = unequal = 0
@@ -116,8 +105,12 @@ class Seen:
     @property
     def finite(self) -> bool:
         """Whether there is neither NaN nor infinity in what was given and what is right."""
-        parts = [part for value in (self.given, self.right) for _, part in leaves(value)]
-        return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and floating(part))
+        return self.meant_finite and all_finite(self.given)
+
+    @property
+    def meant_finite(self) -> bool:
+        """Whether there is neither NaN nor infinity in what is right."""
+        return all_finite(self.right)
 
     @property
     def unit(self) -> float:
@@ -158,11 +151,17 @@ class Seen:
     def unspoilt(self, defect: Defect) -> bool:
         """Whether the defect, too, is right here, or gives what came back where the case did not judge the numbers."""
         wrong = self.outcome(defect)
-        if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
-            return _identical(wrong, self.given)
         if self.wrong:
             return _gives(wrong, self.given, self.right, self.limits, self.unit)
+        if OPERATIONS[self.operation].promise is not Promise.BOUNDED:
+            return _identical(wrong, self.given)
         return nearly(wrong, self.right, self.limits)
+
+
+def all_finite(value: Any) -> bool:
+    """Whether no float of a value is NaN or infinite."""
+    parts = [part for _, part in leaves(value)]
+    return all(np.isfinite(part).all() for part in parts if isinstance(part, np.ndarray) and floating(part))
 
 
 def narrow_type(operation: str, given: Any) -> Literal["float16", "bfloat16"] | None:
@@ -191,9 +190,16 @@ def common_defects(
     Those that leave right what the backend had right go before others. The others count only where enough results say
     the same: few results resemble those of many mistakes. Where the bank has no name, `families` and then `places` may
     have one; of their many members only those count that spoil nothing that was right. A defect that comes near the
-    results, but not to the bit where it should, is one as long as no other comes much nearer. Last, wrong results may
-    have a place in common, or the part that was read wrong is solved for.
+    results, but not to the bit where it should, is one as long as no other comes much nearer. Last, the part that is
+    wrong is `located`.
     """
+    return known_defects(operation, failures, passes, most) or located(operation, failures, passes)
+
+
+def known_defects(
+    operation: str, failures: list[Seen], passes: list[Seen], most: int = MOST_NAMED
+) -> tuple[Defect, ...]:
+    """The same without what only has a place in common."""
     named = _explaining([defect for defect in BANK.values() if operation in defect.wrong], failures)
     fitting = _fitting(named, passes) or (named if len(failures) >= LEAST_SPOILT else [])
     found, away = _nearest(fitting, failures)
@@ -202,32 +208,39 @@ def common_defects(
         (relatives, np.inf),
         (places.of_results, np.inf),
         (partial(of_scales if least > MOST_SEARCHED else of_matrices, failures), MOST_READ),
+        (partial(of_caches, failures), MOST_SEARCHED),
         (partial(of_codes_read, failures), MOST_SEARCHED),
         (of_stages, MOST_SEARCHED),
         (places.of_arguments, MOST_SEARCHED),
     )
     for family, largest in families:
-        if least > largest or (found and away < ROUNDING and (family is not relatives or len(found) <= most)):
+        if least > largest or (found and away <= 0 and (family is not relatives or len(found) <= most)):
             continue
         others, further = _nearest(_fitting(_explaining(family(operation), failures), passes), failures)
-        if others and (away < ROUNDING or further <= away * MUCH):
+        if others and (further <= away / NEARER or (away >= ROUNDING and further <= away * MUCH)):
             found, away = others, further
     if not found and (narrow := _computed_in(failures, passes)):
         return (narrow,)
-    if not found:
-        bad = [*failures, *(each for each in passes if each.wrong)]
-        last = chain(of_unwritten(bad, operation), of_solved(bad, operation) if least <= MOST_READ else ())
-        return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
-    if len(found) > most and len(failures) >= LEAST_SPOILT:  # they cannot be told apart: one mistake by several names
+    many = len(failures) >= LEAST_SPOILT or sum(each.wrong for each in failures) >= MANY
+    if len(found) > most and many:  # they cannot be told apart: one mistake by several names
         return tuple(found.values())[:1]
     return tuple(found.values()) if len(found) <= most else ()
+
+
+def located(operation: str, failures: list[Seen], passes: list[Seen]) -> tuple[Defect, ...]:
+    """What wrong results have in common: places where nothing was written, or the one part that was read wrong."""
+    least = min((each.size for each in failures), default=0)
+    bad = [*failures, *(each for each in passes if each.wrong)]
+    last = chain(of_unwritten(bad, operation), of_solved(bad, operation) if least <= MOST_READ else ())
+    return next(((each,) for each in last if _fitting(_explaining([each], failures), passes)), ())
 
 
 def _nearest(defects: list[Defect], failures: list[Seen]) -> tuple[dict[str, Defect], float]:
     """Those that come nearest to the results, by name, and how far from them they are where that is furthest."""
     away = [max(each.away(one) for each in failures) for one in defects]
     least = min(away, default=np.inf)
-    return {one.name: one for one, far in zip(defects, away, strict=True) if far <= least + ROUNDING}, least
+    room = ROUNDING if least > 0 else 0.0
+    return {one.name: one for one, far in zip(defects, away, strict=True) if far <= least + room}, least
 
 
 def _computed_in(failures: list[Seen], passes: list[Seen]) -> Defect | None:
@@ -361,9 +374,22 @@ def _gives(wrong: Any, given: Any, right: Any, limits: Array | None, unit: float
         return True
     if limits is None or not isinstance(wrong, np.ndarray) or wrong.shape != right.shape:
         return False
+    if not wrong.any() and given.any():
+        return False  # what is nearly 0 was computed
     # The terms of a wrong sum may be larger than those of the right one, or stand elsewhere.
-    widest = limits.max(initial=0.0) + UNDERFLOW + unit / SLACK * np.abs(np.nan_to_num(wrong, posinf=0.0, neginf=0.0))
+    larger = max(1.0, _largest(wrong) / max(_largest(right), UNDERFLOW))
+    widest = (
+        limits.max(initial=0.0) * larger
+        + UNDERFLOW
+        + unit / SLACK * np.abs(np.nan_to_num(wrong, posinf=0.0, neginf=0.0))
+    )
     return _close(given, wrong, widest, SLACK) and _nearer(given, wrong, right)
+
+
+def _largest(numbers: Array) -> float:
+    """The largest magnitude of those that are finite."""
+    sizes = np.abs(numbers.astype(np.float64))
+    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
 
 def _nearer(given: Array, wrong: Array, right: Array) -> bool:
@@ -419,82 +445,3 @@ def _close(given: Any, other: Any, limits: Array, slack: float) -> bool:
         odd = ~finite & ~((given == near) | (np.isnan(given) & np.isnan(near)))
         far = np.abs(given.astype(np.float64) - other) > slack * limits + 4 * UNIT * np.abs(other)
     return not (odd.any() or (far & finite).any())
-
-
-# **Tolerances**: what float32 in any order may add, from the inputs, by the bounds of the specification.
-
-Limit = Callable[..., Array]
-Bounding = Callable[..., Bound]
-
-
-def _of(bounding: Bounding) -> Limit:
-    """A bound that takes what the operation takes, the declared arithmetic, and the right result."""
-    return lambda *given: bounding(*given[:-1], DECLARED, given[-1]).limit
-
-
-def _linear(x: Array, matrix: Any, right: Array) -> Array:
-    codes, group = packing.unpack(matrix.words, matrix.bits).astype(np.float64), steps.groups(matrix)
-    scale, zero = steps.scales(matrix).astype(np.float64)[group], steps.zeros(matrix).astype(np.float64)[group]
-    offsets = zero if matrix.convention == "minimum" else scale * zero
-    terms: Array = np.abs(np.atleast_2d(x).astype(np.float64)) @ (scale * codes + np.abs(offsets))
-    return (gamma(matrix.rows + 8, UNIT) * terms).reshape(right.shape)
-
-
-def _stored(x: Any, weights: Stored, *rest: Any) -> Array:
-    """The weights of a kernel may be as short as its activations; it need not have said so."""
-    result, right = check_choice("result", rest[0] if len(rest) > 1 else "float32", RESULTS), rest[-1]
-    wide = x.values.T if isinstance(x, Stored) else np.atleast_2d(x).astype(np.float64)
-    shortest: Weights = "float32" if isinstance(x, Stored) else check_choice("activations", x.dtype.name, RESULTS)
-    declared = Arithmetic("factored", "float32", any_order, shortest)
-    sums = of_sums(x, weights) if isinstance(x, Stored) else 0.0
-    limit: Array = stored_bound(wide, weights, result, declared, np.atleast_2d(right), sums).limit
-    return limit.reshape(right.shape)
-
-
-def _factor(hessian: Array, right: Array) -> Array:
-    return np.full(right.shape, 1e-4 * np.abs(right).max())
-
-
-LIMITS: Mapping[str, Limit] = {
-    "linear.qgemv": _linear,
-    "linear.qgemm": _linear,
-    "linear.qgemm_bfp": lambda x, matrix, right: integer_bounds.integer_bound(x, matrix, INTEGER, right).limit,
-    "linear.gemv": _stored,
-    "linear.gemm": _stored,
-    "linear.gemm_cast": _stored,
-    "hqq.qgemv": _of(hqq.qgemv_bound),
-    "hqq.step": _of(hqq_solver.step_bound),
-    "gptq.hessian": _of(gptq_bounds.hessian_bound),
-    "gptq.factor": _factor,
-    "gptq.targets": _of(gptq_bounds.targets_bound),
-    "rope.rotate": _of(rope.rotate_bound),
-    "attention.softmax": _of(attention_bounds.softmax_bound),
-    "attention.attend": lambda q, k, v, *rest: (
-        attention_bounds.attend_bound(q, k, v, DECLARED, rest[-1], *rest[:-1]).limit
-    ),
-    "attention.attend_stored": lambda q, k, v, *rest: (
-        attend_stored_bound(q, k, v, replace(DECLARED, weights="exact"), rest[-1], *rest[:-1]).limit
-    ),
-    "routing.gate": lambda x, router, *rest: (
-        routing_bounds.gate_bound(x, router, rest[0] if len(rest) > 1 else "logits", DECLARED, rest[-1]).limit
-    ),
-    "routing.weights": lambda scores, chosen, *rest: (
-        routing_bounds.weights_bound(scores, chosen, rest[0] if len(rest) > 1 else "after", DECLARED, rest[-1]).limit
-    ),
-    "routing.expert": _of(routing_bounds.expert_bound),
-    "routing.sparse": _of(routing_bounds.sparse_bound),
-    "blocks.rms_norm": _of(blocks_bounds.rms_norm_bound),
-    "blocks.swiglu": _of(blocks_bounds.swiglu_bound),
-}
-
-
-def _limits(operation: str, arguments: tuple[Any, ...], choices: Mapping[str, Any], right: Any) -> Array | None:
-    """How far a right result may lie from the exact one; None where results are exact."""
-    if OPERATIONS[operation].promise is not Promise.BOUNDED:
-        return None
-    with np.errstate(all="ignore"):
-        try:
-            limit = LIMITS[operation](*arguments, *choices.values(), right)
-        except Exception:  # inputs that have no bound, such as NaN: then only NaN and infinity are compared
-            return np.where(np.isfinite(right), UNIT * np.abs(right), 0.0)
-    return np.nan_to_num(limit, nan=0.0, posinf=0.0) + UNDERFLOW

@@ -18,6 +18,7 @@ from lowbit.operations import OPERATIONS
 from lowbit.quantization.affine import QuantizedMatrix
 from lowbit_conformance import packing
 from lowbit_conformance.defects import steps
+from lowbit_conformance.defects.cast_family import of_casts
 from lowbit_conformance.defects.defect import Defect, Function, arithmetical, unchecked
 from lowbit_conformance.defects.narrow import FORMATS, Change
 from lowbit_conformance.defects.stored_kinds import of_stored
@@ -434,4 +435,5 @@ def relatives(operation: str) -> tuple[Defect, ...]:
         *_resulting(operation),
         *_rounded(operation),
         *of_stored(operation),
+        *of_casts(operation),
     )

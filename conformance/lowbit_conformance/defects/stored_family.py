@@ -18,11 +18,13 @@ from lowbit_conformance.defects.defect import Defect, arithmetical
 from lowbit_conformance.defects.places import ORDERS, Order
 from lowbit_conformance.defects.stored import PRODUCTS, dequantized
 from lowbit_conformance.defects.stored_addresses import read_at, ways, written
+from lowbit_conformance.defects.stored_bits import of_beginnings, of_blocks
 from lowbit_conformance.defects.stored_fields import of_field, of_fields
 from lowbit_conformance.defects.stored_parts import INSIDE, of_parts, parts_of
 from lowbit_conformance.defects.stored_rows import of_rows
 from lowbit_conformance.defects.stored_some import of_some
 from lowbit_conformance.defects.stored_sums import like, numbers_of, of_sums
+from lowbit_conformance.defects.stored_words import of_words
 
 Numbers = Callable[[Stored], Terms]
 MEETS = {"all": ".", "codes": ", where it meets codes.", "zeros": ", where it meets zeros or minima."}
@@ -107,6 +109,9 @@ def _of_sums(format: str) -> Iterator[tuple[str, str, Callable[..., F64]]]:
         for name, words, change in of_field(row, table.block is not None):
             slug, cause = f"x-{row.role}-{name}", f"Of x: the field {row.name} is taken {words}, where it gives sums."
             yield slug, cause, partial(with_sums, row.name, change)
+    for name, words, row, moved in of_beginnings(table) if sums_of(table) else ():
+        cause = f"Of x: {words[0].lower()}{words[1:].removesuffix('.')}, where it gives sums."
+        yield f"x-{name}", cause, partial(with_sums, row.name, moved)
 
 
 def pairs_of_sums(order: Order, odd: bool, row: Field, array: Array, weights: Stored) -> Array:
@@ -166,6 +171,8 @@ def _kinds(formats: tuple[str, ...]) -> Iterator[tuple[str, str, Numbers]]:
     if len(formats) <= MOST_FORMATS:
         for format in formats:
             yield from of_fields(format)
+            yield from of_blocks(format)
+            yield from of_words(format)
 
 
 @cache
@@ -193,7 +200,9 @@ def members(operation: str, formats: tuple[str, ...], of_x: tuple[str, ...]) -> 
             f"x-{name.removeprefix('stored-')}",
             f"Of x: {cause[0].lower()}{cause[1:]}".replace("columns", "vectors"),
         )
-        for which, end in MEETS.items() if not name.endswith(("-in-part", "-stride")) else (("all", "."),):
+        for which, end in (
+            MEETS.items() if not name.endswith(("-in-part", "-stride", "-of-other-bits")) else (("all", "."),)
+        ):
             words = said.removesuffix(".") + end
             found.append(arithmetical(slug, words, "", {operation: partial(with_activations, which, change)}))
     for format in of_x:

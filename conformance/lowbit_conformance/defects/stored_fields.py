@@ -19,7 +19,7 @@ from lowbit_conformance.defects.stored_addresses import of_addresses
 from lowbit_conformance.defects.stored_codes import joined, split
 from lowbit_conformance.defects.stored_kinds import bits_of, inverse, turned, with_fields
 from lowbit_conformance.defects.stored_packed import of_packed
-from lowbit_conformance.defects.stored_parts import QUOTIENTS
+from lowbit_conformance.defects.stored_parts import QUOTIENTS, parts_of
 
 Numbers = Callable[[Stored], Terms]
 Change = Callable[[Array], Array]
@@ -184,6 +184,20 @@ def of_bits(row: Field) -> Iterator[tuple[str, str, Callable[[Field, Array, Stor
 
 
 # **Types**: the same bytes as another type of the same width, or numbers that pass through a narrower one.
+
+
+def units_read(own: str, other: str, weights: Stored) -> Terms:
+    """Codes that are floats, read as floats of another type of the same width.
+
+    Raises:
+        ValueError: the codes are no floats.
+    """
+    parts = parts_of(weights)
+    if parts.bits:
+        raise ValueError("codes are integers")
+    patterns = parts.units.astype(FLOATS[own].dtype)
+    with np.errstate(all="ignore"):
+        return Terms(patterns.view(FLOATS[other].dtype).astype(np.float64) * parts.scale, parts.offsets)
 
 
 def viewed(dtype: np.dtype[np.generic], array: Array) -> Array:
@@ -395,6 +409,10 @@ def of_fields(format: str) -> tuple[tuple[str, str, Numbers], ...]:
         cause = f"Codes and zeros are taken to lie {stride} bits apart."
         found.append(("stored-codes-and-zeros-bits-apart", cause, partial(all_bits_apart, stride)))
     for row in table.fields:
+        for other, each in FLOATS.items() if row.role == "codes" and row.dtype in FLOATS else ():
+            if np.dtype(each.dtype) != row.numpy_dtype and np.dtype(each.dtype).itemsize == row.numpy_dtype.itemsize:
+                cause = f"The field {row.name} is taken as {other} where it is {row.dtype}."
+                found.append((f"stored-codes-read-as-{other}", cause, partial(units_read, row.dtype, other)))
         for name, words, change in of_field(row, table.block is not None):
             slug = f"stored-{row.role}-{name}"
             found.append((slug, f"The field {row.name} is taken {words}.", partial(with_field, row.name, change)))

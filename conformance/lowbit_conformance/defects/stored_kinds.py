@@ -215,15 +215,25 @@ def planes(along: int, inverse: bool, row: Field, array: Array, weights: Stored)
     return joined(np.moveaxis(found, -2, axis), array, bits)
 
 
-def nibbles(inward: bool, run: int, row: Field, array: Array, weights: Stored) -> Array:
-    """Bytes of two codes each: planes of a run read as if neighbours lay in a byte, or the other way round."""
+def nibbles(inward: bool, run: int, high_first: bool, row: Field, array: Array, weights: Stored) -> Array:
+    """Bytes of two codes each: planes of a run read as if neighbours lay in a byte, or the other way round.
+
+    A run of 0 is the whole array. The first plane lies in the low halves, or in the high ones if `high_first`.
+
+    Raises:
+        ValueError: there are no bytes.
+    """
+    if array.dtype != np.uint8:
+        raise ValueError("there are no bytes")
+    run = run or array.size
     octets = array.reshape(-1, run)
     low, high = octets & 15, octets >> 4
     if inward:  # stored in planes, read as neighbours
         read = np.stack([low, high], axis=-1).reshape(len(octets), 2 * run)
-        planar: Array = (read[:, :run] | read[:, run:] << 4).reshape(array.shape)
+        one, two = read[:, :run], read[:, run:]
+        planar: Array = (two | one << 4 if high_first else one | two << 4).reshape(array.shape)
         return planar
-    read = np.concatenate([low, high], axis=-1)
+    read = np.concatenate([high, low] if high_first else [low, high], axis=-1)
     paired: Array = (read[:, 0::2] | read[:, 1::2] << 4).reshape(array.shape)
     return paired
 
@@ -242,7 +252,9 @@ def turned(row: Field, array: Array, weights: Stored) -> Array:
 
 
 def inverse(row: Field, array: Array, weights: Stored) -> Array:
-    return (1 / array.astype(np.float64)).astype(array.dtype)
+    """The inverse of each number, as float64: a kernel divides, and so rounds no inverse."""
+    with np.errstate(all="ignore"):
+        return np.asarray(1 / array.astype(np.float64))
 
 
 def ones(row: Field, array: Array, weights: Stored) -> Array:
@@ -300,10 +312,10 @@ def of_fields() -> Named:
             yield f"stored-{what}-not-in-planes", f"The {said} of an integer are taken for neighbours.", change
         change = partial(with_fields, turned, roles)
         yield f"stored-{what}-transposed", f"The array of {said} is read as its transpose.", change
-    for run in (8, 16, 32, 64):
-        change = partial(with_fields, partial(nibbles, True, run), ("codes",))
+    for run, high_first in ((8, False), (16, False), (32, False), (64, False), (0, False), (0, True)):
+        change = partial(with_fields, partial(nibbles, True, run, high_first), ("codes",))
         yield "stored-nibbles-interleaved", "The two codes of a byte are taken for neighbours.", change
-        change = partial(with_fields, partial(nibbles, False, run), ("codes",))
+        change = partial(with_fields, partial(nibbles, False, run, high_first), ("codes",))
         yield "stored-nibbles-in-planes", "The two codes of a byte are taken for codes of two halves of a run.", change
     for high in (False, True):
         change = partial(with_fields, partial(one_nibble, high), ("codes",))

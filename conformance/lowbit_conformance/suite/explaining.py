@@ -17,7 +17,7 @@ import numpy as np
 from lowbit.contract.operation import Promise
 from lowbit.operations import OPERATIONS
 from lowbit_conformance.defects.description import describe
-from lowbit_conformance.defects.diagnosis import Seen, common_defects, compared, leaves, nearly, sentence
+from lowbit_conformance.defects.diagnosis import Seen, compared, known_defects, leaves, located, nearly, sentence
 from lowbit_conformance.isolation.calls import Call, RemoteLinear, RemoteSession
 
 MOST_BYTES = 1 << 20  # of a call that is looked at
@@ -136,16 +136,27 @@ class Explainer:
     def _common(self, operation: str, seen: list[tuple[Failure, Seen]]) -> Explanation:
         """The one thing that explains all failures, if there is one and they say enough to tell it from others."""
         clear = [pair for pair in seen if pair[1].wrong] or seen
-        plain = [pair for pair in clear if pair[1].finite] or clear
-        wrong = [each for _, each in plain]
-        if sum(each.wrong or each.unequal for each in wrong) < LEAST_WRONG:
-            return Explanation()
-        if text := _stale(plain):
+        # Where x is infinite, NaN or infinity depends on the order of a sum, and so says nothing of a defect; where
+        # only the result is infinite, it may. The failures that say most are put before the bank first.
+        meant, finite = ([pair for pair in clear if getattr(pair[1], kind)] for kind in ("meant_finite", "finite"))
+        several: list[list[tuple[Failure, Seen]]] = []
+        for some in (meant, finite, clear if _wrong(finite) < LEAST_WRONG else []):
+            if _wrong(some) >= LEAST_WRONG and some not in several:
+                several.append(some)
+        if text := next((text for some in several if (text := _stale(some))), ""):
             return Explanation({}, text)
         passes = [Seen.of(each.operation, each) for each in _spread(self._passes[operation], MOST_PASSES)]
-        # Where x is infinite, NaN or infinity depends on the order of a sum, and so says nothing of a defect.
-        found = common_defects(operation, wrong, [each for each in passes if each.finite])
-        return Explanation({}, sentence(found), tuple(each.name for each in found)) if found else Explanation()
+        right = [each for each in passes if each.finite]
+        for find in (known_defects, located):
+            for some in several:
+                if found := find(operation, [each for _, each in some], right):
+                    return Explanation({}, sentence(found), tuple(each.name for each in found))
+        return Explanation()
+
+
+def _wrong(pairs: list[tuple[Failure, Seen]]) -> int:
+    """How many elements are wrong."""
+    return sum(each.wrong or each.unequal for _, each in pairs)
 
 
 def _spread(given: list[Any], most: int) -> list[Any]:
@@ -195,11 +206,15 @@ def _stale_kinds(failure: Failure, seen: Seen) -> set[str]:
 
 
 def _is_other(seen: Seen, other: Any) -> bool:
-    """Whether the wrong result is this one, and this one is not right; zeros and NaN may come from anywhere."""
-    says = any(
-        np.size(part) and np.any(np.nan_to_num(part)) for _, part in leaves(other) if isinstance(part, np.ndarray)
-    )
-    return says and nearly(seen.given, other, seen.limits) and not nearly(other, seen.right, seen.limits)
+    """Whether the wrong result is this one, and this one is not right; zeros and NaN may come from anywhere.
+
+    So may numbers that cannot be told from zeros here.
+    """
+    arrays = [np.nan_to_num(part) for _, part in leaves(other) if isinstance(part, np.ndarray) and part.size]
+    if not any(part.any() for part in arrays) or not nearly(seen.given, other, seen.limits):
+        return False
+    zero = isinstance(other, np.ndarray) and nearly(np.zeros_like(arrays[0]), arrays[0], seen.limits)
+    return not zero and not nearly(other, seen.right, seen.limits)
 
 
 def asked_of(calls: list[Call]) -> Iterator[Asked]:

@@ -1,0 +1,107 @@
+"""Mistakes in casts, each in the ways in which kernels divide and round.
+
+A kernel divides by the scale or multiplies by its inverse, and rounds ties to even or away from zero. Each mistake of
+`casts` is tried in all of these ways, since few codes tell them apart.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from lowbit.arrays import F32, Array
+from lowbit_conformance.defects.casts import (
+    divided_by,
+    in_eight,
+    in_float16,
+    in_float32,
+    largest,
+    not_absolute,
+    of_row,
+    times_the_inverse,
+)
+from lowbit_conformance.defects.defect import Defect, arithmetical
+
+OPERATION = "formats.quantize"
+
+
+def ties_away(numbers: Array) -> Array:
+    return np.asarray(np.trunc(numbers + np.copysign(np.float32(0.5), numbers)))
+
+
+def half_added(numbers: Array) -> Array:
+    return np.asarray(np.trunc(numbers + np.float32(0.5)))
+
+
+def of_column(x: F32) -> F32:
+    """The largest magnitude of all numbers."""
+    return np.broadcast_to(np.abs(x).max(), (*x.shape[:2], 1))
+
+
+def summed(x: F32) -> F32:
+    """The mean magnitude in place of the largest."""
+    return np.asarray(np.abs(x).mean(axis=-1, keepdims=True))
+
+
+def clamped(levels: int, integer: Callable[[Array], Array], numbers: Array) -> Array:
+    return integer(numbers).clip(-levels, levels)
+
+
+def wrapped(integer: Callable[[Array], Array], numbers: Array) -> Array:
+    return (integer(numbers) + 128) % 256 - 128
+
+
+ROUNDED: tuple[tuple[str, str, Callable[[Array], Array]], ...] = (
+    ("", "", np.rint),
+    ("", "", ties_away),
+    ("cast-truncates", "Codes are rounded towards zero.", np.trunc),
+    ("cast-rounds-down", "Codes are rounded down.", np.floor),
+    ("cast-half-added-to-all", "A half is added to negative numbers as well, before codes are truncated.", half_added),
+)
+SCALED: tuple[tuple[str, str, Callable[[F32], F32]], ...] = (
+    ("", "", largest),
+    ("cast-maximum-of-signed", "The scale comes from the largest number.", not_absolute),
+    ("cast-scale-of-row", "All blocks of a row have one scale.", of_row),
+    ("cast-one-scale", "All numbers have one scale.", of_column),
+    ("cast-mean-for-largest", "The scale comes from the mean magnitude.", summed),
+)
+LEVELS = (127, 128, 126, 120, 255, 256, 63, 64, 7, 8)
+SEEN: tuple[tuple[str, str, Callable[[F32], F32]], ...] = (
+    ("", "", in_float32),
+    ("cast-inverse-of-rounded-scale", "Codes are divided by the float16 scale.", in_float16),
+)
+
+
+def single(mistakes: Iterator[tuple[str, str]]) -> tuple[str, str] | None:
+    """The one mistake of several steps; None if there is none, or more than one."""
+    found = [each for each in mistakes if each[0]]
+    return found[0] if len(found) == 1 else None
+
+
+def of_casts(operation: str) -> Iterator[Defect]:
+    """All members: one step is wrong, the others are any of the right ones."""
+    if operation != OPERATION:
+        return
+    for scale in SCALED:
+        for levels in LEVELS:
+            by = (
+                "" if levels == 127 else f"cast-{levels}-levels",
+                f"The scale is the largest magnitude over {levels}.",
+            )
+            for seen in SEEN:
+                for integer in ROUNDED:
+                    made = single(iter((scale[:2], by, seen[:2], integer[:2])))
+                    if made is None:
+                        continue
+                    for way in (partial(divided_by, seen[2]), partial(times_the_inverse, seen[2])):
+                        for ending in (integer[2], partial(wrapped, integer[2])) if levels > 127 else (integer[2],):
+                            cast: Callable[..., Any] = partial(in_eight, scale[2], levels, way, ending)
+                            yield arithmetical(made[0], made[1], "", {OPERATION: cast})
+    for integer in ROUNDED[:2]:
+        for way in (partial(divided_by, in_float32), partial(times_the_inverse, in_float32)):
+            for name, cause, change in (
+                ("cast-wraps", "Codes wrap around in bytes.", partial(wrapped, integer[2])),
+                ("cast-clamped-at-126", "Codes are clamped to 126.", partial(clamped, 126, integer[2])),
+            ):
+                yield arithmetical(name, cause, "", {OPERATION: partial(in_eight, largest, 127, way, change)})
