@@ -68,6 +68,29 @@ def windowed(by: int, q: Array, keys: Stored, values: Stored, w: Any = None) -> 
     return attend(None, None, q, keys, values, w + by)
 
 
+def seeing(end: Callable[[int, int, int], int], q: Array, keys: Stored, values: Stored, w: Any = None) -> Array:
+    """Query i of T sees the tokens up to another end than S - T + i + 1, of S.
+
+    Raises:
+        ValueError: a query would see no token.
+    """
+    own_keys, own_values = numbers_of(None, keys, q.shape[2]), numbers_of(None, values, q.shape[2])
+    length, found = own_keys.shape[1], []
+    for i, query in enumerate(q.astype(np.float64)):
+        stop = min(length, end(i, len(q), length))
+        if stop < 1:
+            raise ValueError("a query sees no token")
+        with np.errstate(all="ignore"):
+            found.append(attended(query[None], own_keys[:, :stop], own_values[:, :stop], w)[0])
+    return in_type(np.array(found), q.dtype.name)
+
+
+ENDS: tuple[tuple[str, Callable[[int, int, int], int]], ...] = (
+    ("one token after its own", lambda i, t, s: s - t + i + 2),
+    ("the token before its own", lambda i, t, s: s - t + i),
+    ("the last of all", lambda i, t, s: s),
+    ("token i, as if there were no tokens before the queries", lambda i, t, s: i + 1),
+)
 SCALES: tuple[tuple[str, Callable[[int, int, int], float]], ...] = (
     ("divided by d_h and not by its root", lambda d, h, g: 1 / d),
     ("multiplied by the root of d_h", lambda d, h, g: float(np.sqrt(d))),
@@ -106,6 +129,8 @@ def ways() -> Iterator[tuple[str, str, Way]]:
         yield "cache-scores-scaled-otherwise", f"Scores are {words}.", partial(scaled, factor)
     for words, order in HEADS:
         yield "cache-heads-in-another-order", f"Query head j reads head {words} of the cache.", partial(heads_in, order)
+    for words, end in ENDS:
+        yield "cache-mask-ends-elsewhere", f"Query i sees the tokens up to {words}.", partial(seeing, end)
     for by in (1, -1, 2, -2):
         cause = f"A window has {abs(by)} token{'s' * (abs(by) > 1)} too {'many' if by > 0 else 'few'}."
         yield "cache-window-of-another-size", cause, partial(windowed, by)

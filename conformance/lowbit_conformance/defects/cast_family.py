@@ -80,7 +80,7 @@ def single(mistakes: Iterator[tuple[str, str]]) -> tuple[str, str] | None:
 
 
 def of_casts(operation: str) -> Iterator[Defect]:
-    """All members: one step is wrong, the others are any of the right ones."""
+    """All members: one step is wrong, the others are any of the right ones; what is too large may wrap in a byte."""
     if operation != OPERATION:
         return
     for scale in SCALED:
@@ -95,7 +95,7 @@ def of_casts(operation: str) -> Iterator[Defect]:
                     if made is None:
                         continue
                     for way in (partial(divided_by, seen[2]), partial(times_the_inverse, seen[2])):
-                        for ending in (integer[2], partial(wrapped, integer[2])) if levels > 127 else (integer[2],):
+                        for ending in (integer[2], partial(clamped, 127, integer[2]), partial(wrapped, integer[2])):
                             cast: Callable[..., Any] = partial(in_eight, scale[2], levels, way, ending)
                             yield arithmetical(made[0], made[1], "", {OPERATION: cast})
     for integer in ROUNDED[:2]:

@@ -127,6 +127,10 @@ def every_result(clause: str, settings: Settings) -> Iterator[FormatCase]:
         yield replace(case, result=RESULTS[turn % 3])
     for _, case in shapes(clause, "lattice"):
         yield case
+    for table in FORMATS.values():  # more scales than one block of the second level holds, and a short one
+        if any(each.role == "scale" and str(each.shape[0]).count("//") > 1 for each in table.fields if each.shape):
+            options = options_of(table, 0)
+            yield FormatCase(clause, "edge", "nested", table.name, *fitted(table, 384, 136, options), options=options)
 
 
 @checks("formats.dequantize/C1", every_result)

@@ -191,11 +191,15 @@ def test_one_stored_score_above_all(backend: Remote, case: StoredCase) -> None:
 
 
 def bounded(clause: str, settings: Settings) -> Iterator[StoredCase]:
-    """Every pair of formats in every shape, and with scales of 0 in one."""
+    """Every pair of formats in every shape; in one of them with scales of 0, and with queries of every type."""
     yield from shapes(clause, "random")
     for case in shapes(clause, "edge", "zero-scales"):
         if case.length == SHAPES[1][1]:
             yield case
+    # A backend may declare one type of queries, and meet heads that have scales of their own in some type only.
+    for case in shapes(clause, "edge", "types"):
+        if case.length == SHAPES[1][1]:
+            yield from (replace(case, inputs=each) for each in INPUTS if each != case.inputs)
 
 
 @checks("attention.attend_stored/C3", bounded)
