@@ -1,5 +1,7 @@
 """The backend on an ARM processor that QEMU emulates, so that its kernels can be certified without one.
 
+The suite takes it as it takes any backend::
+
     lowbit conformance lowbit_cppyy.emulation:Neon
     lowbit conformance lowbit_cppyy.emulation:NeonDot
 
