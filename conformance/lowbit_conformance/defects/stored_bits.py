@@ -202,6 +202,21 @@ def other_steps(begin: int, steps: Integers) -> Iterator[tuple[int, Integers]]:
             yield begin, steps[[b for run in order for b in run]]
 
 
+def other_digits(steps: Integers) -> Iterator[Integers]:
+    """Steps of loops that shift inside a byte by another digit of i: two are exchanged, or one follows both.
+
+    >>> [each.tolist() for each in other_digits(np.array([8, 4]))]
+    [[4, 8], [12, 0]]
+    """
+    for b in map(int, np.flatnonzero(np.abs(steps) < 8)):
+        for c in range(len(steps)):
+            if b != c:
+                exchanged, joined = steps.copy(), steps.copy()
+                exchanged[b], exchanged[c] = steps[c], steps[b]
+                joined[b], joined[c] = 0, steps[b] + steps[c]
+                yield from (exchanged, joined)
+
+
 def of_pieces(place: Place) -> Named:
     """Pieces that begin elsewhere, in all integers or where one binary digit is given."""
     for first, count in place.pieces:
@@ -216,13 +231,14 @@ def of_pieces(place: Place) -> Named:
         zero = 8 * (begin // 8)
         right = written(begin - zero, steps, runs)
         which = "" if len(place.pieces) == 1 else f" (of its bits {first} to {first + count - 1})"
-        for other_begin, other in other_steps(begin, steps):
+        partly = [(other_begin, other, len(steps)) for other_begin, other in other_steps(begin, steps)]
+        for other_begin, other, conditions in [*partly, *((begin, other, 0) for other in other_digits(steps))]:
             wrong = summed(other_begin, other)
             if (wrong < 0).any() or np.array_equal(wrong, starts):
                 continue
             said = written(other_begin - zero, other, runs)
             cause = f"Number i = {i} of {place.row.name}{which} is read from bit {said} where bit {right} is right"
-            for digit, value in ((0, None), *((b, v) for b in range(len(steps)) for v in (0, 1))):
+            for digit, value in ((0, None), *((b, v) for b in range(conditions) for v in (0, 1))):
                 there = np.ones(len(starts), bool) if value is None else (np.arange(len(starts)) >> digit & 1) == value
                 taken = np.where(there, wrong, starts)
                 if np.array_equal(taken, starts):
