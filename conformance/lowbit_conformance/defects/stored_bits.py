@@ -321,8 +321,12 @@ def moved(by: int, own: Integers, octets: Integers) -> Integers:
     return own + by
 
 
+def without(bit: int, own: Integers, octets: Integers) -> Integers:
+    return own & ~(1 << bit)
+
+
 def of_integers(place: Place) -> Named:
-    """Masks that are forgotten, and small scales that are off by a number."""
+    """Masks that are forgotten or too short, and small scales that are off by a number."""
     name, role = place.row.name, place.row.role
     found = {1 + int((np.diff(row) != 1).sum()) for row in place.bits}
     counts = found if len(found) > 1 else set()
@@ -336,6 +340,9 @@ def of_integers(place: Place) -> Named:
             change = partial(by_integers, place, partial(unmasked, place, which, among, wide))
             yield f"stored-{role}-not-masked", cause, change
     if role == "scale":
+        for bit in range(place.bits.shape[1]):
+            cause = f"Bit {bit} of the {place.what} in the field {name} is lost."
+            yield f"stored-{role}-without-a-bit", cause, partial(by_integers, place, partial(without, bit))
         for by in (1, -1, 8, -8, 16, -16, 32, -32, 64, -64, 128, -128):
             cause = f"The {place.what} of {name} are {abs(by)} too {'high' if by > 0 else 'low'}."
             yield f"stored-{role}-off-by-a-number", cause, partial(by_integers, place, partial(moved, by))
