@@ -417,9 +417,12 @@ def test_cast_products_within_the_bound(backend: Remote, case: FormatCase, recor
     assert_cast_bounded(backend, case, record_property, cast_of(case, powers=False))
 
 
-def assert_cast_bounded(backend: Remote, case: FormatCase, record_property: Record, x: Stored) -> None:
+def assert_cast_bounded(
+    backend: Remote, case: FormatCase, record_property: Record, x: Stored, weights: Stored | None = None
+) -> None:
+    """A product of stored activations and these weights, or random ones, is within its bound."""
     __tracebackhide__ = True
-    weights = drawn(case, powers=False)
+    weights = drawn(case, powers=False) if weights is None else weights
     given = backend.run(case.operation, x, weights, case.result)
     exact = multiplied(x.values.T, weights)
     bound = limit_of(
