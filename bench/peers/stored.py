@@ -24,7 +24,7 @@ ACTIVATIONS: Mapping[str, str] = MappingProxyType({"q4_1": "q8_1", "q5_1": "q8_1
 def format_of(kind: str) -> str:
     """The specification's name of a type of ggml."""
     name = kind.lower()
-    return name if name in FORMATS else f"gguf-{name}"
+    return own if (own := f"gguf-{name}") in FORMATS else name
 
 
 def activations_of(kind: str) -> str:
