@@ -154,21 +154,17 @@ def blocks_entries(backend: str, kernel: str) -> Iterator[Entry]:
 
 
 def entries() -> Iterator[Entry]:
-    for format in TYPES:
-        if format not in ACTIVATIONS[1:]:
-            limits = {"format": format, "result": "float32"}
-            yield Entry("to_float", "dequantize", "formats.dequantize", limits, arrays="numpy")
-        if format in WRITTEN:
-            limits = {"format": format, "inputs": "float32"}
-            yield Entry("ggml_quantize_chunk", "written", "formats.quantize", limits, arrays="numpy")
-        if format in ACTIVATIONS:
-            limits = {"format": format, "inputs": "float32"}
-            yield Entry("from_float", "cast", "formats.quantize", limits, arrays="numpy")
+    read = tuple(name for name in TYPES if name not in ACTIVATIONS[1:])
+    for kernel, function, operation, limits in (
+        ("to_float", "dequantize", "formats.dequantize", {"format": read, "result": "float32"}),
+        ("ggml_quantize_chunk", "written", "formats.quantize", {"format": WRITTEN, "inputs": "float32"}),
+        ("from_float", "cast", "formats.quantize", {"format": ACTIVATIONS, "inputs": "float32"}),
+    ):
+        yield Entry(kernel, function, operation, limits, arrays="numpy")
     exact = Arithmetic("factored", weights="exact")
     for activations, formats in zip(ACTIVATIONS, (BY_Q8_0, BY_Q8_1, BY_Q8_K), strict=True):
-        for format in formats:
-            limits = {"format": format, "activations": activations, "result": "float32"}
-            yield Entry("vec_dot", "product", "linear.gemm_cast", limits, exact, arrays="numpy")
+        types = {"format": formats, "activations": activations, "result": "float32"}
+        yield Entry("vec_dot", "product", "linear.gemm_cast", types, exact, arrays="numpy")
     yield from blocks_entries("ggml", "backend ggml: Q4_0, Q4_1, Q8_0")
 
 

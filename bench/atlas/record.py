@@ -36,7 +36,7 @@ def recorded(module: str, entry: Entry, case: str | None = None) -> tuple[dict[s
 
 def row_of(entry: Entry, report: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of an entry."""
-    kinds = findings(report["failures"])
+    kinds = findings(report["failures"], several=len(entry.formats) > 1)
     rows = [each for each in report["operations"] if each["operation"] == entry.operation]
     return {
         "kernel": entry.kernel,
@@ -87,12 +87,18 @@ def arithmetic_of(entry: Entry) -> str:
     return f"{told.form}, weights {told.weights}, sums {told.accumulator}{promoted}"
 
 
-def findings(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Failures of one kind together: the one of the smallest case, how many there are, and what they have in common."""
+def findings(failures: list[dict[str, Any]], several: bool = False) -> list[dict[str, Any]]:
+    """Failures of one kind together: the one of the smallest case, how many there are, and what they have in common.
+
+    Args:
+        failures: as the report has them.
+        several: whether the entry has several formats, so that those that fail are named.
+    """
     kinds: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for failure in failures:
         kinds.setdefault(kind_of(failure), []).append(failure)
-    return [finding(clause, verdict, alike) for (clause, verdict, _), alike in kinds.items()]
+    hidden = SHAPE if several else (*SHAPE, "format")
+    return [finding(clause, verdict, alike, hidden) for (clause, verdict, _), alike in kinds.items()]
 
 
 def kind_of(failure: dict[str, Any]) -> tuple[str, str, str]:
@@ -109,10 +115,10 @@ def clause_of(case: str) -> str:
     return case.partition("/")[2].partition("/")[0] or "loading"
 
 
-def finding(clause: str, verdict: str, alike: list[dict[str, Any]]) -> dict[str, Any]:
+def finding(clause: str, verdict: str, alike: list[dict[str, Any]], hidden: tuple[str, ...]) -> dict[str, Any]:
     """Failures of one kind, by the smallest matrix that shows it."""
     smallest = min(alike, key=size_of)
-    names = {name for each in alike for name in each["parameters"] if name not in (*SHAPE, "format")}
+    names = {name for each in alike for name in each["parameters"] if name not in hidden}
     return {
         "clause": clause,
         "verdict": verdict,

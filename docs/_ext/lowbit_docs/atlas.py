@@ -71,7 +71,8 @@ def matrix(reports: list[dict[str, Any]], causes: list[dict[str, Any]]) -> list[
         project = nodes.reference("", f"{report['project']} {version_of(report)}", refid=anchor(report), internal=True)
         defects = [each for each in causes if concerns(each, report) and each["whose"] == "defect"]
         for format, alike in by_format(report["rows"]).items():
-            at = {column: [row for row in alike if column in columns_of(row)] for column in COLUMNS}
+            own = [row | {"findings": [each for each in row["findings"] if meets(each, format)]} for row in alike]
+            at = {column: [row for row in own if column in columns_of(row)] for column in COLUMNS}
             cells = [marks(rows, defects, anchor(report)) for rows in at.values()]
             shown.append([[project.deepcopy()], [nodes.literal("", format)], *cells])
     return shown
@@ -84,6 +85,11 @@ def by_format(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
         for format in row["formats"]:
             found.setdefault(format, []).append(row)
     return found
+
+
+def meets(found: dict[str, Any], format: str) -> bool:
+    """Whether a failure was seen with a format: those of a row of one format do not name it."""
+    return format in found["parameters"].get("format", [format])
 
 
 def columns_of(row: dict[str, Any]) -> tuple[str, ...]:
