@@ -1,6 +1,6 @@
 """auto-round-lib: the kernels of AutoRound, which are Intel's for weights in 8 bits with a scale for each output.
 
-Source: the comments on ``woqgemm_s8`` in ``auto_round_kernel``, which say types and shapes and nothing on the arithmetic.
+Source: the comments on ``woqgemm_s8`` in ``auto_round_kernel``: types and shapes, and nothing on the arithmetic.
 """
 
 from typing import Any

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from atlas.entry import Entry, Project, library
-
 from lowbit.backend import Range
 
 torch = library("torch")

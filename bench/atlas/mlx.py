@@ -1,4 +1,4 @@
-"""MLX: its CPU build, MX and affine weights. Affine ones are what KIVI stores for values: codes along K, scale and minimum.
+"""MLX: its CPU build, MX and affine weights. Affine ones are what KIVI stores for values: codes, scale and minimum.
 
 Sums are declared as float32, as for the other projects: MLX's documentation says nothing about them.
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from atlas.entry import RESULTS, Entry, Project, library
 
+from atlas.entry import RESULTS, Entry, Project, library
 from lowbit.arrays import Array
 from lowbit.backend import Range
 
@@ -64,11 +64,13 @@ def affine_product(x: Array, codes: Array, scale: Array, minimum: Array, bits: i
 
 
 def entries() -> Iterator[Entry]:
+    """Each product is also tried with one row."""
+    sizes: dict[str, object] = {"group_size": GROUPS, "rows": Range(128)}
     for format in MODES:
-        limits = {"format": format, "result": RESULTS}
+        limits: dict[str, object] = {"format": format, "result": RESULTS}
         yield Entry("dequantize", "microscaled", "formats.dequantize", limits, arrays="numpy")
     for format, scales in AFFINE.items():
-        limits = {"format": format, "result": scales, "group_size": GROUPS, "rows": Range(128)}
+        limits = {"format": format, "result": scales} | sizes
         yield Entry("dequantize, affine", "affine", "formats.dequantize", limits, arrays="numpy")
     for operation in ("linear.gemv", "linear.gemm"):
         for format in MODES:
@@ -76,8 +78,7 @@ def entries() -> Iterator[Entry]:
                 limits = {"format": format, "activations": type, "result": type}
                 yield Entry("quantized_matmul", "microscaled_product", operation, limits, arrays="numpy")
         for format, scales in AFFINE.items():
-            limits = {"format": format, "activations": scales, "result": scales, "group_size": GROUPS}
-            limits |= {"rows": Range(128)}
+            limits = {"format": format, "activations": scales, "result": scales} | sizes
             yield Entry("quantized_matmul, affine", "affine_product", operation, limits, arrays="numpy")
 
 

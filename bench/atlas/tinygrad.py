@@ -1,5 +1,7 @@
 """tinygrad: blocks of GGUF files to numbers, on its CPU device, whose kernels LLVM compiles in this process.
 
+LLVM is a library of the system (15 or later), and no package of Python.
+
 Source: ``tinygrad/llm/gguf.py`` (ggml_data_to_tensor).
 """
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from atlas.entry import RESULTS, Entry, Project, library
-
 from lowbit.backend import Range
 
 torch = library("torch")
@@ -38,7 +37,9 @@ def mxfp8_e5m2(elements: Any, scale: Any, result: str) -> Any:
 
 
 def nvfp4(weight: Any, weight_scale: Any, weight_scale_2: Any, result: str) -> Any:
-    tensor = nvfp4_tensor.NVFP4Tensor(weight, weight_scale, 16, torch.float32, per_tensor_scale=weight_scale_2)
+    tensor = nvfp4_tensor.NVFP4Tensor(
+        weight, weight_scale, 16, torch.float32, per_tensor_scale=weight_scale_2.reshape(())
+    )
     return tensor.dequantize(getattr(torch, result)).T.contiguous()
 
 

@@ -52,6 +52,11 @@ def assert_exact(name: str, given: object, expected: Array) -> None:
         raise AssertionError(f"WRONG: {name}: {_where(different)}; {_values(different, array, expected)}")
 
 
+def unsigned_zeros(numbers: Array) -> Array:
+    """With every zero positive: whether s (q - z) or s q - s z is computed decides its sign."""
+    return np.where(numbers == 0, np.zeros((), numbers.dtype), numbers)
+
+
 def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}").reshape(array.shape)
 

@@ -105,8 +105,9 @@ def activation_options(name: str) -> tuple[tuple[str, int], ...]:
 
 
 NONE: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-Codes = Literal["usual", "patterns", "largest"]
-"""How codes are drawn: integers as any bits and floats of usual sizes, floats as any bits too, or all the largest."""
+Codes = Literal["usual", "cast", "patterns", "largest"]
+"""How codes are drawn: integers as any bits and floats of usual sizes; signed bytes from -127, as casts give them;
+floats as any bits too; or all the largest."""
 
 
 def drawn(
@@ -150,6 +151,8 @@ def wide_scales(table: Format) -> list[Field]:
 def other_codes(row: Field, usual: Array, rng: np.random.Generator, codes: Codes) -> Array:
     """Codes that are drawn otherwise, where that means something for their type."""
     floats = row.dtype in FLOATS
+    if codes == "cast" and usual.dtype == np.int8:
+        return np.maximum(usual, np.int8(-127))
     if codes == "patterns" and floats:
         kind = FLOATS[row.dtype]
         finite = np.flatnonzero(np.isfinite(kind.values)).astype(kind.pattern_dtype)

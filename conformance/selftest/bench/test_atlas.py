@@ -157,7 +157,7 @@ def test_causes_are_whole() -> None:
 
 
 def test_the_page_has_every_project_and_every_mark(page: Any) -> None:
-    """A row for each project and format; a defect is red, a choice is not; each row of the data is in a section."""
+    """A row for each project and format; a defect is red, what nobody explained grey; sections have all rows."""
     reports = [report_of(file) for file in FILES]
     rows = page.matrix(reports, CAUSES)
     assert len(rows) == sum(len(page.by_format(report["rows"])) for report in reports)
@@ -170,6 +170,7 @@ def test_the_page_has_every_project_and_every_mark(page: Any) -> None:
     row = {"kernel": "k", "function": "f", "operation": "linear.gemv", "types": [], "findings": [{"clause": "C1"}]}
     cause = {"rows": [["f", "*", "*"]], "whose": "defect"}
     assert [each["classes"] for each in page.marks([row], [cause], "x")] == [["atlas-red"]]
-    assert [each["classes"] for each in page.marks([row], [], "x")] == [["atlas-amber"]]
+    assert [each["classes"] for each in page.marks([row], [cause | {"whose": "choice"}], "x")] == [["atlas-amber"]]
+    assert [each["classes"] for each in page.marks([row], [], "x")] == [["atlas-grey"]]
     (green,) = page.marks([row | {"findings": []}], [cause], "x")
     assert isinstance(green, nodes.inline) and green.astext() == "✓"

@@ -69,11 +69,11 @@ def matrix(reports: list[dict[str, Any]], causes: list[dict[str, Any]]) -> list[
     shown: list[list[Cell]] = []
     for report in reports:
         project = nodes.reference("", f"{report['project']} {version_of(report)}", refid=anchor(report), internal=True)
-        defects = [each for each in causes if concerns(each, report) and each["whose"] == "defect"]
+        said = [each for each in causes if concerns(each, report)]
         for format, alike in by_format(report["rows"]).items():
             own = [row | {"findings": [each for each in row["findings"] if meets(each, format)]} for row in alike]
             at = {column: [row for row in own if column in columns_of(row)] for column in COLUMNS}
-            cells = [marks(rows, defects, anchor(report)) for rows in at.values()]
+            cells = [marks(rows, said, anchor(report)) for rows in at.values()]
             shown.append([[project.deepcopy()], [nodes.literal("", format)], *cells])
     return shown
 
@@ -108,16 +108,15 @@ def columns_of(row: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"× {each}" for each in row["types"])
 
 
-def marks(rows: list[dict[str, Any]], defects: list[dict[str, Any]], place: str) -> list[nodes.Node]:
-    """A mark for each kernel: its clauses that fail, or that none does; a defect has a mark of its own."""
+def marks(rows: list[dict[str, Any]], causes: list[dict[str, Any]], place: str) -> list[nodes.Node]:
+    """A mark for each kernel: its clauses that fail, or that none does; see `mark_of`."""
     kernels: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         kernels.setdefault(row["kernel"], []).append(row)
     shown: list[nodes.Node] = []
     for alike in kernels.values():
         failed = sorted({each["clause"] for row in alike for each in row["findings"]})
-        broken = any(explains(cause, row) for cause in defects for row in alike if row["findings"])
-        mark, kind = ("✗", "atlas-red") if broken else ("○", "atlas-amber") if failed else ("✓", "atlas-green")
+        mark, kind = mark_of(alike, causes)
         shown += [nodes.Text(" ")] if shown else []
         if failed:
             text = f"{mark} {', '.join(failed)}"
@@ -125,6 +124,23 @@ def marks(rows: list[dict[str, Any]], defects: list[dict[str, Any]], place: str)
         else:
             shown.append(nodes.inline("", mark, classes=[kind]))
     return shown
+
+
+def mark_of(rows: list[dict[str, Any]], causes: list[dict[str, Any]]) -> tuple[str, str]:
+    """The mark of a kernel's rows and its class: a failure that nothing explains is not called a choice.
+
+    >>> row = {"function": "f", "operation": "linear.gemv", "types": ["float32"], "findings": [{"clause": "C1"}]}
+    >>> cause = {"rows": [["f", "*", "float32"]], "whose": "choice"}
+    >>> mark_of([row], []), mark_of([row], [cause]), mark_of([row | {"findings": []}], [])
+    (('?', 'atlas-grey'), ('○', 'atlas-amber'), ('✓', 'atlas-green'))
+    """
+    failing = [row for row in rows if row["findings"]]
+    whose = [[cause["whose"] for cause in causes if explains(cause, row)] for row in failing]
+    if any("defect" in each for each in whose):
+        return "✗", "atlas-red"
+    if not all(whose):
+        return "?", "atlas-grey"
+    return ("○", "atlas-amber") if failing else ("✓", "atlas-green")
 
 
 # **A section.**

@@ -13,6 +13,8 @@ rounded to its type; what a kernel rounds on the way, it declares.
 
 **Activations may be stored too.** Kernels of integers cast a row of activations to codes first, for example to Q8_0.
 A cast is discontinuous, so it is an operation of its own (`formats.quantize`), and the product starts from its result.
+No cast gives the 8-bit code -128. A kernel may rely on that: ggml's kernels for x86 move the sign of a weight to the
+activation, and -128 has no negative in 8 bits.
 
 Source: the sum is that of a linear layer; the formats name their owners.
 """
@@ -77,7 +79,7 @@ def gemm_cast(x: Stored, weights: Stored, result: Result = "float32") -> F64:
     """``Y = X W`` for activations that are stored in a format themselves.
 
     Args:
-        x: K × T: each vector of activations is one column.
+        x: K × T: each vector of activations is one column. A backend promises nothing where a code of 8 bits is -128.
         weights: K × N.
         result: the type of a backend's result.
 
@@ -109,6 +111,7 @@ BOUND = (
     "For finite inputs without overflow, each element differs from X W by at most the bound derived from the declared "
     "arithmetic and the type of the result."
 )
+CODES = "Codes of 8 bits in x lie from -127 to 127, as casts give them."
 ROWS = "The result has the type that was asked for; row t depends on nothing but row t of X and the matrix."
 NAN = "A NaN or an infinity in a row of X makes every element of that row of the result NaN or infinite."
 
@@ -139,5 +142,5 @@ operation(
     promise=BOUNDED,
     source="the owners of the formats",
     parameters=_parameters,
-    clauses={"C1": SUM, "C2": BOUND, "C3": ROWS},
+    clauses={"C1": f"{SUM} {CODES}", "C2": f"{BOUND} {CODES}", "C3": ROWS},
 )

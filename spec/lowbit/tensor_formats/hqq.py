@@ -21,6 +21,9 @@ as high as the padded matrix demands, and the last may be padding in part or who
 
 Codes may also be viewed as floats; view them as integers first.
 
+**Computing in float16**, as hqq does by default, rounds twice: :math:`\mathrm{fl}(s\,\mathrm{fl}(q - z))`. A kernel
+whose result is float16 may do the same.
+
 **Quantised scales and zeros** (``-meta``) are what Mixtral was published with, so that groups of 16 can be afforded.
 Scales are 8-bit codes in groups of ``scale_group``, reshaped along axis 0 whatever the axis of the weights: with M
 groups, number *f* belongs to group *f* mod M. Zeros are 8-bit codes, too, in a single group. Each group has a float16
@@ -34,14 +37,19 @@ rounded there, far below any bound.
 Source: hqq ``core/bitpack.py`` (BitPack) and ``core/quantize.py`` (Quantizer.quantize, Quantizer.dequantize).
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from lowbit.arrays import F64, Array
+from lowbit.numbers.floats import rounded
 from lowbit.tensor_formats.bits import exact
-from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+
+CodesOf = Callable[[Tensors, Sizes], npt.NDArray[np.int64]]
+"""From fields to the codes of the new matrix."""
 
 SLABS = 10
 """The codes of 3 bits in a word."""
@@ -69,13 +77,22 @@ def _terms(codes: npt.NDArray[np.int64], tensors: Tensors, at: Sizes) -> Terms:
     return Terms(products.reshape(at.N, at.K).T, offsets.reshape(at.N, at.K).T)
 
 
-def _bytes(tensors: Tensors, at: Sizes) -> Terms:
-    return _terms(slabs(tensors["W_q"], at["bits"], 8 // at["bits"]), tensors, at)
+def _bytes(tensors: Tensors, at: Sizes) -> npt.NDArray[np.int64]:
+    return slabs(tensors["W_q"], at["bits"], 8 // at["bits"])
 
 
-def _words(axis: int, tensors: Tensors, at: Sizes) -> Terms:
+def _words(axis: int, tensors: Tensors, at: Sizes) -> npt.NDArray[np.int64]:
     rows = at["group_size"] if axis == 0 else at.N * at.K // at["group_size"]
-    return _terms(slabs(tensors["W_q"], 3, SLABS)[:rows], tensors, at)
+    return slabs(tensors["W_q"], 3, SLABS)[:rows]
+
+
+def _decode(codes_of: CodesOf, tensors: Tensors, at: Sizes) -> Terms:
+    return _terms(codes_of(tensors, at), tensors, at)
+
+
+def _stepwise(codes_of: CodesOf, tensors: Tensors, at: Sizes) -> Array:
+    differences = rounded(codes_of(tensors, at) - exact(tensors["zero"]), "float16")
+    return rounded(exact(tensors["scale"]) * exact(differences), "float16").reshape(at.N, at.K).T
 
 
 GROUPS = "N*K/group_size"
@@ -107,13 +124,14 @@ def _format(axis: int, *, words: bool = False, meta: bool = False) -> Format:
         packed = Field(
             "W_q", "uint8", (f"{high}*bits/8", wide), "codes", "slabs of rows, the first in the highest bits"
         )
-    decode: Decode = partial(_words, axis) if words else _bytes
+    codes_of: CodesOf = partial(_words, axis) if words else _bytes
     options: dict[str, tuple[int, ...] | None] = {} if words else {"bits": (4, 2, 8, 1)}
     return Format(
         name=f"hqq-axis{axis}" + "-3bit" * words + "-meta" * meta,
         title=f"HQQ along axis {axis}" + ", 3 bits" * words + ", quantised scales" * meta,
         fields=(packed, *_numbers(axis, meta)),
-        decode=decode,
+        decode=partial(_decode, codes_of),
+        stepwise=None if meta else partial(_stepwise, codes_of),
         options=options | {"group_size": None} | ({"scale_group": None} if meta else {}),
         source="hqq, core/bitpack.py and core/quantize.py",
         traps=(

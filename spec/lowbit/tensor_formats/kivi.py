@@ -26,6 +26,9 @@ Scales and minima have the type of the model, float16 or, in formats that end in
 rounds the scale and the minimum at the end. Both are right, and a call keeps to one. A group of one number
 throughout has the scale 0, by which KIVI divides; its codes are 0 here.
 
+**Computing in 16 bits**, as KIVI does, rounds twice: :math:`\mathrm{fl}(\mathrm{fl}(s\,q) + \min x)`. A kernel whose
+result has the type of the scales may do the same, and so does MLX, whose affine weights are these values.
+
 Source: KIVI (arXiv 2402.02750) §3.2 and its ``new_pack.py`` (``triton_quantize_and_pack_along_last_dim``).
 """
 
@@ -37,7 +40,7 @@ from lowbit.arrays import F32, F64, Array
 from lowbit.numbers.floats import Name, rounded
 from lowbit.tensor_formats.bits import exact, join, stream
 from lowbit.tensor_formats.casts import kept_in
-from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
+from lowbit.tensor_formats.table import Decode, Field, Format, Sizes, Tensors, Terms
 
 
 def _along(count: int, words: Array, scale: Array, minimum: Array, size: int, bits: int) -> Terms:
@@ -54,6 +57,11 @@ def _keys(tensors: Tensors, at: Sizes) -> Terms:
 def _values(tensors: Tensors, at: Sizes) -> Terms:
     found = _along(at.K, tensors["codes"], tensors["scale"], tensors["minimum"], at["group_size"], at["bits"])
     return Terms(found.products.T, np.asarray(found.offsets).T)
+
+
+def _stepwise(type: Name, decode: Decode, tensors: Tensors, at: Sizes) -> Array:
+    terms = decode(tensors, at)
+    return rounded(exact(rounded(terms.products, type)) + terms.offsets, type)
 
 
 # **Casts.** Lines are channels for keys and tokens for values; a short last group repeats its last number.
@@ -108,6 +116,7 @@ def keys_of(type: Name) -> Format:
             Field("minimum", type, ("K", "N//tokens"), "zero", "the least number of the group"),
         ),
         decode=_keys,
+        stepwise=partial(_stepwise, type, _keys),
         encode={name: partial(_encode_keys, type, steps) for name, steps in choices_of(type).items()},
         options={"bits": (2, 4), "tokens": None},
         source=SOURCE,
@@ -126,6 +135,7 @@ def values_of(type: Name) -> Format:
             Field("minimum", type, ("N", "G"), "zero", "the least number of the group"),
         ),
         decode=_values,
+        stepwise=partial(_stepwise, type, _values),
         encode={name: partial(_encode_values, type, steps) for name, steps in choices_of(type).items()},
         options={"bits": (2, 4), "group_size": None},
         source=SOURCE,

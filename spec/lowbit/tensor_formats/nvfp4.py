@@ -15,6 +15,9 @@ nvfp4-pack          ``weight_global_scale``  :math:`P \cdot s_{block} / g`
 
 The quotient of the second is no float64 in general; it is rounded there, far below any bound.
 
+**Computing in float32**, as both owners do, rounds the scale of a block first, and then the element times it. A kernel
+may do the same, for a result of any type.
+
 **Casts** compute in float32 from the largest magnitudes: *a* of the tensor and :math:`m_b` of each block.
 
 =============== =================================== ===============================================================
@@ -49,11 +52,15 @@ from lowbit.tensor_formats.table import Field, Format, Sizes, Tensors, Terms
 BLOCK = 16
 
 
+def _elements_of(name: str, tensors: Tensors, at: Sizes) -> F64:
+    """N × blocks × 16."""
+    codes = from_pairs(tensors[name])
+    return decode(np.ascontiguousarray(codes).reshape(-1), "float4_e2m1fn").reshape(at.N, -1, BLOCK)
+
+
 def _in_blocks(name: str, tensors: Tensors, at: Sizes) -> F64:
     """N × K elements, each times the scale of its block."""
-    codes = from_pairs(tensors[name])
-    elements = decode(np.ascontiguousarray(codes).reshape(-1), "float4_e2m1fn").reshape(at.N, -1, BLOCK)
-    products: F64 = elements * exact(tensors["weight_scale"])[..., np.newaxis]
+    products: F64 = _elements_of(name, tensors, at) * exact(tensors["weight_scale"])[..., np.newaxis]
     return products.reshape(at.N, at.K)
 
 
@@ -63,6 +70,20 @@ def _multiplied(tensors: Tensors, at: Sizes) -> Terms:
 
 def _divided(tensors: Tensors, at: Sizes) -> Terms:
     return Terms((_in_blocks("weight_packed", tensors, at) / exact(tensors["weight_global_scale"])).T)
+
+
+def _in_float32(name: str, scales: F64, tensors: Tensors, at: Sizes) -> Array:
+    kept = exact(rounded(scales, "float32"))[..., np.newaxis]
+    return rounded(_elements_of(name, tensors, at) * kept, "float32").reshape(at.N, at.K).T
+
+
+def _multiplied_stepwise(tensors: Tensors, at: Sizes) -> Array:
+    return _in_float32("weight", exact(tensors["weight_scale"]) * exact(tensors["weight_scale_2"]), tensors, at)
+
+
+def _divided_stepwise(tensors: Tensors, at: Sizes) -> Array:
+    scales = exact(tensors["weight_scale"]) / exact(tensors["weight_global_scale"])
+    return _in_float32("weight_packed", scales, tensors, at)
 
 
 def _not_zero(tensors: Tensors, at: Sizes) -> None:
@@ -120,6 +141,7 @@ NVFP4 = Format(
         Field("weight_scale_2", "float32", (1,), "scale", "multiplied by every scale"),
     ),
     decode=_multiplied,
+    stepwise=_multiplied_stepwise,
     encode={"reference": _of_model_opt},
     source="ModelOpt, NVFP4QTensor",
 )
@@ -132,6 +154,7 @@ NVFP4_PACK = Format(
         Field("weight_global_scale", "float32", (1,), "scale", "divides every scale"),
     ),
     decode=_divided,
+    stepwise=_divided_stepwise,
     encode={"reference": _of_compressed_tensors},
     check=_not_zero,
     source="compressed-tensors, nvfp4-pack-quantized",

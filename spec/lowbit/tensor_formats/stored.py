@@ -5,7 +5,8 @@ construction checks all of them, so a kernel never sees bytes that its format do
 
 **Dequantising** gives each number in a floating-point type of the caller's choice. The exact number is rounded once, or
 to float32 first and from there to a type of 16 bits, since both are what dequantising kernels do; which of the two is
-the kernel's choice, the same for all of a call.
+the kernel's choice, the same for all of a call. Where the owner of a format applies scale and zero in steps and rounds
+each, its chapter says so, and that is a third choice: in float32 for any result, in 16 bits for a result of that type.
 
 **Quantising** is the way back, for formats whose owner says how numbers become codes: casts of activations, and the
 simple casts of weights. The result is exact, byte for byte: ggml computes in float32, and so does the reference. Where
@@ -29,7 +30,7 @@ from lowbit.contract.checks import check_choice
 from lowbit.contract.operation import EXACT, Parameters, operation
 from lowbit.contract.signature import FINITE, ONE_TYPE, Shape, checked
 from lowbit.errors import ArgumentError
-from lowbit.numbers.floats import rounded
+from lowbit.numbers.floats import FLOATS, rounded
 from lowbit.tensor_formats.table import Format, Sizes, Terms
 from lowbit.text import kind_of
 
@@ -191,6 +192,21 @@ def dequantize(weights: Stored, result: Result = "float32") -> Array:
     return rounded(weights.values, result)
 
 
+def dequantized(weights: Stored, result: Result) -> Iterator[Array]:
+    """What `dequantize` may give, K × N of the type of the result: each choice once, the reference first.
+
+    Args:
+        weights, result: as for `dequantize`, which checks them; not checked again.
+    """
+    yield rounded(weights.values, result)
+    if result != "float32":
+        yield rounded(rounded(weights.values, "float32").astype(np.float64), result)
+    if weights.table.stepwise is not None:
+        numbers = weights.table.stepwise(weights.table.fields_of(weights.by_name), weights.sizes)
+        if numbers.dtype in (np.float32, FLOATS[result].dtype):
+            yield rounded(numbers.astype(np.float64), result)
+
+
 operation(
     "formats.dequantize",
     "Stored matrix to numbers",
@@ -199,7 +215,8 @@ operation(
     source="the owners of the formats",
     clauses={
         "C1": "Each element is the number that the format's table gives, rounded once to the type of the result, or "
-        "to float32 and then to that type; the same way in every element of a call. A zero may have either sign.",
+        "to float32 and then to that type, or computed in the steps that the format's chapter names; the same way in "
+        "every element of a call. A zero may have either sign.",
         "C2": "The result is K × N of the type that was asked for, whatever the values of unused bits are.",
     },
 )

@@ -174,6 +174,7 @@ Tensors = Mapping[str, Array]
 The terms that a block format's `decode` returns are N × blocks × elements."""
 Decode = Callable[[Tensors, Sizes], Terms]
 Encode = Callable[[F64, Sizes], dict[str, Array]]
+Stepwise = Callable[[Tensors, Sizes], Array]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,6 +196,8 @@ class Format:
         traps: what kernels get wrong, a sentence each.
         spread: fields of a block whose bits have no field of their own in its record, as test inputs draw them.
         sums: for activations whose blocks store their sum: reads it, float64, N × blocks.
+        stepwise: from fields to numbers K × N, as the owner's code computes them: each step rounded to the dtype of the
+            result. None where that gives the exact number, rounded once.
         complete: makes one matrix of fields that test inputs draw independently: puts the bits of `spread` in their
             places, and makes sums agree with what they sum.
     """
@@ -211,6 +214,7 @@ class Format:
     traps: tuple[str, ...] = ()
     spread: tuple[Field, ...] = ()
     sums: Callable[[Tensors], F64] | None = None
+    stepwise: Stepwise | None = None
     complete: Callable[[Tensors, Sizes], dict[str, Array]] | None = None
 
     @cached_property

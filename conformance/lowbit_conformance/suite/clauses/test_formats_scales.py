@@ -45,7 +45,7 @@ from lowbit_conformance.suite.clauses.test_formats import (
     share_of,
 )
 from lowbit_conformance.suite.clauses.test_formats_extremes import common_options
-from lowbit_conformance.suite.format_inputs import FormatCase, activations, allows, drawn, wide_scales
+from lowbit_conformance.suite.format_inputs import Codes, FormatCase, activations, allows, drawn, wide_scales
 from lowbit_conformance.suite.marking import Settings, checks
 
 BLOCKS = 3
@@ -216,7 +216,7 @@ def magnitude(matrix: Stored) -> int:
     return ceil(log2(float(matrix.terms.magnitudes.max())))
 
 
-def with_factor(case: FormatCase, factor: int | None, end: int) -> Stored:
+def with_factor(case: FormatCase, factor: int | None, end: int, codes: Codes = "usual") -> Stored:
     """The matrix with its wide scales 2^factor and the powers of two next to it, inwards; without a factor all 1.
 
     A scale that divides has the inverse.
@@ -224,7 +224,7 @@ def with_factor(case: FormatCase, factor: int | None, end: int) -> Stored:
     names, sign = fields_of(case, case.table), sign_of(case.format, fields_of(case, case.table))
     inwards = (1, -1)[end]
     exponents = [0] if factor is None else [sign * (factor + inwards * step) for step in range(STEPS)]
-    return drawn(case, powers=True, scales=dict.fromkeys(names, tuple(exponents)))
+    return drawn(case, powers=True, codes=codes, scales=dict.fromkeys(names, tuple(exponents)))
 
 
 def balanced(case: FormatCase, power: int) -> F64:
@@ -295,7 +295,7 @@ def cast_extreme(case: FormatCase, end: int, declared: Arithmetic) -> tuple[Stor
         of = cast_case(case)
         power = magnitude(weights)
         factor, _ = factors(case, of, Reach(power, power), declared)[end]
-        return weights, with_factor(of, factor, end)
+        return weights, with_factor(of, factor, end, "cast")
     power = magnitude(x)
     factor, _ = factors(case, case, Reach(power, power), declared)[end]
     return with_factor(case, factor, end), x
