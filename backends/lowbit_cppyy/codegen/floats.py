@@ -7,6 +7,7 @@ Source: QIGen §3, algorithms 2 and 3.
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
 from lowbit_cppyy.codegen.steps import (
@@ -14,7 +15,7 @@ from lowbit_cppyy.codegen.steps import (
     advance,
     epilogue,
     load_words,
-    prefetch,
+    prefetched,
     tile_of,
     words_of,
     x_elements,
@@ -44,10 +45,10 @@ def _group(recipe: Recipe, lanes: int) -> Iterator[Step]:
 def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
     """The units of one loop iteration."""
     products = _looked_up if recipe.method == "sums" else _multiplied
+    elements = recipe.unit_words * recipe.panel
     for number in range(recipe.unroll):
-        yield from prefetch(recipe, number * recipe.unit_words)
-        yield from load_words(recipe, lanes, number)
-        yield from products(recipe, number)
+        unit = chain(load_words(recipe, lanes, number), products(recipe, number))
+        yield from prefetched(recipe, unit, number * elements, elements)
     yield from advance(recipe.unroll * recipe.unit_words * recipe.panel)
     yield Advance("x", x_elements(recipe) * recipe.unroll * recipe.rows)
 

@@ -19,9 +19,10 @@ of at most 4 bits and 8-bit mantissas are small enough to add the eight sums of 
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from lowbit.kernels.program import Address, Advance, Comment, Element, Instruction, Loop, Step
-from lowbit_cppyy.codegen.steps import advance, epilogue, load_words, prefetch, tile_of, words_of, x_elements, zero
+from lowbit_cppyy.codegen.steps import advance, epilogue, load_words, prefetched, tile_of, words_of, x_elements, zero
 from lowbit_cppyy.codegen.unpacking import four_codes
 from lowbit_cppyy.recipe import Recipe
 
@@ -41,23 +42,28 @@ def segments_loop(recipe: Recipe, lanes: int) -> Loop:
 
 
 def _iteration(recipe: Recipe, lanes: int) -> Iterator[Step]:
-    """The units of one loop iteration: four codes are unpacked once and multiplied by the mantissas of each row."""
-    quarters = recipe.unit_codes // 4
+    """The units of one loop iteration."""
+    elements = recipe.unit_words * recipe.panel
     for number in range(recipe.unroll):
-        yield from prefetch(recipe, number * recipe.unit_words)
-        yield from load_words(recipe, lanes, number)
-        for quarter in range(quarters):
-            yield Comment(f"codes {4 * (number * quarters + quarter)} to {4 * (number * quarters + quarter) + 3}")
-            for r in range(recipe.rows):
-                offset = (number * quarters + quarter) * recipe.rows + r
-                yield Instruction("broadcast_int", f"x_{r}", (Address("x", offset),))
-            for j in range(recipe.registers):
-                steps, codes = four_codes(recipe.bits, quarter, words_of(recipe, j), f"a_{j}", f"b_{j}")
-                yield from steps
-                for r in range(recipe.rows):
-                    yield from _dot(recipe, f"d_{r}_{j}", codes, f"x_{r}")
-    yield from advance(recipe.unroll * recipe.unit_words * recipe.panel)
+        unit = chain(load_words(recipe, lanes, number), _multiplied(recipe, number))
+        yield from prefetched(recipe, unit, number * elements, elements)
+    yield from advance(recipe.unroll * elements)
     yield Advance("x", recipe.unroll * x_elements(recipe) * recipe.rows)
+
+
+def _multiplied(recipe: Recipe, number: int) -> Iterator[Step]:
+    """One unit: four codes are unpacked, then multiplied by the mantissas of each row."""
+    quarters = recipe.unit_codes // 4
+    for quarter in range(quarters):
+        yield Comment(f"codes {4 * (number * quarters + quarter)} to {4 * (number * quarters + quarter) + 3}")
+        for r in range(recipe.rows):
+            offset = (number * quarters + quarter) * recipe.rows + r
+            yield Instruction("broadcast_int", f"x_{r}", (Address("x", offset),))
+        for j in range(recipe.registers):
+            steps, codes = four_codes(recipe.bits, quarter, words_of(recipe, j), f"a_{j}", f"b_{j}")
+            yield from steps
+            for r in range(recipe.rows):
+                yield from _dot(recipe, f"d_{r}_{j}", codes, f"x_{r}")
 
 
 def _dot(recipe: Recipe, total: str, codes: str, mantissas: str) -> Iterator[Step]:

@@ -3,7 +3,8 @@
 `lowbit_cppyy.codegen.floats` and `lowbit_cppyy.codegen.integers` build the loops of the two contracts from them.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from lowbit.kernels.program import Address, Advance, Comment, Instruction, Step
@@ -64,23 +65,33 @@ class Streamed(Protocol):
     def panel(self) -> int: ...
 
     @property
-    def unit_words(self) -> int: ...
-
-    @property
     def ahead(self) -> int: ...
 
 
-def prefetch(recipe: Streamed, row: int) -> Iterator[Step]:
-    """Prefetch the lines at a fixed distance behind the rows of a unit: the processor's own prefetcher stops at a page.
+def prefetched(recipe: Streamed, steps: Iterable[Step], first: int, elements: int) -> Iterator[Step]:
+    """Steps, and between them prefetches of the lines that lie a fixed distance behind the elements that they read.
 
-    It takes whole rows of the panel, also where the tile is narrower, because the tiles beside it are next. With one
-    row of x each word is used once and should not evict the activations from the caches. With several rows a panel is
-    read once for each few of them.
+    The processor's own prefetcher stops at a page. It takes whole rows of the panel, also where the tile is narrower,
+    because the tiles beside it are next. With one row of x each word is used once and should not evict the activations
+    from the caches. With several rows a panel is read once for each few of them.
+
+    The prefetches are spread evenly. Side by side they would fill the buffers of the lines that are on their way, and
+    the loads behind them would wait.
+
+    Args:
+        recipe: any.
+        steps: without loops.
+        first, elements: of the stream of weights, from the pointer on.
     """
-    word = "prefetch_once" if recipe.rows == 1 else "prefetch"
-    if recipe.ahead:
-        for offset in range(row * recipe.panel, (row + recipe.unit_words) * recipe.panel, LINE):
-            yield Instruction(word, "", (Address("w", offset + recipe.ahead),))
+    word, body = "prefetch_once" if recipe.rows == 1 else "prefetch", list(steps)
+    lines = range(first, first + elements, LINE) if recipe.ahead else range(0)
+    due = defaultdict[int, list[int]](list)
+    for number, line in enumerate(lines):
+        due[number * len(body) // len(lines)].append(line)
+    for place, step in enumerate(body):
+        for line in due[place]:
+            yield Instruction(word, "", (Address("w", line + recipe.ahead),))
+        yield step
 
 
 # **The epilogue** of a group: its sums are scaled and offset, and added to y.

@@ -30,7 +30,7 @@ from lowbit.kernels.program import Address, Advance, Comment, Element, Instructi
 from lowbit_cppyy.caching import cached_property
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import function
-from lowbit_cppyy.codegen.steps import advance, prefetch, zero
+from lowbit_cppyy.codegen.steps import advance, prefetched, zero
 from lowbit_cppyy.codegen.unpacking import constants, four_codes, mask, unpack
 from lowbit_cppyy.layout.panels import row_elements
 from lowbit_cppyy.stored.layout import inner_rows, offset_elements, scale_elements
@@ -170,10 +170,16 @@ class _Writer:
     # A unit.
 
     def unit(self) -> Iterator[Step]:
-        """32 rows: their words, their products, and where runs end in it, their integers."""
+        """32 rows; then the pointers move past them."""
+        self.at = 0
+        yield from prefetched(self.recipe, self.rows_of_unit(), 0, self.unit_elements)
+        yield from advance(self.unit_elements)
+        yield Advance("x", self.at)
+
+    def rows_of_unit(self) -> Iterator[Step]:
+        """Their words, their products, and where runs end in it, their integers."""
         recipe = self.recipe
-        self.at, runs = 0, UNIT // recipe.run if recipe.run else 1
-        yield from prefetch(recipe, 0)
+        runs = UNIT // recipe.run if recipe.run else 1
         for row in range(recipe.unit_words):
             for j in range(recipe.registers):
                 yield Instruction("load_int", f"w{row}_{j}", (self.row(row * recipe.panel, j),))
@@ -185,8 +191,6 @@ class _Writer:
             yield from self.integers(codes) if recipe.integer else self.floats(codes)
             if recipe.run:
                 yield from self.end_of_run(run, runs)
-        yield from advance(self.unit_elements)
-        yield Advance("x", self.at)
 
     @property
     def unit_elements(self) -> int:
@@ -311,6 +315,16 @@ class _Writer:
         recipe, structure = self.recipe, self.structure
         total = "blk_{}_{}" if recipe.run else "acc_{}_{}_0"
         scale = scale_elements(structure, recipe.panel)
+        tail = scale + offset_elements(structure, recipe.panel)
+        yield from prefetched(recipe, self.scaled(total, scale), 0, tail)
+        yield from advance(tail)
+        if self.at:
+            yield Advance("x", self.at)
+            self.at = 0
+
+    def scaled(self, total: str, scale: int) -> Iterator[Step]:
+        """The sums of a group, scaled, and its offsets, which lie `scale` elements behind the scales."""
+        recipe, structure = self.recipe, self.structure
         yield Comment("y += d * blk")
         if structure.offset in ("number", "zero"):
             yield from self.sums()
@@ -322,10 +336,6 @@ class _Writer:
                 yield Instruction("fmadd", f"y_{r}_{j}", (total.format(r, j), f"s_{j}", f"y_{r}_{j}"))
             if recipe.sums:
                 yield from self.offset(scale, j)
-        yield from advance(scale + offset_elements(structure, recipe.panel))
-        if self.at:
-            yield Advance("x", self.at)
-            self.at = 0
 
     def offset(self, place: int, j: int) -> Iterator[Step]:
         """``y += o * X``; of zeros and minima the sums of activations are negative."""
