@@ -51,7 +51,6 @@ class StoredContestant(Contestant):
         self.nbytes = self._rotation.items[0].nbytes
         self.products, self.bursts = plan.products(self.nbytes), plan.bursts(self.nbytes)
         self._activations = activations_of(kind) if contract == "integer" else ""
-        self._quantize = backend.unchecked("formats.quantize")
 
     @property
     def store(self) -> object:
@@ -69,7 +68,7 @@ class StoredContestant(Contestant):
         for _ in range(self.products):
             matrix = self._rotation.next()
             if self._activations:
-                self._out = matrix.gemm_cast(self._quantize(self._x, self._activations))
+                self._out = matrix.cast_and_multiply(self._x, self._activations)
             elif len(self._x) == 1:
                 self._out = matrix.gemv(self._x[0])[None]
             else:

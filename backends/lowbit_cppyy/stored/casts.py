@@ -8,6 +8,7 @@ import numpy as np
 
 from lowbit.arrays import Activations
 from lowbit.backend import Declaration
+from lowbit.contract.checks import check_finite
 from lowbit.errors import ArgumentError
 from lowbit.tensor_formats.stored import FORMATS, RESULTS, Stored
 from lowbit_cppyy.caching import cached_property
@@ -15,40 +16,46 @@ from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.runtime.calls import FLOATS as NO_FLOATS
 from lowbit_cppyy.runtime.calls import Calls, done
 from lowbit_cppyy.runtime.compiler import Pool
-from lowbit_cppyy.stored.linear import TYPES, as_bytes
+from lowbit_cppyy.stored.types import TYPES, as_bytes
 
 KINDS: Mapping[str, int] = MappingProxyType(
     {"q8_0": 0, "q8_1": 1, "q8_k": 2, **dict.fromkeys(("int8-token", "int8-token-f16", "int8-token-bf16"), 3)}
 )
 """The formats, as ``cpp/casts.h`` numbers them."""
+SCALES: Mapping[str, int] = MappingProxyType({"int8-token-f16": 1, "int8-token-bf16": 2})
+"""The types of int8's scales, as ``cpp/stored.h`` numbers them; float32 where it is not named."""
 
-TOO_SMALL, TOO_LARGE = 6, 7
+TOO_SMALL, TOO_LARGE, NOT_FINITE = 6, 7, 8
 """Statuses of a cast."""
 
 Options = tuple[tuple[str, int], ...]
 
 
 class CastCalls(Calls):
-    """The function of ``cpp/casts.h``."""
+    """The functions of ``cpp/casts.h``."""
 
     def __init__(self, table: InstructionSet, pool: Pool) -> None:
         super().__init__("casts.h", table, pool)
         self.pool = pool.handle
         nothing = np.zeros(1, np.uint8)
-        self.cast: Callable[..., int] = self._function("cast_activations", 0, 0, nothing, 0, 0, 0, nothing, NO_FLOATS)
+        self.cast = self._function("cast_activations", 0, 0, nothing, 0, 0, 0, nothing, NO_FLOATS)
+        self.multiply = self._function("multiply_stored_cast", 0, 0, 0, 0, nothing, 0, nothing, 0, 0)
 
 
-def raise_for(status: int) -> None:
-    """Refuse numbers without a cast, as the specification does.
+def raise_for(status: int, x: Activations) -> None:
+    """Refuse numbers x without a cast, as the specification does.
 
     Raises:
-        ArgumentError: a block is so small that a quotient is infinite, or so large that its scale is.
+        ArgumentError: a number is not finite; a block is so small that a quotient is infinite, or so large that its
+            scale is.
         UnavailableError: no memory, a forked process, a closed backend.
     """
     if status == TOO_SMALL:
         raise ArgumentError("x", "a block of numbers so small that a quotient is infinite", "larger numbers, or zeros")
     if status == TOO_LARGE:
         raise ArgumentError("x", "a block whose scale or sum is infinite in its type", "smaller numbers")
+    if status == NOT_FINITE:
+        check_finite("x", x)
     done(status, None)
 
 
@@ -72,7 +79,7 @@ class Casts:
         scales = np.empty(count, np.float32)
         arguments = as_bytes(x), TYPES[x.dtype], count, rows, as_bytes(tensors[0]), scales
         if status := self._casts.cast(self._casts.pool, kind, *arguments):
-            raise_for(status)
+            raise_for(status, x)
         if len(tensors) > 1:
             with np.errstate(over="ignore"):
                 tensors[1][:, 0] = scales  # `Stored` refuses one that is infinite

@@ -8,28 +8,25 @@ from typing import Any
 
 import numpy as np
 
-from lowbit.arrays import F32, U8, Activations, Array
+from lowbit.arrays import F32, Activations, Array
 from lowbit.backend import Declaration
 from lowbit.backend.prepared_stored import PreparedStored
 from lowbit.contract.rounding import Arithmetic
-from lowbit.numbers.floats import FLOATS
 from lowbit.tensor_formats.stored import RESULTS, Stored
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.runtime import processor
 from lowbit_cppyy.runtime.compiler import FIRST_CALLS, TINY, Pool, preparing, raise_failure, runtime
 from lowbit_cppyy.stored.activations import StoredActivations
+from lowbit_cppyy.stored.casts import KINDS, SCALES, CastCalls, raise_for
 from lowbit_cppyy.stored.formats import GGUF, PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import layout_of
 from lowbit_cppyy.stored.parts import Parts
 from lowbit_cppyy.stored.recipe import default_recipe
+from lowbit_cppyy.stored.types import TYPES, as_bytes
 
 PANEL = 64
-TYPES: Mapping[np.dtype[Any], int] = MappingProxyType(
-    {FLOATS[name].dtype: number for number, name in enumerate(("float32", "float16", "bfloat16"))}
-)
-"""Of activations and results, as ``cpp/stored.h`` numbers them."""
 
 
 def roundings(rows: int, run: int) -> int:
@@ -103,9 +100,9 @@ class StoredRoute:
 class CppyyStored(PreparedStored):
     """A stored matrix in panels. A kernel is compiled when a product first needs it."""
 
-    def __init__(self, weights: Stored, table: InstructionSet, pool: Pool) -> None:
+    def __init__(self, weights: Stored, table: InstructionSet, pool: Pool, casts: Callable[[], CastCalls]) -> None:
         multiply, multiply_bytes = _functions()
-        self._multiply, self._multiply_bytes, self._table = multiply, multiply_bytes, table
+        self._multiply, self._multiply_bytes, self._table, self._casts = multiply, multiply_bytes, table, casts
         self._matrix = Matrix(PARTS[weights.format](weights), pool)
         super().__init__("cppyy", weights, self._matrix.layout.nbytes)
         self._routes: dict[tuple[Purpose, bool], StoredRoute] = {}
@@ -122,6 +119,13 @@ class CppyyStored(PreparedStored):
         arguments = as_bytes(codes), scales, each, as_bytes(out), TYPES[out.dtype], x.columns
         if status := self._multiply_bytes(self._matrix.handle, route, *arguments):
             raise_failure(status)
+
+    def _cast_and_multiply(self, x: Activations, activations: str, out: Array) -> None:
+        route = self._route("integer vector" if len(x) == 1 else "integer rows")
+        arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], len(x)
+        kinds = KINDS[activations], SCALES.get(activations, 0)
+        if status := self._casts().multiply(self._matrix.handle, route, *kinds, *arguments):
+            raise_for(status, x)
 
     def _product(self, x: Activations, out: Array, count: int, purpose: Purpose) -> None:
         arguments = as_bytes(x), TYPES[x.dtype], as_bytes(out), TYPES[out.dtype], count
@@ -141,11 +145,6 @@ class CppyyStored(PreparedStored):
                 made = StoredRoute(StoredKernel(recipe, self._table), self._matrix)
                 self._routes.setdefault((purpose, exact), made)
         return self._routes[purpose, exact].handle
-
-
-def as_bytes(array: Array) -> U8:
-    """The memory of an array, as cppyy takes it whatever its type is."""
-    return array.reshape(-1).view(np.uint8)
 
 
 def bytes_of(x: Stored) -> tuple[Array, F32, int]:
@@ -180,8 +179,9 @@ class StoredProducts:
     """The hooks of products with stored matrices."""
 
     _isa: str | None
+    _casts: CastCalls
     _require_pool: Callable[[], Pool]
 
     def _prepare_stored(self, weights: Stored) -> PreparedStored:
         table = processor.choose_table(self._isa)  # before anything is compiled
-        return CppyyStored(weights, table, self._require_pool())
+        return CppyyStored(weights, table, self._require_pool(), lambda: self._casts)

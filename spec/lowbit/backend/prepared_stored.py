@@ -14,15 +14,18 @@ import numpy as np
 
 from lowbit.arrays import Activations, Array
 from lowbit.backend.prepared import placed
-from lowbit.contract.checks import check_array, check_choice, check_dtype
+from lowbit.contract.checks import check_array, check_choice, check_dtype, check_finite
 from lowbit.contract.operation import Parameters
 from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.numbers.floats import FLOATS
-from lowbit.tensor_formats.stored import RESULTS, Result, Stored
+from lowbit.tensor_formats.stored import FORMATS, RESULTS, Result, Stored, quantized
 from lowbit.text import kind_of
 
 NAMES: Mapping[np.dtype[Any], Result] = MappingProxyType({FLOATS[name].dtype: name for name in RESULTS})
 """The types of activations by their dtypes; numpy takes microseconds to name a dtype."""
+
+CASTS = tuple(name for name, each in FORMATS.items() if each.encode and not each.options)
+"""The formats that activations may be cast to."""
 
 
 class PreparedStored:
@@ -109,6 +112,30 @@ class PreparedStored:
         self._gemm_cast(x, out)
         return out
 
+    def cast_and_multiply(self, x: Activations, activations: str, result: Result = "float32") -> Array:
+        """``Y = X W`` for activations that are cast first: operations `formats.quantize` and `linear.gemm_cast` in one.
+
+        A backend makes one of the choices of the cast that its `formats.quantize` may make.
+
+        Args:
+            x: float32, float16 or bfloat16, T × K, finite.
+            activations: the format of the cast, one without options.
+            result: the type of the result.
+
+        Returns:
+            T × N numbers of that type.
+
+        Raises:
+            ArgumentError: wrong dtype, shape or layout; numbers that the format has no cast for; an unknown result.
+            NotDeclaredError: the backend does not declare `linear.gemm_cast`, or not for these formats.
+        """
+        self._checked(x, (None, self.rows), result)
+        check_choice("activations", activations, CASTS)
+        self._check_declared("linear.gemm_cast", activations, result, len(x))
+        out = self._out((len(x), self.columns), result)
+        self._cast_and_multiply(x, activations, out)
+        return out
+
     def _checked(self, x: Array, shape: tuple[int | None, ...], result: Result) -> Result:
         """The type of the activations, which are checked."""
         name = NAMES.get(x.dtype) if isinstance(x, np.ndarray) else None
@@ -138,3 +165,7 @@ class PreparedStored:
 
     def _gemm_cast(self, x: Stored, out: Array) -> None:
         raise NotDeclaredError(self.backend, "linear.gemm_cast")
+
+    def _cast_and_multiply(self, x: Activations, activations: str, out: Array) -> None:
+        check_finite("x", x)
+        self._gemm_cast(quantized(x, activations), out)

@@ -23,7 +23,7 @@ from lowbit.errors import NotDeclaredError
 from lowbit.model.block import Linear, plain_linear
 from lowbit.model.weights import Matrix, to_float
 from lowbit.tensor_formats.gguf_k import BLOCK
-from lowbit.tensor_formats.stored import Stored, quantized
+from lowbit.tensor_formats.stored import Stored
 
 Contract = Literal["float32", "integer"]
 CONTRACTS: tuple[Contract, ...] = ("float32", "integer")
@@ -96,15 +96,15 @@ class BackendLinears:
     def _stored(self, matrix: Stored) -> Linear:
         """The same for the bytes of a format: `linear.gemv` and `linear.gemm`, or `linear.gemm_cast`."""
         prepared = self.backend.prepare_stored(matrix)
-        integer = self.contract == "integer"
+        integer, activations = self.contract == "integer", cast_for(matrix)
         if integer:
-            self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": cast_for(matrix)})
+            self.backend.unchecked("linear.gemm_cast", {**matrix.parameters, "activations": activations})
         self._prepared += 1
         self._bytes += prepared.nbytes
 
         def linear(x: F32) -> F32:
             if integer:
-                return prepared.gemm_cast(quantized(x, cast_for(matrix)))
+                return prepared.cast_and_multiply(x, activations)
             return prepared.gemv(x[0])[np.newaxis] if len(x) == 1 else prepared.gemm(x)
 
         return linear

@@ -7,14 +7,15 @@ from functools import cache
 import numpy as np
 import pytest
 import sanitized_programs
+from stored_runs import some_stored
 
 from lowbit.arrays import Array
-from lowbit.errors import ArgumentError
+from lowbit.errors import ArgumentError, NotDeclaredError
 from lowbit.numbers.floats import FLOATS
-from lowbit.tensor_formats.stored import RESULTS, quantized
+from lowbit.tensor_formats.stored import RESULTS, Result, quantized
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.stored.casts import KINDS
-from lowbit_cppyy.stored.linear import TYPES
+from lowbit_cppyy.stored.types import TYPES
 
 COMPILER = shutil.which("g++")
 CHOICES = {
@@ -71,6 +72,30 @@ def test_numbers_without_a_cast_are_refused(backend: CppyyBackend, format: str, 
     for cast in (quantized, lambda *arguments: backend.run("formats.quantize", *arguments)):
         with pytest.raises(ArgumentError, match=r"x is a |scale.* is inf"):
             cast(x, format)
+
+
+@pytest.mark.parametrize("dtype", RESULTS)
+@pytest.mark.parametrize("format", KINDS)
+def test_a_cast_in_the_product_is_the_cast(backend: CppyyBackend, format: str, dtype: Result) -> None:
+    """One call gives the bits of two, for one row and for nine; what has no cast is refused in both."""
+    prepared = backend.prepare_stored(some_stored("q4_k", 1280))
+    for count in (1, 9):
+        x = rows(count, 1280, dtype, TINY[format])
+        apart = prepared.gemm_cast(backend.run("formats.quantize", x, format), dtype)
+        assert prepared.cast_and_multiply(x, format, dtype).tobytes() == apart.tobytes()
+        for spoilt in (np.nan, np.inf):
+            x = x.copy()
+            x[-1, 300] = spoilt
+            with pytest.raises(ArgumentError, match=rf"x\[{count - 1}, 300\] is (nan|inf); allowed: finite numbers"):
+                prepared.cast_and_multiply(x, format, dtype)
+
+
+def test_what_is_not_declared_is_not_cast(backend: CppyyBackend) -> None:
+    x = np.ones((1, 256), np.float32)
+    with pytest.raises(ArgumentError, match="activations is 'q9_0'; allowed: "):
+        backend.prepare_stored(some_stored("q4_k")).cast_and_multiply(x, "q9_0")
+    with pytest.raises(NotDeclaredError, match=r"linear\.gemm_cast for activations mxint8"):
+        backend.prepare_stored(some_stored("q4_k")).cast_and_multiply(x, "mxint8")
 
 
 # A case on standard input: which cast, type, rows, columns, bytes of x, bytes of out; then x. The answer is the status,

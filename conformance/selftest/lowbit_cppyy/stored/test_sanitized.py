@@ -12,24 +12,28 @@ from stored_runs import CASES, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
 from lowbit.numbers.floats import FLOATS
+from lowbit.runtime.linears import cast_for
 from lowbit.tensor_formats.stored import RESULTS, Result, Stored
 from lowbit_cppyy import CppyyBackend
 from lowbit_cppyy.codegen.isa import InstructionSet
 from lowbit_cppyy.codegen.lowering import prelude
 from lowbit_cppyy.recipe import Purpose
 from lowbit_cppyy.stored.activations import StoredActivations
+from lowbit_cppyy.stored.casts import KINDS
 from lowbit_cppyy.stored.formats import PARTS
 from lowbit_cppyy.stored.kernel import StoredKernel
 from lowbit_cppyy.stored.layout import layout_of
-from lowbit_cppyy.stored.linear import PANEL, TYPES, bytes_of
+from lowbit_cppyy.stored.linear import PANEL, bytes_of
 from lowbit_cppyy.stored.recipe import default_recipe
+from lowbit_cppyy.stored.types import TYPES
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="g++ is not installed")
 ROWS, COLUMNS = 256, 77
 
 # A case on standard input: which kernel, rows of x, type of x, bytes of out, type of out, rows of a scale (0 for
-# floats), blocks. Then arrays, each after its bytes: sizes, stream, starts; numbers and lists of the route; x, scales.
+# floats, and -1 and less for floats that are cast), blocks. Then arrays, each after its bytes: sizes, stream, starts;
+# numbers and lists of the route; x, scales.
 DRIVER = """
 #include <cstdio>
 std::uintptr_t address(lowbit::MicroKernel kernel) { return reinterpret_cast<std::uintptr_t>(kernel); }
@@ -62,8 +66,9 @@ int main(int, char** arguments) {
     const std::unique_ptr<std::uint8_t[]> out(new std::uint8_t[n[3]]);
     const auto bytes = x.as<std::uint8_t>();
     std::uint8_t* const y = out.get();
-    const int status = n[5] ? multiply_stored_bytes(linear, route, bytes, scales.as<float>(), n[5], y, n[4], n[1])
-                            : multiply_stored(linear, route, bytes, n[2], y, n[4], n[1]);
+    const int status = n[5] > 0   ? multiply_stored_bytes(linear, route, bytes, scales.as<float>(), n[5], y, n[4], n[1])
+                       : n[5] < 0 ? multiply_stored_cast(linear, route, -n[5] - 1, 0, bytes, n[2], y, n[4], n[1])
+                                  : multiply_stored(linear, route, bytes, n[2], y, n[4], n[1]);
     if (status != lowbit::OK) return 3;
     std::fwrite(out.get(), 1, n[3], stdout);
     destroy_stored_route(route);
@@ -87,8 +92,15 @@ def made(case: str, turn: int, table: InstructionSet) -> Made:
 
 
 def every_case(table: InstructionSet) -> list[Made]:
-    """Every format; one row and several take turns, so that no kernel is compiled twice."""
-    return [made(case, turn, table) for turn, case in enumerate(CASES)]
+    """Every format; one row and several take turns, so that no kernel is compiled twice. Integers with casts too."""
+    given = [made(case, turn, table) for turn, case in enumerate(CASES)]
+    return given + [with_floats(*each) for each in given if isinstance(each[2], Stored)]
+
+
+def with_floats(weights: Stored, purpose: Purpose, x: Array | Stored, kernel: StoredKernel) -> Made:
+    """The same kernel with numbers that are cast in the call."""
+    count = 1 if purpose.endswith("vector") else 5
+    return weights, purpose, some_activations(count, ROWS, RESULTS[len(weights.format) % 3]), kernel
 
 
 def result_of(x: Array | Stored) -> Result:
@@ -107,6 +119,7 @@ def written(number: int, given: Made, short: int = 0) -> bytes:
         rows, (values, scales, each) = x.columns, bytes_of(x)
     else:
         rows, values, x_type = len(x), x, TYPES[x.dtype]
+        each = -1 - KINDS[cast_for(weights)] if kernel.recipe.integer else 0
     size = rows * weights.columns * (4 if out_type == 0 else 2)
     head = np.array([number, rows, x_type, size, out_type, each, len(layout.firsts) - 1], np.int64)
     firsts = np.array(layout.firsts, np.int64)
@@ -125,7 +138,7 @@ def driver(isa: str) -> Path:
     kernels = dict.fromkeys(kernel.name for *_, kernel in every_case(table))
     sources = {kernel.name: kernel.source for *_, kernel in every_case(table)}
     addresses = ",\n".join(f"address(lowbit::{isa}::{name})" for name in kernels)
-    source = '#include "stored.h"\n' + prelude(table) + "".join(sources[name] for name in kernels)
+    source = '#include "casts.h"\n' + prelude(table) + "".join(sources[name] for name in kernels)
     assert COMPILER is not None
     options = ["--param", "asan-instrumentation-with-call-threshold=0"]
     return sanitized_programs.compiled(source + DRIVER.replace("KERNELS", addresses), COMPILER, options)
@@ -148,6 +161,8 @@ def test_every_access_is_inside_its_array(table: InstructionSet) -> None:
             prepared, result = backend.prepare_stored(weights), result_of(x)
             if isinstance(x, Stored):
                 answer = prepared.gemm_cast(x, result)
+            elif purpose.startswith("integer"):
+                answer = prepared.cast_and_multiply(x, cast_for(weights), result)
             elif purpose == "vector":
                 answer = prepared.gemv(x[0], result)
             else:
