@@ -144,9 +144,9 @@ class Pool {
 
  private:
   // The time that a worker spins for the next call before it sleeps: a little more than Python takes from one call to
-  // the next (5 to 7 µs; nine in ten less than 9). Waking a sleeping worker costs the caller 5 to 15 µs, and the worker
-  // starts after 20 to 45 µs (virtual machine, 2 processors).
-  static constexpr std::chrono::microseconds worker_patience{10};
+  // the next, with the checks of a stored product (5 to 15 µs). Waking a sleeping worker costs the caller 5 to 15 µs, and
+  // the worker starts after 20 to 45 µs (virtual machine, 2 processors).
+  static constexpr std::chrono::microseconds worker_patience{25};
   // The time that the caller, with its own chunks done, spins for workers that still compute one: about the cost of
   // sleeping and being woken, so that it loses at most as much again.
   static constexpr std::chrono::microseconds caller_patience{20};

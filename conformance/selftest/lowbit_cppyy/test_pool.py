@@ -24,7 +24,7 @@ NO_FUTEX = "-DLOWBIT_NO_FUTEX"
 CHANGES = {
     "leaves silently": ("fetch_sub(1, std::memory_order_acq_rel)", "fetch_sub(1, std::memory_order_relaxed)"),
     "leaves shares undone": ("} while (take_over(thread));", "} while (false);"),
-    "watches for 300 µs": ("worker_patience{10}", "worker_patience{300}"),
+    "watches for 300 µs": ("worker_patience{25}", "worker_patience{300}"),
 }
 Program = Callable[..., Callable[[], subprocess.CompletedProcess[str]]]
 
