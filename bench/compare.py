@@ -5,7 +5,8 @@
     python bench/compare.py --peers --problem 4096x11008 --peer ggml --threads 2 --batch 1
 
 Writes peers.json, peers-roofline.svg and peers-error.svg into bench/results after every contest, so that an interrupt
-keeps what is finished; ``--keep`` copies them into docs/data, where the page of the docs shows them.
+keeps what is finished; ``--keep`` copies them into docs/data, where the page of the docs shows them (``stored.json``
+for a run of stored matrices alone).
 """
 
 import argparse
@@ -35,6 +36,7 @@ from lowbit.system.storage import write_whole
 HERE = Path(__file__).parent
 RESULTS, KEPT = HERE / "results", HERE.parent / "docs/data"
 FILES = ("peers.json", "peers-roofline.svg", "peers-error.svg")
+STORED = "stored.json"
 PAIRS = 30
 SILENCE = 300  # seconds without a word after which a process is taken to hang
 LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -242,14 +244,19 @@ def main() -> None:
 
 
 def keep(console: Console) -> None:
-    """Copy the results to where the docs show them; the single rounds stay behind."""
+    """Copy the results to where the docs show them; the single rounds stay behind.
+
+    A run of stored matrices alone has a file of its own, without pictures: the others are not measured again for it.
+    """
     report = json.loads((RESULTS / FILES[0]).read_text())
     for problem in report["problems"]:
         for row in problem["contestants"]:
             del row["ms_of_rounds"]
-    write_whole(KEPT / FILES[0], (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
-    for name in FILES[1:]:
-        write_whole(KEPT / name, (RESULTS / name).read_bytes())
+    stored = all(problem["family"].startswith("stored") for problem in report["problems"])
+    name, pictures = (STORED, ()) if stored else (FILES[0], FILES[1:])
+    write_whole(KEPT / name, (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    for picture in pictures:
+        write_whole(KEPT / picture, (RESULTS / picture).read_bytes())
     console.print(f"kept in {KEPT}")
 
 

@@ -20,7 +20,7 @@ WIDTHS = [34, 12, 10, 10, 12, 12, 10]
 
 
 class Benchmarks(SphinxDirective):
-    """``.. benchmarks:: peers`` or ``decode``: machine and versions, pictures, and a table for each problem."""
+    """``.. benchmarks:: peers``, ``stored`` or ``decode``: machine and versions, pictures, a table for each problem."""
 
     required_arguments = 1
 
@@ -29,7 +29,8 @@ class Benchmarks(SphinxDirective):
         relative, file = self.env.relfn2path(f"data/{kind}.json")
         self.env.note_dependency(relative)
         if not Path(file).is_file():
-            return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{kind} --keep.")]
+            wanted = "peers --problem stored" if kind == "stored" else kind
+            return [nodes.paragraph(text=f"No measurement is kept: run nox -s bench -- --{wanted} --keep.")]
         report = json.loads(Path(file).read_text("utf-8"))
         shown = [about(report), *folded("Versions and builds of the projects", projects(report))]
         return shown + (self.decode(report) if kind == "decode" else self.peers(report))
