@@ -50,6 +50,7 @@ def test_backends_are_timed_side_by_side(tmp_path: Path) -> None:
     assert "linear.qgemm" in (tmp_path / "bench.html").read_text()
 
 
+@pytest.mark.whole
 def test_a_stored_format_and_a_function_are_timed_with_their_verdicts() -> None:
     """The suite is asked for the same operation of each; a wrong function is timed, and the row says that it failed."""
     given = ("--op", "linear.gemv", "--format", "q8_0", "--shape", "64x32", "--rounds", "2", "--threads", "1")

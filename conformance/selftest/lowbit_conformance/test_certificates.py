@@ -60,6 +60,7 @@ def test_a_claim_that_holds_is_certified(here: Path) -> None:
     ]
 
 
+@pytest.mark.whole
 def test_a_claim_that_does_not_hold_fails_the_run(here: Path) -> None:
     """All that is declared passes, and yet the run fails, since less is declared than is claimed."""
     status, report = run(write(here, "Partly", limits='{"bits": (2, 4, 8)}'))
@@ -78,6 +79,7 @@ def test_a_part_of_the_suite_judges_no_claim(here: Path) -> None:
         assert (status, report["verdict"], report["certificates"]) == (0, "passed", [])
 
 
+@pytest.mark.whole
 def test_a_profile_is_certified_for_who_does_not_claim_it(here: Path) -> None:
     """`--profile` runs that profile's cases only and certifies it, with as many seeds as that takes."""
     name = write(here, "Shy")

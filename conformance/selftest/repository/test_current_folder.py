@@ -14,6 +14,7 @@ import pytest
 from building import EXAMPLES, compiler
 from cuda_tools import needs, no_nvrtc
 from paths import ROOT, SUPPORT
+from sampling import thinned
 
 from lowbit.formats import fetch as data
 from lowbit_cuda.cuda.compiler import CompileError, compile_source
@@ -91,7 +92,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("words", thinned(COMMANDS, 3))
 def test_no_command_runs_anything_of_it(planted: Planted, words: str) -> None:
     """Each of them gets as far as it does elsewhere."""
     done = planted.runs(LOWBIT, *words.split())

@@ -11,7 +11,7 @@ D, CODES, SUMS = slice(0, 4), slice(4, 260), slice(260, 292)
 
 def block(scale: float = 0.0, code: int = 0, sums: int = 0) -> Stored:
     octets = np.zeros((1, 292), np.uint8)
-    octets[0, D] = np.float32([scale]).view(np.uint8)
+    octets[0, D] = np.array([scale], np.float32).view(np.uint8)
     octets[0, CODES] = code
     octets[0, SUMS] = np.full(16, sums, "<i2").view(np.uint8)
     return stored("q8_k", 256, 1, {"blocks": octets})

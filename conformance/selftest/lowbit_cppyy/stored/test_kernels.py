@@ -7,6 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from kernel_runs import HERE, assert_same_bits
+from sampling import thinned
 from stored_runs import CASES, CASTS, interpreted, some_activations, some_cast, some_stored
 
 from lowbit.arrays import Array
@@ -36,7 +37,7 @@ def purposes(cast: bool) -> tuple[Purpose, Purpose]:
     return ("integer vector", "integer rows") if cast else ("vector", "rows")
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", thinned(CASES, 2))
 def test_compiled_kernels_are_their_programs(case: str) -> None:
     """One row and four, interpreted on numpy and compiled, the same bits; instruction sets take turns."""
     name, cast = case.split()[0], case.endswith("cast")
