@@ -42,7 +42,7 @@ def test_a_reply_that_is_none_is_a_crash(arena: Arena, monkeypatch: pytest.Monke
 def test_a_host_that_ends_by_a_real_time_signal(arena: Arena) -> None:
     """Such a signal has no name."""
     host = HostProcess(arena)
-    os.kill(host._process.pid, 40)
+    os.kill(host._inside, 40)  # not the process that waits for it, after whose end it may answer for a while
     os.waitid(os.P_PID, host._process.pid, os.WEXITED | os.WNOWAIT)  # it may answer until the signal has arrived
     with pytest.raises(HostEndedError, match=r"CRASHED\(SIG40\)"):
         host.ask({"do": "capabilities"}, 5.0)
