@@ -9,6 +9,7 @@ import os
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from atlas.entry import Entry, Project, library
 from lowbit.arrays import U8
@@ -17,32 +18,23 @@ os.environ |= {"DEV": "CPU:LLVM", "PARALLEL": "0"}
 tinygrad = library("tinygrad")
 gguf = library("tinygrad.llm.gguf")
 
-TYPES = {
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "q4_k": 12,
-    "q5_k": 13,
-    "q6_k": 14,
-    "iq3_xxs": 18,
-    "iq3_s": 21,
-    "iq2_s": 22,
-    "iq4_xs": 23,
-    "gguf-mxfp4": 39,
-    "q1_0": 41,
-}
-"""Those that its docstring names, by their numbers in GGUF files."""
+EARLY = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
+LATE = ("iq3_xxs", "iq3_s", "iq2_s", "iq4_xs", "gguf-mxfp4", "q1_0")
+"""The types that its docstring names: ggml's early ones, and later ones."""
+
+
+def number_of(format: str) -> int:
+    """The number of a type in GGUF files."""
+    return GGMLQuantizationType[format.removeprefix("gguf-").upper()].value
 
 
 def dequantize(weights: Any, blocks: U8, rows: int, columns: int) -> Any:
     octets = tinygrad.Tensor(blocks.reshape(-1).copy(), device="CPU")
-    numbers = gguf.ggml_data_to_tensor(octets, rows * columns, TYPES[weights.format]).reshape(columns, rows)
+    numbers = gguf.ggml_data_to_tensor(octets, rows * columns, number_of(weights.format)).reshape(columns, rows)
     return np.ascontiguousarray(numbers.cast("float32").numpy().T)
 
 
-LIMITS = {"format": tuple(TYPES), "result": "float32"}
+LIMITS = {"format": (*EARLY, *LATE), "result": "float32"}
 
 PROJECT = Project(
     "tinygrad",

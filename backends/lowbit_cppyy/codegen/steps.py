@@ -71,9 +71,9 @@ class Streamed(Protocol):
 def prefetched(recipe: Streamed, steps: Iterable[Step], first: int, elements: int) -> Iterator[Step]:
     """Steps, and between them prefetches of the lines that lie a fixed distance behind the elements that they read.
 
-    The processor's own prefetcher stops at a page. It takes whole rows of the panel, also where the tile is narrower,
-    because the tiles beside it are next. With one row of x each word is used once and should not evict the activations
-    from the caches. With several rows a panel is read once for each few of them.
+    They are needed because the processor's own prefetcher stops at a page. Whole rows of the panel are prefetched, also
+    where the tile is narrower, because the tiles beside it are next. With one row of x each word is used once, and
+    should not evict the activations from the caches. With several rows a panel is read once for each few of them.
 
     The prefetches are spread evenly. Side by side they would fill the buffers of the lines that are on their way, and
     the loads behind them would wait.

@@ -39,16 +39,14 @@ inline std::int32_t round_products(const float* x, std::int64_t n, float factor,
   return sum;
 }
 
-inline bool infinite(float x) { return (to_bits(x) & 0x7FFFFFFFu) >= 0x7F800000u; }
+inline bool infinite(float x) { return (to_bits(x) & 0x7FFFFFFFu) >= 0x7F800000u; }  // or NaN
 inline bool infinite_half(std::uint16_t h) { return (h & 0x7C00u) == 0x7C00u; }
-
-inline bool infinite_bits(std::uint32_t bits) { return bits >= 0x7F800000u; }  // of a magnitude; NaN too
 
 // One block of Q8_0 or Q8_1: float16 d, for Q8_1 float16 s = d * sum of the codes, codes.
 inline int cast_eight(const float* x, bool with_sum, std::uint8_t* out) {
-  const std::uint32_t most = largest_bits(x, 32);
-  if (infinite_bits(most)) return NOT_FINITE;
-  const float d = from_bits(most) / 127.0f, factor = d == 0 ? 0.0f : 1 / d;
+  const float most = from_bits(largest_bits(x, 32));
+  if (infinite(most)) return NOT_FINITE;
+  const float d = most / 127.0f, factor = d == 0 ? 0.0f : 1 / d;
   if (infinite(factor)) return TOO_SMALL;
   std::int8_t codes[32];
   const std::int32_t sum = round_products(x, 32, factor, 127, codes);
@@ -62,7 +60,7 @@ inline int cast_eight(const float* x, bool with_sum, std::uint8_t* out) {
 // One block of Q8_K: float32 d, codes, the sums of 16 codes each. The first number of largest magnitude becomes -127.
 inline int cast_k(const float* x, std::uint8_t* out) {
   const std::uint32_t most = largest_bits(x, 256);
-  if (infinite_bits(most)) return NOT_FINITE;
+  if (infinite(from_bits(most))) return NOT_FINITE;
   std::int64_t first = 0;
   while ((to_bits(x[first]) & 0x7FFFFFFFu) != most) ++first;
   const float factor = most == 0 ? 0.0f : -(127.0f / x[first]);
@@ -80,9 +78,9 @@ inline int cast_k(const float* x, std::uint8_t* out) {
 
 // A row in int8: the codes, and their scale in float32.
 inline int cast_row_to_int8(const float* x, std::int64_t n, std::int8_t* codes, float* scale) {
-  const std::uint32_t most = largest_bits(x, n);
-  if (infinite_bits(most)) return NOT_FINITE;
-  const float m = from_bits(most), factor = m == 0 ? 0.0f : 127.0f / m;
+  const float m = from_bits(largest_bits(x, n));
+  if (infinite(m)) return NOT_FINITE;
+  const float factor = m == 0 ? 0.0f : 127.0f / m;
   if (infinite(factor)) return TOO_SMALL;
   round_products(x, n, factor, 127, codes);
   *scale = m / 127.0f;

@@ -294,7 +294,7 @@ def unmasked(
     Args:
         place: where they lie.
         which: of the pieces; all if None.
-        among: only integers of so many pieces.
+        among: the number of pieces of the integers that are read wrong; all integers if None.
         wide: in four bytes.
         own: the integers.
         octets: the bytes of the records.
